@@ -1,0 +1,44 @@
+"""Stretto trains deep networks on many workers, with or without backpropagation's locks.
+
+::
+
+    import stretto
+
+    stages = stretto.split(model, 4, example=x)
+    trainer = stretto.Trainer(stages, loss=cross_entropy, optimizer=make_sgd, method="overlapping", example=x)
+    for x, y in batches:
+        loss = trainer.step(x, y)
+    trainer.flush()
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from stretto.errors import ScheduleError, StrettoError, UsageError
+
+if TYPE_CHECKING:
+    from stretto.methods import Method, method
+    from stretto.splitting import split
+    from stretto.trainer import Trainer
+
+__version__ = "0.1.0"
+__all__ = ["Method", "ScheduleError", "StrettoError", "Trainer", "UsageError", "method", "split"]
+
+_HOMES = {
+    "Method": "stretto.methods",
+    "Trainer": "stretto.trainer",
+    "method": "stretto.methods",
+    "split": "stretto.splitting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: `stretto --help` must not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stretto' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

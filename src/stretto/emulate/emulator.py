@@ -1,0 +1,86 @@
+"""Every worker on one device, in one process: exact numerics, delays included."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stretto.errors import ScheduleError
+from stretto.schedule import Action, Delays, Edge, Rules, Schedule
+from stretto.schedule.check import explain
+from stretto.stage import Stage
+
+
+class Emulator:
+    """Runs what a schedule lists, as soon as what it needs is there. It holds no rule of its own.
+
+    Each worker has a queue; an action that waits for a value is woken when that value is made. Numbers depend only on
+    each stage's own order, so the order among workers is free. Every backward asserts the delay that the schedule
+    promises.
+    """
+
+    def __init__(self, schedule: Schedule, rules: Rules, stages: Sequence[Stage]) -> None:
+        self.schedule = schedule
+        self.rules = rules
+        self.stages = stages
+        self.values: dict[Edge, Any] = {}
+        self._queues: list[deque[Action]] = [deque() for _ in schedule.body]
+        self._waiting: dict[Edge, int] = {}
+        self._delays = Delays(schedule)
+        self._since = 0  # the first micro-batch after the last drain
+
+    def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
+        """Turn n: micro-batches enter, each given as what the loader makes of it, by value; run all that can run."""
+        first = n * self.schedule.per_turn
+        for microbatch, load in enumerate(loads, start=first):
+            for edge in self.rules.loads(microbatch):
+                self.values[edge] = load[edge.value]
+        self._issue(n, None)
+
+    def drain(self, n: int) -> None:
+        """Finish everything that entered before turn n. Raises ScheduleError if something cannot be finished."""
+        until = n * self.schedule.per_turn
+        for later in range(n, n + self.schedule.drain):
+            self._issue(later, until)
+        if any(self._queues):
+            raise ScheduleError(f"deadlock: {explain(self._queues, self.rules, set(self.values))}")
+        self.restart(n)
+
+    def restart(self, n: int) -> None:
+        """Turn n comes next, and nothing from before it is in flight."""
+        self._since = n * self.schedule.per_turn
+
+    def _issue(self, n: int, until: int | None) -> None:
+        ready = deque(range(len(self._queues)))
+        for worker, queue in enumerate(self._queues):
+            queue.extend(self.schedule.turn(worker, n, until, self._since))
+        while ready:
+            self._advance(ready.popleft(), ready)
+
+    def _advance(self, worker: int, ready: deque[int]) -> None:
+        queue = self._queues[worker]
+        while queue:
+            action = queue[0]
+            needs = self.rules.needs(action)
+            for edge in needs:
+                if edge not in self.values:
+                    self._waiting[edge] = worker
+                    return
+            queue.popleft()
+            self._run(action, needs)
+            for edge in self.rules.makes(action):
+                waiter = self._waiting.pop(edge, None)
+                if waiter is not None:
+                    ready.append(waiter)
+
+    def _run(self, action: Action, needs: tuple[Edge, ...]) -> None:
+        stage = self.stages[action.stage]
+        operands = {edge.value: self.values[edge] for edge in needs}
+        if action.kind in "BW":
+            seen = stage.updates - operands["graph"].updates
+            wanted = self._delays.at(action.stage, action.microbatch - self._since)
+            assert seen == wanted, f"{action}: {seen} updates since its forward, the schedule promises {wanted}"
+        made = stage.run(action.kind, action.microbatch, operands)
+        for edge in self.rules.makes(action):
+            self.values[edge] = made[edge.value]
+        for edge in self.rules.frees(action):
+            del self.values[edge]

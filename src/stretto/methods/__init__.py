@@ -1,0 +1,6 @@
+"""Methods: one file a paper, and the table of names."""
+
+from stretto.methods.method import Method
+from stretto.methods.table import METHODS, method
+
+__all__ = ["METHODS", "Method", "method"]

@@ -1,0 +1,16 @@
+"""Backpropagation: one loss at the top, whose gradient reaches every stage."""
+
+from stretto.methods.method import Method
+from stretto.schedule import Reach
+from stretto.schedule.library import local
+
+
+def backprop() -> Method:
+    """The reference that every other method is compared with."""
+    return Method(
+        name="backprop",
+        summary="one loss at the top, its gradient reaches every stage",
+        reach=lambda num_stages: Reach((*[None] * (num_stages - 1), num_stages - 1)),
+        schedule=local.one_sweep,
+        synchronous=True,
+    )

@@ -1,0 +1,78 @@
+"""Training with local updates (Laskin, Metz et al. 2020, arXiv 2012.03837): greedy, overlapping, chunked.
+
+The three differ in one thing: where heads stand and how far down each head's gradient travels. The paper's figure 2
+shows overlapping with every shared stage drawn twice; the same gradients come from one forward and a split backward.
+"""
+
+from typing import Literal
+
+from stretto.errors import UsageError
+from stretto.methods.method import Method
+from stretto.schedule import Reach
+from stretto.schedule.library import local
+
+
+def greedy(*, head: str = "auto") -> Method:
+    """Every stage has a head and is trained by it alone."""
+    return Method(
+        name="greedy",
+        summary="every stage is trained by its own head alone",
+        reach=lambda num_stages: Reach((0,) * num_stages),
+        schedule=lambda num_stages, num_workers: local.one_sweep(num_stages, num_workers, chunks=num_stages),
+        synchronous=False,
+        head=head,
+    )
+
+
+def overlapping(*, combine: Literal["sum", "mean"] = "sum", delay: int = 0, head: str = "auto") -> Method:
+    """Heads after every stage but the first; each trains its own stage and the one below.
+
+    combine: whether the two losses that train a shared stage are summed or averaged there (ours; the paper's choice
+    could not be retrieved). delay: 0 waits one hop for the gradient from above in every step; 1 uses the time for the
+    next forward, and every gradient is one update old, taken at the weights of its forward.
+    """
+    if combine not in ("sum", "mean"):
+        raise UsageError(f"overlapping(combine={combine!r}): choose 'sum' or 'mean'")
+    if delay not in (0, 1):
+        raise UsageError(f"overlapping(delay={delay!r}): choose 0 (wait one hop) or 1 (no bubble)")
+
+    def reach(num_stages: int) -> Reach:
+        return Reach((None, *[1] * (num_stages - 1)) if num_stages > 1 else (0,))
+
+    return Method(
+        name="overlapping",
+        summary="every head trains its own stage and the one below",
+        reach=reach,
+        schedule=lambda num_stages, num_workers: local.split_backward(num_stages, num_workers, delay),
+        synchronous=False,
+        weights="stash" if delay else "current",
+        combine=combine,
+        head=head,
+    )
+
+
+def chunked(*, chunks: int = 2, head: str = "auto") -> Method:
+    """Consecutive stages form chunks, cut as torch.tensor_split cuts; a head at each chunk's end trains the chunk.
+
+    chunks=2 is the paper's "two chunk greedy". Raises UsageError for more chunks than stages, once those are known;
+    a single stage is one chunk whatever was asked for, as any method with one stage is plain training.
+    """
+    if not isinstance(chunks, int) or chunks < 1:
+        raise UsageError(f"chunked(chunks={chunks!r}): a whole number of at least 1")
+
+    def reach(num_stages: int) -> Reach:
+        if chunks > num_stages > 1:
+            raise UsageError(f"chunked(chunks={chunks}) on {num_stages} stages: use at most {num_stages} chunks")
+        hops: list[int | None] = []
+        for chunk in local.assign(num_stages, min(chunks, num_stages)):
+            hops += [None] * (len(chunk) - 1) + [len(chunk) - 1]
+        return Reach(tuple(hops))
+
+    return Method(
+        name="chunked",
+        summary="a head at the end of each chunk of stages trains the chunk",
+        reach=reach,
+        schedule=lambda num_stages, num_workers: local.one_sweep(num_stages, num_workers, min(chunks, num_stages)),
+        synchronous=False,
+        head=head,
+    )

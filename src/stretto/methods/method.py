@@ -1,0 +1,42 @@
+"""What a method is: a schedule, how far gradients travel, and which weights a pass sees."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stretto.schedule import Reach, Rules, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to train, for any number of stages.
+
+    `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
+    says who does what in which order. `weights` names a policy of `stretto.weights`. `combine` says whether several
+    losses that train the same stage are summed or averaged. `head` names how auxiliary heads are built
+    (`stretto.heads`). A synchronous method finishes every minibatch before the next one enters.
+    """
+
+    name: str
+    summary: str
+    reach: Callable[[int], Reach]
+    schedule: Callable[[int, int], Schedule]
+    synchronous: bool
+    weights: Literal["current", "stash"] = "current"
+    combine: Literal["sum", "mean"] = "sum"
+    head: str = "auto"
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}({', '.join(f'{key}={value}' for key, value in self.options.items())})"
+
+    def lag(self, num_stages: int) -> int:
+        """How many minibatches `Trainer.step`'s loss is behind: no worker runs further ahead than that."""
+        return 0 if self.synchronous else 2 * num_stages
+
+    def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
+        """The schedule and its rules for so many stages; one worker a stage unless told otherwise."""
+        schedule = self.schedule(num_stages, num_stages if num_workers is None else num_workers)
+        return schedule, Rules.of(schedule, self.reach(num_stages))

@@ -1,0 +1,71 @@
+"""The table of names: from what a user writes to a method."""
+
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from stretto.errors import UsageError, nearest
+from stretto.methods.backprop import backprop
+from stretto.methods.local_updates import chunked, greedy, overlapping
+from stretto.methods.method import Method
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "backprop": backprop,
+    "greedy": greedy,
+    "overlapping": overlapping,
+    "chunked": chunked,
+}
+
+
+def method(name: str | Method, **options: Any) -> Method:
+    """The method called `name`, with its options; also written as one string, `"chunked(chunks=4)"`.
+
+    Raises UsageError for an unknown name or option (naming the nearest) and for a value out of range.
+    """
+    if isinstance(name, Method):
+        if options:
+            raise UsageError(f"{name} is a method already; its options {', '.join(options)} cannot be changed")
+        return name
+    bare, written = parse(name)
+    build = METHODS.get(bare)
+    if build is None:
+        raise UsageError(f"unknown method {bare!r}: {nearest(bare, METHODS)}")
+    chosen = {**written, **options}
+    known = inspect.signature(build).parameters
+    for key in chosen:
+        if key not in known:
+            raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")
+    return replace(build(**chosen), options=chosen)
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Split "chunked(chunks=4)" in its name and its options; a value is a Python literal, or a bare word."""
+    bare, parenthesis, rest = text.strip().partition("(")
+    if not parenthesis:
+        return bare, {}
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("options are written name=value")
+        return bare.strip(), {keyword.arg or "**": literal(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"cannot read the method {text!r}: write it as NAME or NAME(option=value, ...)") from error
+
+
+def literal(node: ast.expr) -> Any:
+    """The value of a literal; a bare word stands for itself, so that `combine=mean` needs no quotes."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def split_list(text: str) -> list[str]:
+    """Split "greedy,chunked(chunks=4, head=linear)" at the commas that stand outside parentheses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,13 @@
+"""Which worker does what, in which order. No torch in here.
+
+The idea everything else stands on: a schedule is data, and what its actions mean is said once, in `rules`.
+"""
+
+from stretto.schedule.action import KINDS, Action
+from stretto.schedule.check import check
+from stretto.schedule.delay import Delays
+from stretto.schedule.reach import Reach
+from stretto.schedule.rules import Edge, Rules
+from stretto.schedule.schedule import Schedule
+
+__all__ = ["KINDS", "Action", "Delays", "Edge", "Reach", "Rules", "Schedule", "check"]

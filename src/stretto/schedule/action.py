@@ -1,0 +1,26 @@
+"""One thing one worker does: a kind, a stage, a micro-batch."""
+
+from typing import NamedTuple
+
+KINDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "U": "update",
+}
+
+
+class Action(NamedTuple):
+    """`kind` is one of KINDS; `microbatch` is an offset inside a schedule's body and absolute once issued.
+
+    B is the whole backward in one sweep; I and W are its two halves, where a schedule keeps them apart.
+    Written as torch.distributed.pipelining writes it: stage, kind, micro-batch, "3F5".
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"

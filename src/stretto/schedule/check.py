@@ -1,0 +1,92 @@
+"""Whether a schedule is complete and cannot deadlock: with buffered sends, and with sends that wait for their receive."""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from stretto.errors import ScheduleError
+from stretto.schedule.action import Action
+from stretto.schedule.rules import Edge, Rules
+from stretto.schedule.schedule import Schedule
+
+SENDS = ("buffered", "rendezvous")
+
+
+def check(schedule: Schedule, rules: Rules, turns: int | None = None) -> None:
+    """Raise ScheduleError, naming the first offending action, unless `schedule` is complete and free of deadlock.
+
+    The schedule is unrolled for `turns` turns (default: enough for fill, steady state and drain). Complete: every
+    stage runs every micro-batch forward once, backward once (B, or I and W where the rules split it), and every
+    update once. Free of deadlock: it runs to its end under both kinds of sends.
+
+    *buffered*: a value is there once it is made. *rendezvous*: the values from one worker to another travel through
+    one channel in the order they are made, and one leaves the channel only when the receiver reaches an action that
+    needs it; the sender computes on meanwhile. (NCCL's and gloo's point-to-point operations behave so.)
+    """
+    turns = 2 * schedule.drain + 3 if turns is None else turns
+    complete(schedule, rules, turns)
+    for sends in SENDS:
+        run_dry(schedule, rules, turns, sends)
+
+
+def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
+    """Raise ScheduleError unless every action of every micro-batch is there, once."""
+    if schedule.num_stages != rules.num_stages:
+        raise ScheduleError(f"the schedule drives {schedule.num_stages} stages, the rules know {rules.num_stages}")
+    found = Counter(action for worker in range(schedule.num_workers) for action in schedule.unroll(worker, turns))
+    for microbatch in range(turns * schedule.per_turn):
+        for stage in range(schedule.num_stages):
+            wanted = "FIW" if stage in rules.split else "FB"
+            if (microbatch + 1) % rules.per_update == 0:
+                wanted += "U"
+            for kind in wanted:
+                action = Action(kind, stage, microbatch)
+                if found.pop(action, 0) != 1:
+                    raise ScheduleError(f"{action} is missing from worker {schedule.worker_of[stage]}")
+    for action in found:
+        raise ScheduleError(f"{action} has no place in this schedule (worker {schedule.worker_of[action.stage]})")
+
+
+def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
+    """Run a schedule without tensors; raise ScheduleError at a deadlock, with who waits for what."""
+    if sends not in SENDS:
+        raise ScheduleError(f"sends={sends!r}: choose from {', '.join(SENDS)}")
+    queues = [deque(schedule.unroll(worker, turns)) for worker in range(schedule.num_workers)]
+    there = {edge for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
+    channels: dict[tuple[int, int], deque[Edge]] = {}
+
+    def receive(worker: int, wanted: Iterable[Edge]) -> None:
+        for edge in wanted:
+            channel = channels.get((schedule.worker_of.get(edge.source.stage, worker), worker))
+            if edge not in there and channel and channel[0] == edge:
+                there.add(channel.popleft())
+
+    progress = True
+    while progress:
+        progress = False
+        for worker, queue in enumerate(queues):
+            while queue:
+                needs = rules.needs(queue[0])
+                receive(worker, needs)
+                if not there.issuperset(needs):
+                    break
+                action = queue.popleft()
+                there.difference_update(rules.frees(action))
+                progress = True
+                for edge in rules.makes(action):
+                    peer = schedule.worker_of.get(edge.stage, worker)
+                    if peer == worker or sends == "buffered":
+                        there.add(edge)
+                    else:
+                        channels.setdefault((worker, peer), deque()).append(edge)
+    if any(queues):
+        raise ScheduleError(f"deadlock with {sends} sends: {explain(queues, rules, there)}")
+
+
+def explain(queues: Iterable[deque[Action]], rules: Rules, there: set[Edge]) -> str:
+    """Who waits for what, one clause a blocked worker: "worker 1 waits for 0F3's activation before 1F3"."""
+    clauses = []
+    for worker, queue in enumerate(queues):
+        if queue:
+            missing = next(edge for edge in rules.needs(queue[0]) if edge not in there)
+            clauses.append(f"worker {worker} waits for {missing.source}'s {missing.value} before {queue[0]}")
+    return "; ".join(clauses)

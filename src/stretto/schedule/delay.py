@@ -1,0 +1,61 @@
+"""Delays, read off a schedule: never derived from a stage's index."""
+
+from stretto.errors import ScheduleError
+from stretto.schedule.schedule import Schedule
+
+BACKWARD = "BW"  # the kinds that use a forward's weights again for the weight gradient
+
+
+class Delays:
+    """How many updates of a stage lie between a micro-batch's forward and its backward.
+
+    In the fill and drain of a pipeline a micro-batch may see fewer updates than in the steady state: `at` is exact,
+    `steady` is the value every micro-batch has once the pipeline is full.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self._steady = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))
+        self._full = tuple(self._reach_back(stage) for stage in range(schedule.num_stages))
+        self._known: dict[tuple[int, int], int] = {}
+
+    @property
+    def steady(self) -> tuple[int, ...]:
+        """The steady-state delay of every stage, in updates. Where micro-batches differ, the largest."""
+        return self._steady
+
+    def at(self, stage: int, microbatch: int) -> int:
+        """The delay of one micro-batch while training goes on; fewer near the start, where updates are missing."""
+        if microbatch > self._full[stage]:
+            microbatch = self._full[stage] + microbatch % self.schedule.per_turn
+        known = self._known.get((stage, microbatch))
+        if known is None:
+            known = self._known[stage, microbatch] = self._between(stage, microbatch)
+        return known
+
+    def _of_stage(self, stage: int) -> int:
+        start = self._reach_back(stage)
+        return max(self._between(stage, start + m) for m in range(self.schedule.per_turn))
+
+    def _reach_back(self, stage: int) -> int:
+        # From this micro-batch on every update between its forward and its backward has happened.
+        turns = 1 + max(-(a.microbatch // self.schedule.per_turn) for a in self.schedule.of_stage(stage))
+        return turns * self.schedule.per_turn
+
+    def _between(self, stage: int, microbatch: int) -> int:
+        order = self.schedule.of_stage(stage)
+        start = self._when(stage, "F", microbatch)
+        end = self._when(stage, BACKWARD, microbatch)
+        updates = 0
+        for n in range(start[0], end[0] + 1):
+            for position, action in enumerate(order):
+                if action.kind == "U" and start < (n, position) < end:
+                    updates += n * self.schedule.per_turn + action.microbatch >= 0
+        return updates
+
+    def _when(self, stage: int, kinds: str, microbatch: int) -> tuple[int, int]:
+        for position, action in enumerate(self.schedule.of_stage(stage)):
+            turns, rest = divmod(microbatch - action.microbatch, self.schedule.per_turn)
+            if action.kind in kinds and rest == 0:
+                return turns, position
+        raise ScheduleError(f"stage {stage}: no {' or '.join(kinds)} for micro-batch {microbatch} in the schedule")

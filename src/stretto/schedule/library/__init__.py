@@ -1,0 +1,1 @@
+"""Published schedules, one file a family, each beginning with its picture."""

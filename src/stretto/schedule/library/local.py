@@ -1,0 +1,71 @@
+"""Backprop and the local methods: one list for those whose backward is one sweep, one for overlapping.
+
+Time runs to the right, four stages, one worker each, unit costs (F = I = W = 1, B = 2):
+
+    backprop            greedy (steady state)      chunked, 2 chunks
+    3 ...FBBU......     3 ...FBBFBBFBB             3 ...FBB...FBB
+    2 ..F...BBU....     2 ..FBBFBBFBBF             2 ..F...BBF...
+    1 .F......BBU..     1 .FBBFBBFBBFB             1 .FBB..FBB...
+    0 F.........BBU     0 FBBFBBFBBFBB             0 F..BBF...BB.
+
+    overlapping, delay 0    overlapping, delay 1
+    2 ..FIW.FIW.FIW         2 ..FIFIWFIWFIW
+    1 .FI.WFI.WFI.W         1 .FIFIWFIWFIWF
+    0 F...WF...WF..         0 FIFIWFIWFIWFI
+"""
+
+import itertools
+from collections.abc import Iterator
+
+from stretto.errors import ScheduleError
+from stretto.schedule.action import Action
+from stretto.schedule.schedule import Schedule
+
+
+def assign(num_stages: int, num_workers: int) -> list[range]:
+    """The stages of each worker, cut as torch.tensor_split cuts: the first workers hold one more where it is uneven."""
+    if not 1 <= num_workers <= num_stages:
+        raise ScheduleError(
+            f"{num_workers} workers for {num_stages} stages: between 1 and {num_stages} workers can work"
+        )
+    size, longer = divmod(num_stages, num_workers)
+    ends = list(itertools.accumulate((size + (worker < longer) for worker in range(num_workers)), initial=0))
+    return [range(start, end) for start, end in itertools.pairwise(ends)]
+
+
+def one_sweep(num_stages: int, num_workers: int, chunks: int = 1) -> Schedule:
+    """Every backward is one sweep. One chunk is backprop, as many chunks as stages is greedy.
+
+    Where a worker holds stages of several chunks it runs all forwards first: the chunk that goes on at the next
+    worker gets its gradient back while the others run their backward.
+    """
+    cut = assign(num_stages, chunks)
+
+    def body(stages: range) -> Iterator[Action]:
+        for stage in stages:
+            yield Action("F", stage, 0)
+        for chunk in cut:
+            for stage in reversed(range(max(chunk.start, stages.start), min(chunk.stop, stages.stop))):
+                yield Action("B", stage, 0)
+                yield Action("U", stage, 0)
+
+    return Schedule(tuple(tuple(body(stages)) for stages in assign(num_stages, num_workers)))
+
+
+def split_backward(num_stages: int, num_workers: int, delay: int = 0) -> Schedule:
+    """Overlapping local updates: the input gradient first, the weight gradient once the stage above has sent its own.
+
+    delay=0: F(n) I(n) W(n) U(n), a stage waits one hop for the gradient from above. delay=1: F(n) I(n) W(n-1) U(n-1),
+    which fills the wait, and every gradient is one update old. A single stage has nothing to wait for: delay 0.
+    """
+    delay = delay if num_stages > 1 else 0
+
+    def body(stages: range) -> Iterator[Action]:
+        for stage in stages:
+            yield Action("F", stage, 0)
+            yield Action("I", stage, 0)
+        for stage in stages:
+            yield Action("W", stage, -delay)
+            yield Action("U", stage, -delay)
+
+    return Schedule(tuple(tuple(body(stages)) for stages in assign(num_stages, num_workers)))

@@ -1,0 +1,82 @@
+"""Where heads stand and how far down each head's gradient travels: what tells backprop and the local methods apart."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from stretto.errors import ScheduleError
+
+
+@dataclass(frozen=True)
+class Reach:
+    """`hops[s]` is None where stage s has no head, else how many stages below s its head's gradient reaches.
+
+    ::
+
+        backprop, 4 stages     (None, None, None, 3)     one head, its gradient reaches every stage
+        greedy                 (0, 0, 0, 0)              every head trains its own stage
+        overlapping            (None, 1, 1, 1)           every head trains its own stage and the one below
+        chunked, 2 chunks      (None, 1, None, 1)        every head trains its own chunk
+
+    (Laskin, Metz et al. 2020, figure 2.) A gradient that ends at stage e carries the label e, its *stop*: gradients
+    of several heads that end at the same stage travel as one tensor, those that end at different stages cannot.
+    """
+
+    hops: tuple[int | None, ...]
+
+    def __post_init__(self) -> None:
+        if not self.hops or self.hops[-1] is None:
+            raise ScheduleError(f"reach {self.hops}: the last stage must have a head, it is the model's output")
+        for stage, hops in enumerate(self.hops):
+            if hops is not None and not 0 <= hops <= stage:
+                raise ScheduleError(f"reach {self.hops}: the head of stage {stage} reaches {hops} stages down; "
+                                    f"between 0 and {stage} exist")  # fmt: skip
+            if not self.losses(stage):
+                raise ScheduleError(f"reach {self.hops}: no head's gradient reaches stage {stage}, it would not train")
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self.hops)
+
+    @cached_property
+    def heads(self) -> tuple[int, ...]:
+        """The stages that have a head, the last one (the model's own output) included."""
+        return tuple(stage for stage, hops in enumerate(self.hops) if hops is not None)
+
+    def _stops(self) -> Iterator[tuple[int, int]]:
+        for stage, hops in enumerate(self.hops):
+            if hops is not None:
+                yield stage, stage - hops
+
+    def stop(self, stage: int) -> int | None:
+        """The lowest stage that the head of `stage` trains; None without a head."""
+        hops = self.hops[stage]
+        return None if hops is None else stage - hops
+
+    def losses(self, stage: int) -> tuple[int, ...]:
+        """The stages whose heads train `stage`."""
+        return tuple(head for head, stop in self._stops() if stop <= stage <= head)
+
+    def carried(self, stage: int) -> tuple[int, ...]:
+        """The stops of the gradients that `stage` sends to the stage below it, ascending; one tensor each."""
+        return tuple(sorted({stop for head, stop in self._stops() if stop < stage <= head}))
+
+    def arriving(self, stage: int) -> tuple[int, ...]:
+        """The stops of the gradients that `stage` receives from the stage above it."""
+        return self.carried(stage + 1) if stage + 1 < self.num_stages else ()
+
+    def passing(self, stage: int) -> tuple[int, ...]:
+        """The stops of those arriving gradients that go on to the stage below."""
+        return tuple(stop for stop in self.arriving(stage) if stop < stage)
+
+    def one_sweep(self, stage: int) -> bool:
+        """Whether one backward sweep gives both the weight gradient and all that goes down.
+
+        So it is when nothing goes down, or when all that trains this stage goes down together. Overlapping's
+        stages send less than they use: their backward needs two sweeps, I and W.
+        """
+        carried = self.carried(stage)
+        own = self.stop(stage)
+        present = set(self.arriving(stage)) | (set() if own is None else {own})
+        return not carried or (len(carried) == 1 and present == set(carried))

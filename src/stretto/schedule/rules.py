@@ -1,0 +1,121 @@
+"""What an action waits for, makes and frees: the one meaning of a schedule, for every interpreter."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stretto.errors import ScheduleError
+from stretto.schedule.action import Action
+from stretto.schedule.reach import Reach
+from stretto.schedule.schedule import Schedule
+
+
+class Edge(NamedTuple):
+    """One value on its way: what it is, which action made it, which stage uses it.
+
+    ========================  ==================================================================================
+    activation                a stage's output, for the stage above; what the loader (stage -1) gives to stage 0
+    target                    what the loader gives to every stage with a head
+    graph                     what a forward keeps for its backward
+    gradient                  what a backward sends to the stage below: one gradient for each stop it carries
+    cotangent                 what I keeps for W
+    weight-gradient           what U consumes
+    loss                      the output head's loss, for whoever called (stage S)
+    ========================  ==================================================================================
+    """
+
+    value: str
+    source: Action
+    stage: int
+
+
+def loaded(microbatch: int) -> Action:
+    """The loader's action that brings in a micro-batch: the loader is stage -1."""
+    return Action("F", -1, microbatch)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The meaning of actions, from topology given as data. No interpreter holds a rule of its own.
+
+    `split` are the stages whose backward is I and W instead of B; `per_update` is how many micro-batches an update
+    consumes.
+    """
+
+    reach: Reach
+    split: frozenset[int] = frozenset()
+    per_update: int = 1
+
+    @classmethod
+    def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None) -> "Rules":
+        """The rules of a schedule: which stages split their backward stands in its body."""
+        split = frozenset(action.stage for actions in schedule.body for action in actions if action.kind == "I")
+        return cls(reach, split, schedule.per_turn if per_update is None else per_update)
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return self.reach.num_stages
+
+    def needs(self, action: Action) -> tuple[Edge, ...]:
+        """What must be there before `action` can run."""
+        kind, stage, microbatch = action
+        forward = Action("F", stage, microbatch)
+        if kind == "F":
+            activation = Edge("activation", Action("F", stage - 1, microbatch), stage)
+            if self.reach.hops[stage] is None:
+                return (activation,)
+            return (activation, Edge("target", loaded(microbatch), stage))
+        if kind == "B":
+            return (Edge("graph", forward, stage), *self._arriving(stage, microbatch))
+        if kind == "I":
+            passing = self._arriving(stage, microbatch) if self.reach.passing(stage) else ()
+            return (Edge("graph", forward, stage), *passing)
+        if kind == "W":
+            cotangent = Edge("cotangent", Action("I", stage, microbatch), stage)
+            return (Edge("graph", forward, stage), cotangent, *self._arriving(stage, microbatch))
+        if kind == "U":
+            first = microbatch - self.per_update + 1
+            return tuple(self._weight_gradient(stage, m) for m in range(first, microbatch + 1))
+        raise ScheduleError(f"{action}: no rule for kind {kind!r}")
+
+    def makes(self, action: Action) -> tuple[Edge, ...]:
+        """What is there once `action` has run."""
+        kind, stage, microbatch = action
+        if kind == "F":
+            graph = Edge("graph", action, stage)
+            if stage + 1 < self.num_stages:
+                return (Edge("activation", action, stage + 1), graph)
+            return (graph, Edge("loss", action, stage + 1))
+        if kind == "U":
+            return ()
+        made: list[Edge] = []
+        if kind in "BI" and self.reach.carried(stage):
+            made.append(Edge("gradient", action, stage - 1))
+        if kind == "I":
+            made.append(Edge("cotangent", action, stage))
+        if kind in "BW":
+            made.append(Edge("weight-gradient", action, stage))
+        return tuple(made)
+
+    def frees(self, action: Action) -> tuple[Edge, ...]:
+        """What nobody needs any more once `action` has run. I keeps everything for its W."""
+        return () if action.kind == "I" else self.needs(action)
+
+    def loads(self, microbatch: int) -> tuple[Edge, ...]:
+        """What the loader makes when a micro-batch enters."""
+        source = loaded(microbatch)
+        return (Edge("activation", source, 0), *(Edge("target", source, stage) for stage in self.reach.heads))
+
+    def loss(self, microbatch: int) -> Edge:
+        """The output head's loss of a micro-batch."""
+        return Edge("loss", Action("F", self.num_stages - 1, microbatch), self.num_stages)
+
+    def _arriving(self, stage: int, microbatch: int) -> tuple[Edge, ...]:
+        if not self.reach.arriving(stage):
+            return ()
+        kind = "I" if stage + 1 in self.split else "B"
+        return (Edge("gradient", Action(kind, stage + 1, microbatch), stage),)
+
+    def _weight_gradient(self, stage: int, microbatch: int) -> Edge:
+        kind = "W" if stage in self.split else "B"
+        return Edge("weight-gradient", Action(kind, stage, microbatch), stage)

@@ -1,0 +1,89 @@
+"""Which worker does what, in which order: one repeating turn, as data."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from stretto.errors import ScheduleError
+from stretto.schedule.action import KINDS, Action
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One repeating *turn*: for each worker a list of actions whose micro-batch is an offset.
+
+    In turn n, `per_turn` micro-batches enter: n*per_turn and those after it. An action with offset o is issued for
+    micro-batch n*per_turn + o and skipped when that one has not entered (or never will): warm-up and drain need no
+    lists of their own. Pipelined Backpropagation is `F(0) B(-2(S-1-s)) U(-2(S-1-s))` on stage s; a synchronous
+    schedule is its whole minibatch, with offsets 0 .. per_turn-1 only.
+
+    Raises ScheduleError for an offset of the future, an unknown kind, an action listed twice, a stage on two workers
+    or a stage that is missing.
+    """
+
+    body: tuple[tuple[Action, ...], ...]
+    per_turn: int = 1
+
+    def __post_init__(self) -> None:
+        if self.per_turn < 1:
+            raise ScheduleError(f"per_turn is {self.per_turn}: at least one micro-batch must enter in a turn")
+        seen: set[Action] = set()
+        home: dict[int, int] = {}
+        for worker, actions in enumerate(self.body):
+            for action in actions:
+                if action.kind not in KINDS:
+                    raise ScheduleError(f"worker {worker}: {action} has the unknown kind {action.kind!r}; "
+                                        f"kinds are {', '.join(KINDS)}")  # fmt: skip
+                if action.microbatch >= self.per_turn:
+                    raise ScheduleError(f"worker {worker}: {action} is for a micro-batch that enters in a later turn; "
+                                        f"offsets go up to per_turn - 1 = {self.per_turn - 1}")  # fmt: skip
+                if action in seen:
+                    raise ScheduleError(f"worker {worker}: {action} stands twice in the body")
+                if home.setdefault(action.stage, worker) != worker:
+                    raise ScheduleError(
+                        f"stage {action.stage} stands on worker {home[action.stage]} and on worker {worker}"
+                    )
+                seen.add(action)
+        if sorted(home) != list(range(len(home))) or not home:
+            raise ScheduleError(f"stages must be 0, 1, 2, ... without gaps; the body has {sorted(home)}")
+
+    @cached_property
+    def worker_of(self) -> dict[int, int]:
+        """The worker each stage lives on."""
+        return {action.stage: worker for worker, actions in enumerate(self.body) for action in actions}
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages the schedule drives."""
+        return len(self.worker_of)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers it needs."""
+        return len(self.body)
+
+    @cached_property
+    def drain(self) -> int:
+        """Turns after the last minibatch until everything that entered is finished."""
+        return max(-(action.microbatch // self.per_turn) for actions in self.body for action in actions)
+
+    def turn(self, worker: int, n: int, until: int | None = None, since: int = 0) -> Iterator[Action]:
+        """The actions of `worker` in turn n, with absolute micro-batches.
+
+        `until` is the number of micro-batches that enter in all: None while training goes on, set to drain. `since`
+        is the first micro-batch that entered after the last drain; those before it are finished.
+        """
+        first = n * self.per_turn
+        for kind, stage, offset in self.body[worker]:
+            microbatch = first + offset
+            if microbatch >= since and (until is None or microbatch < until):
+                yield Action(kind, stage, microbatch)
+
+    def unroll(self, worker: int, turns: int) -> list[Action]:
+        """Everything `worker` does when `turns` turns enter and the pipeline drains."""
+        until = turns * self.per_turn
+        return [action for n in range(turns + self.drain) for action in self.turn(worker, n, until)]
+
+    def of_stage(self, stage: int) -> tuple[Action, ...]:
+        """The body of one stage, in its own order: all that its numbers depend on."""
+        return tuple(action for action in self.body[self.worker_of[stage]] if action.stage == stage)

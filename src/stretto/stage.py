@@ -1,0 +1,258 @@
+"""What each action does to the tensors of one stage: shared by every interpreter that trains."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.errors import UsageError
+from stretto.schedule import Reach
+from stretto.weights import Weights
+
+Tensors = tuple[Tensor, ...]
+Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(slots=True)
+class Target:
+    """What a head's loss compares with, and the share of the minibatch's examples that this micro-batch holds."""
+
+    value: Any
+    share: float = 1.0
+
+
+@dataclass(slots=True)
+class Graph:
+    """What one forward keeps for its backward. `updates` is how many updates the stage had made by then."""
+
+    inputs: Tensors
+    outputs: Tensors
+    loss: Tensor | None
+    version: Any
+    updates: int
+    cut: Tensors = ()  # where the head's graph is cut from the module's, if the backward has two sweeps
+    head_gradients: list[Tensor | None] = field(default_factory=list)
+
+
+class Stage:
+    """One stage's module, head, weights and optimizer, and the five things that can happen to them.
+
+    `head` is None where the stage has no head, or is the last and its module's output is the model's output.
+    `split` says that the backward comes as I and W. `mean` divides the weight gradient of the module by the number of
+    losses that train it, where they would be summed. `seed_forward` is called with a micro-batch before its forward,
+    so that what a stage draws (dropout) depends on nothing else.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        *,
+        reach: Reach,
+        weights: Weights,
+        loss: Loss,
+        head: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        split: bool = False,
+        mean: bool = False,
+        seed_forward: Callable[[int], None] | None = None,
+    ) -> None:
+        assert split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
+        assert not mean or split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I and W"
+        self.index = index
+        self.module = module
+        self.head = head
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.weights = weights
+        self.loss = loss
+        self.updates = 0
+        self._split = split
+        self._has_loss = reach.hops[index] is not None
+        self._sends = bool(reach.carried(index))
+        self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
+        self._scale = 1 / len(reach.losses(index)) if mean else 1.0
+        self._seed_forward = seed_forward
+        # For each gradient sent down: whether the own head's is part of it, and which of the arriving ones.
+        arriving = reach.arriving(index)
+        self._outgoing = [
+            (reach.stop(index) == stop, arriving.index(stop) if stop in arriving else None)
+            for stop in reach.carried(index)
+        ]
+        self._run: dict[str, Callable[[int, Mapping[str, Any]], dict[str, Any]]] = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._input_gradient,
+            "W": self._weight_gradient,
+            "U": self._update,
+        }
+
+    def run(self, kind: str, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+        """Do one action on what it needs, keyed by the values' names in `schedule.rules`; return what it makes."""
+        try:
+            return self._run[kind](microbatch, operands)
+        except Exception as error:
+            error.add_note(f"in action {self.index}{kind}{microbatch}: stage {self.index}, micro-batch {microbatch}")
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training this stage changes."""
+        parts = {name: None if part is None else part.state_dict() for name, part in self._parts()}
+        return {**parts, "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
+        """Go on from `state_dict`. Raises UsageError, naming `origin`, if it belongs to another kind of stage."""
+        for name, part in self._parts():
+            if (state[name] is None) != (part is None):
+                has, had = ("no" if part is None else "a"), ("no" if state[name] is None else "a")
+                raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
+            if part is not None:
+                try:
+                    part.load_state_dict(state[name])
+                except (RuntimeError, ValueError, KeyError) as error:
+                    raise UsageError(f"{origin} does not fit the {name} of stage {self.index}: {error}") from error
+        self.updates = state["updates"]
+
+    def _parts(self) -> tuple[tuple[str, Any], ...]:
+        return (
+            ("module", self.module),
+            ("head", self.head),
+            ("optimizer", self.optimizer),
+            ("scheduler", self.scheduler),
+        )
+
+    def _forward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+        if self._seed_forward is not None:
+            self._seed_forward(microbatch)
+        inputs = tuple(leaf(tensor, self._sends) for tensor in operands["activation"])
+        output, version = self.weights.forward(inputs)
+        outputs = output if isinstance(output, tuple) else (output,)
+        graph = Graph(inputs, outputs, None, version, self.updates)
+        made: dict[str, Any] = {"graph": graph}
+        if self._has_loss:
+            target: Target = operands["target"]
+            if self._split:
+                graph.cut = tuple(leaf(tensor, True) for tensor in outputs)
+            loss = self.loss(self._head_output(graph.cut or outputs, output), target.value)
+            graph.loss = loss if target.share == 1 else loss * target.share
+            made["loss"] = graph.loss.detach()
+        made["activation"] = tuple(tensor.detach() for tensor in outputs)
+        return made
+
+    def _head_output(self, outputs: Tensors, output: Any) -> Any:
+        if self.head is not None:
+            return self.head(*outputs)
+        return outputs if isinstance(output, tuple) else outputs[0]
+
+    def _backward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+        graph: Graph = operands["graph"]
+        roots, gradients = differentiable(graph.outputs, add(operands.get("gradient", ())))
+        if graph.loss is not None and graph.loss.requires_grad:
+            roots.append(graph.loss)
+            gradients.append(None)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        self.weights.collect(graph.version)
+        return {"gradient": (take(graph.inputs),), "weight-gradient": None}
+
+    def _input_gradient(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+        graph: Graph = operands["graph"]
+        own = self._through_head(graph)
+        arrived = operands.get("gradient", ())
+        sent = []
+        for with_own, position in self._outgoing:
+            parts = [own] if with_own else []
+            if position is not None:
+                parts.append(arrived[position])
+            roots, gradients = differentiable(graph.outputs, add(parts))
+            wanted = [tensor for tensor in graph.inputs if tensor.requires_grad]
+            if roots and wanted:
+                torch.autograd.backward(roots, gradients, retain_graph=True, inputs=wanted)
+            sent.append(take(graph.inputs))
+        return {"gradient": tuple(sent), "cotangent": own}
+
+    def _through_head(self, graph: Graph) -> Gradient | None:
+        # The head's weight gradients stay with the micro-batch until its W: another one's U may come before.
+        if graph.loss is None or not graph.loss.requires_grad:
+            return None
+        held = take(self._head_parameters)
+        wanted = [tensor for tensor in graph.cut if tensor.requires_grad]
+        torch.autograd.backward(graph.loss, inputs=[*wanted, *self._head_parameters])
+        graph.head_gradients = list(take(self._head_parameters))
+        give(self._head_parameters, held)
+        return take(graph.cut)
+
+    def _weight_gradient(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+        graph: Graph = operands["graph"]
+        own = operands["cotangent"]
+        parts = [*operands.get("gradient", ()), *([] if own is None else [own])]
+        total = add(parts)
+        if self._scale != 1:
+            total = tuple(None if gradient is None else gradient * self._scale for gradient in total)
+        roots, gradients = differentiable(graph.outputs, total)
+        leaves = self.weights.leaves(graph.version)
+        if roots and leaves:
+            torch.autograd.backward(roots, gradients, inputs=leaves)
+        self.weights.collect(graph.version)
+        give(self._head_parameters, graph.head_gradients)
+        return {"weight-gradient": None}
+
+    def _update(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+        self.updates += 1
+        if self.optimizer is not None:
+            self.weights.before_update()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.scheduler is not None:
+                self.scheduler.step()
+        return {}
+
+
+def leaf(tensor: Tensor, wants_gradient: bool) -> Tensor:
+    """A leaf with the same values, which collects a gradient if one is wanted and the numbers are not whole."""
+    tensor = tensor.detach()
+    if wants_gradient and (tensor.is_floating_point() or tensor.is_complex()):
+        tensor.requires_grad_()
+    return tensor
+
+
+def add(parts: Sequence[Gradient]) -> Gradient:
+    """The sum of gradients, tensor by tensor; None counts as zero. Never in place: a message may have other readers."""
+    if len(parts) < 2:
+        return tuple(parts[0]) if parts else ()
+    total: list[Tensor | None] = list(parts[0])
+    for part in parts[1:]:
+        for position, gradient in enumerate(part):
+            mine = total[position]
+            total[position] = gradient if mine is None else mine if gradient is None else mine + gradient
+    return tuple(total)
+
+
+def differentiable(outputs: Tensors, gradients: Gradient) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Those of the outputs that a gradient arrived for and that depend on something trainable."""
+    roots: list[Tensor] = []
+    arrived: list[Tensor | None] = []
+    for output, gradient in zip(outputs, gradients, strict=False):
+        if gradient is not None and output.requires_grad:
+            roots.append(output)
+            arrived.append(gradient)
+    return roots, arrived
+
+
+def take(tensors: Sequence[Tensor]) -> Gradient:
+    """Take the gradients away from `tensors`."""
+    gradients = tuple(tensor.grad for tensor in tensors)
+    for tensor in tensors:
+        tensor.grad = None
+    return gradients
+
+
+def give(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Add gradients to those that `tensors` have."""
+    for tensor, gradient in zip(tensors, gradients, strict=False):
+        if gradient is not None:
+            tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient

@@ -1,0 +1,346 @@
+"""The one object a user's script needs: stages, a loss, an optimizer and a method, trained step by step."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto import heads as head_kinds
+from stretto.chain import Chain
+from stretto.checkpoint import read, write
+from stretto.emulate import Emulator
+from stretto.errors import UsageError
+from stretto.evaluate import evaluate
+from stretto.methods import Method
+from stretto.methods import method as find_method
+from stretto.schedule import Reach
+from stretto.seeding import derive
+from stretto.stage import Loss, Stage, Target
+from stretto.trace import example_for_linear, trace
+from stretto.weights import WEIGHTS
+
+StageLike = nn.Module | Callable[[], nn.Module]
+Batch = Any  # a tensor, or a tuple of tensors
+
+
+class Trainer:
+    """Trains `stages`, one module after the other, with any method, on one device.
+
+    Args:
+        stages: one nn.Module per stage, in order, or a function that builds it (seeded by `seed` and the stage's
+            index alone). Modules are trained in place. A stage that returns a tuple hands its members to the next
+            stage as arguments.
+        loss: (output, target) -> mean loss over the examples of a batch; every auxiliary head uses it too.
+        optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
+            parameters have none.
+        method: a name, "chunked(chunks=4)", or what `stretto.method` returned.
+        example: one input batch. From it come the shapes that auxiliary heads need, and the check that the stages fit
+            each other. May be left out if no heads are needed, if all are given, or if every stage begins and ends
+            in a Linear.
+        heads: None to build them as the method says; or one entry a stage: a module, or None to have it built.
+            The last stage's output is the model's output: its entry is None.
+        scheduler: optimizer -> learning-rate scheduler, stepped at each update of its stage.
+        workers: how many workers the schedule is laid out for; one a stage unless said otherwise. It changes costs,
+            never numbers.
+        device: "auto" takes a CUDA device if there is one, else the CPU.
+        seed: decides the weights of auxiliary heads, of stages given as functions, and everything stages draw in
+            training (dropout). It depends on the stage and the micro-batch only; the global generator is left alone.
+
+    Raises UsageError when the parts do not fit, before anything is trained.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageLike],
+        loss: Loss,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        method: str | Method = "backprop",
+        *,
+        example: Batch | None = None,
+        heads: Sequence[nn.Module | None] | None = None,
+        scheduler: Callable[[Any], Any] | None = None,
+        workers: int | None = None,
+        device: str | torch.device = "auto",
+        seed: int = 0,
+    ) -> None:
+        refuse_processes()
+        self.method = find_method(method)
+        self.device = pick_device(device)
+        self.seed = seed
+        self.loss = loss
+        self.stages = [build_stage(stage, index, seed).to(self.device) for index, stage in enumerate(stages)]
+        check_stages(self.stages)
+        num_stages = len(self.stages)
+        if workers is not None and not 1 <= workers <= num_stages:
+            raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
+        self.schedule, self.rules = self.method.plan(num_stages, workers)
+        self.lag = self.method.lag(num_stages)
+        self.heads = self._heads(heads, example)
+        for module in (*self.stages, *self.heads):
+            if module is not None:
+                module.train()
+        self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
+        self._emulator = Emulator(self.schedule, self.rules, self._stages)
+        self._entered = 0  # minibatches
+        self._drained = True
+        self._losses: dict[int, float] = {}  # of the minibatches that `step` may still return
+        self._finished = 0  # minibatches whose loss is known
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def step(self, x: Batch, y: Any) -> float | None:
+        """One minibatch enters: x [N, ...] (or a tuple of such), y whatever the loss takes.
+
+        Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
+        the one 2S steps ago for the others, and None before that one exists.
+        """
+        loads = self._loads(x, y)
+        n = self._entered
+        with torch.enable_grad(), PreservedGenerator(self.device):
+            self._emulator.step(n, loads)
+        self._entered += 1
+        self._drained = False
+        self._collect_losses()
+        return self._losses.pop(n - self.lag, None)
+
+    def flush(self) -> list[float]:
+        """Finish what is in flight. Returns the losses of the minibatches that `step` has not returned yet, in order."""
+        if not self._drained:
+            with torch.enable_grad(), PreservedGenerator(self.device):
+                self._emulator.drain(self._entered)
+            self._drained = True
+            self._collect_losses()
+        return [self._losses[n] for n in sorted(self._losses)]
+
+    def _loads(self, x: Batch, y: Any) -> list[dict[str, Any]]:
+        inputs = tuple(tensor.to(self.device) for tensor in (x if isinstance(x, tuple) else (x,)))
+        target = y.to(self.device) if isinstance(y, Tensor) else y
+        pieces = self.schedule.per_turn
+        if pieces == 1:
+            return [{"activation": inputs, "target": Target(target)}]
+        examples = inputs[0].shape[0]
+        if examples < pieces:
+            raise UsageError(f"{examples} examples cannot be cut into {pieces} micro-batches: use larger minibatches")
+        cut = [tensor.tensor_split(pieces) for tensor in inputs]
+        return [
+            {"activation": parts, "target": Target(target_part, parts[0].shape[0] / examples)}
+            for *parts, target_part in zip(*cut, target.tensor_split(pieces), strict=True)
+        ]
+
+    def _collect_losses(self) -> None:
+        pieces, values = self.schedule.per_turn, self._emulator.values
+        while self._finished < self._entered:
+            edges = [self.rules.loss(self._finished * pieces + piece) for piece in range(pieces)]
+            if not all(edge in values for edge in edges):
+                return
+            self._losses[self._finished] = sum(float(values.pop(edge)) for edge in edges)
+            self._finished += 1
+
+    # -- using what was trained -------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Chain:
+        """The trained stages as one nn.Sequential: plain PyTorch from here on, without auxiliary heads."""
+        return Chain(*self.stages)
+
+    def evaluate(self, batches: Iterable[tuple[Batch, Any]]) -> dict[str, float]:
+        """Mean loss over the examples of `batches`, with the current weights; drains nothing.
+
+        With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
+        output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
+        """
+        return evaluate(self.model, self.loss, batches, self.device)
+
+    def gather(self) -> dict[str, Tensor] | None:
+        """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
+
+        On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
+        """
+        state: dict[str, Tensor] = dict(self.model.state_dict())
+        for index, head in enumerate(self.heads):
+            if head is not None:
+                state.update({f"heads.{index}.{name}": value for name, value in head.state_dict().items()})
+        return state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything training needs to go on; drains first. The file appears whole or not at all."""
+        self.flush()
+        write(
+            Path(path),
+            {
+                "method": str(self.method),
+                "seed": self.seed,
+                "entered": self._entered,
+                "losses": dict(self._losses),
+                "stages": [stage.state_dict() for stage in self._stages],
+            },
+        )
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from `save`. Raises UsageError if the file is not whole or comes from other stages or another method."""
+        state = read(Path(path))
+        for what, mine in (("method", str(self.method)), ("seed", self.seed)):
+            if state[what] != mine:
+                raise UsageError(f"{path} was saved with {what} {state[what]}, this trainer has {what} {mine}")
+        if len(state["stages"]) != len(self._stages):
+            raise UsageError(f"{path} holds {len(state['stages'])} stages, this trainer has {len(self._stages)}")
+        self.flush()
+        for stage, saved in zip(self._stages, state["stages"], strict=True):
+            stage.load_state_dict(saved, str(path))
+        self._entered = state["entered"]
+        self._finished = self._entered
+        self._losses = dict(state["losses"])
+        self._emulator.restart(self._entered)
+
+    # -- construction -----------------------------------------------------------------------------------------------
+
+    def _heads(self, given: Sequence[nn.Module | None] | None, example: Batch | None) -> list[nn.Module | None]:
+        reach = self.rules.reach
+        heads = check_heads(given, reach)
+        missing = [stage for stage in reach.heads[:-1] if heads[stage] is None]
+        if missing and example is None:
+            example = example_for_linear(self.stages)
+            if example is None:
+                raise UsageError(
+                    f"method {self.method} needs heads after stages {missing}, and their shapes are not known: give "
+                    "the Trainer one input batch, example=x, or the heads themselves, heads=[...]"
+                )
+        if example is None:
+            return heads
+        outputs = trace(self.stages, example, self.device)
+        for stage in missing:
+            with PreservedGenerator(self.device) as generator:
+                generator.seed(derive(self.seed, "head", stage))
+                head = head_kinds.build(self.method.head, stage, outputs[stage], outputs[-1][0])
+            heads[stage] = head.to(device=self.device, dtype=outputs[stage][0].dtype)
+        return heads
+
+    def _stage(self, index: int, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None) -> Stage:
+        module, head = self.stages[index], self.heads[index]
+        parameters = [p for part in (module, head) if part is not None for p in part.parameters() if p.requires_grad]
+        made = build_optimizer(optimizer, parameters) if parameters else None
+        base = derive(self.seed, "forward", index)
+        generator = PreservedGenerator(self.device)
+        return Stage(
+            index,
+            module,
+            reach=self.rules.reach,
+            weights=WEIGHTS[self.method.weights](module),
+            loss=self.loss,
+            head=head,
+            optimizer=made,
+            scheduler=scheduler(made) if scheduler is not None and made is not None else None,
+            split=index in self.rules.split,
+            mean=self.method.combine == "mean",
+            seed_forward=lambda microbatch: generator.seed(derive(base, microbatch)),
+        )
+
+
+class PreservedGenerator:
+    """The device's global random generator, given back as it was found."""
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            torch.cuda.init()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generator = torch.cuda.default_generators[index]
+        else:
+            self._generator = torch.default_generator
+        self._state: Tensor | None = None
+
+    def seed(self, seed: int) -> None:
+        """Start the generator anew."""
+        self._generator.manual_seed(seed)
+
+    def __enter__(self) -> "PreservedGenerator":
+        self._state = self._generator.get_state()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._state is not None
+        self._generator.set_state(self._state)
+
+
+def refuse_processes() -> None:
+    """Until the runtime for real processes is there, training N copies by mistake must not look like it."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world not in ("", "1"):
+        raise UsageError(
+            f"started as one of {world} processes: this version emulates on one. Start it without torchrun"
+        )
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Turn "auto" into the best device there is; refuse one that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {device!r} cannot be used here: {error}. Try device='auto'") from error
+    return chosen
+
+
+def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
+    """A stage as a module, built here if it came as a function."""
+    if isinstance(stage, nn.Module):
+        return stage
+    if not callable(stage):
+        raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
+    with PreservedGenerator(torch.device("cpu")) as generator:
+        generator.seed(derive(seed, "stage", index))
+        built = stage()
+    if not isinstance(built, nn.Module):
+        raise UsageError(f"stage {index}: its function returned {type(built).__name__}, not an nn.Module")
+    return built
+
+
+def check_stages(stages: Sequence[nn.Module]) -> None:
+    """Refuse an empty list, and parameters that two stages share: each stage has its own optimizer."""
+    if not stages:
+        raise UsageError("stages is empty: give at least one nn.Module")
+    owner: dict[int, int] = {}
+    for index, stage in enumerate(stages):
+        for name, parameter in stage.named_parameters():
+            first = owner.setdefault(id(parameter), index)
+            if first != index:
+                raise UsageError(
+                    f"stages {first} and {index} share the parameter {name!r} (tied weights), but each stage is updated "
+                    "by its own optimizer: put both into one stage, or untie them"
+                )
+
+
+def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[nn.Module | None]:
+    """The heads a user gave, one entry a stage; refuse those that no loss would use."""
+    if given is None:
+        return [None] * reach.num_stages
+    if len(given) != reach.num_stages:
+        raise UsageError(f"heads has {len(given)} entries for {reach.num_stages} stages: give one (or None) for each")
+    for stage, head in enumerate(given):
+        if head is not None and stage == reach.num_stages - 1:
+            raise UsageError(
+                f"heads[{stage}]: the last stage's output is the model's output; put the head into the stage"
+            )
+        if head is not None and reach.hops[stage] is None:
+            raise UsageError(f"heads[{stage}] is given, but the method has no loss there; heads go after {reach.heads}")
+    return list(given)
+
+
+def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Call the user's function and make sure it gave an optimizer."""
+    if not callable(optimizer):
+        raise UsageError(
+            f"optimizer is a {type(optimizer).__name__}: each stage has its own, so give a function of the parameters, "
+            "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+        )
+    made = optimizer(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UsageError(f"optimizer returned {type(made).__name__}, not a torch.optim.Optimizer")
+    if "closure" in inspect.signature(made.step).parameters and isinstance(made, torch.optim.LBFGS):
+        raise UsageError("LBFGS evaluates the loss several times a step; a pipeline cannot. Choose another optimizer")
+    return made

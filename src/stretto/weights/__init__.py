@@ -1,0 +1,9 @@
+"""Which weights a forward and a backward see."""
+
+from stretto.weights.current import Current
+from stretto.weights.stash import Stash
+from stretto.weights.weights import Weights
+
+WEIGHTS: dict[str, type[Weights]] = {"current": Current, "stash": Stash}
+
+__all__ = ["WEIGHTS", "Current", "Stash", "Weights"]

@@ -1,0 +1,33 @@
+"""Forward and backward see the weights as they stand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from stretto.weights.weights import Weights
+
+
+class Current(Weights):
+    """No copies and no versions: right wherever no update falls between a forward and its backward.
+
+    Should one fall there all the same, PyTorch refuses the backward ("modified by an inplace operation").
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Call the module."""
+        return self.module(*inputs), None
+
+    def leaves(self, version: Any) -> list[Tensor]:  # noqa: ARG002
+        """The trainable parameters themselves."""
+        return self._leaves
+
+    def collect(self, version: Any) -> None:
+        """Gradients are already where they belong."""
+
+    def before_update(self) -> None:
+        """Nothing is kept."""

@@ -1,0 +1,62 @@
+"""A backward sees the weights its forward saw: weight stashing (PipeDream, Narayanan et al. 2019, section 3.3)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from stretto.weights.weights import Weights
+
+
+@dataclass(slots=True)
+class Version:
+    """Leaves that share storage with the parameters for as long as those stand, and how many graphs hold them."""
+
+    leaves: dict[str, nn.Parameter]
+    graphs: int = 0
+
+
+class Stash(Weights):
+    """Weights are copied before an update only while a graph still holds them.
+
+    A forward runs on leaves of its own (`functional_call`), so a graph never saves the parameters the optimizer
+    changes. Before an update the parameters move to fresh storage and the leaves keep the old one. Re-binding
+    `p.data` alone would be silently wrong for convolutions and norms: their backward reads the parameter again.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._standing: Version | None = None
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Run the module on the leaves of the standing version."""
+        if self._standing is None:
+            self._standing = Version({name: nn.Parameter(p.data) for name, p in self._parameters.items()})
+        version = self._standing
+        version.graphs += 1
+        return functional_call(self.module, version.leaves, tuple(inputs)), version
+
+    def leaves(self, version: Version) -> list[Tensor]:
+        """The version's own leaves."""
+        return list(version.leaves.values())
+
+    def collect(self, version: Version) -> None:
+        """Move the leaves' gradients to the parameters; forget a version that no graph holds."""
+        version.graphs -= 1
+        for name, leaf in version.leaves.items():
+            parameter = self._parameters[name]
+            if leaf.grad is not None:
+                parameter.grad = leaf.grad if parameter.grad is None else parameter.grad.add_(leaf.grad)
+                leaf.grad = None
+        if version.graphs == 0 and version is self._standing:
+            self._standing = None
+
+    def before_update(self) -> None:
+        """Leave the storage to the graphs that hold it, if any does."""
+        if self._standing is not None:
+            for parameter in self._parameters.values():
+                parameter.data = parameter.data.clone()
+            self._standing = None

@@ -1,0 +1,30 @@
+"""What every choice of weights answers: which weights a forward sees, and where its gradients go."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Weights(ABC):
+    """The weights of one stage over time. A *version* stands for the weights that one forward saw."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @abstractmethod
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Run the module; return its output and the version it saw, which lives until `collect`."""
+
+    @abstractmethod
+    def leaves(self, version: Any) -> list[Tensor]:
+        """The tensors whose `.grad` a backward through that version fills."""
+
+    @abstractmethod
+    def collect(self, version: Any) -> None:
+        """A version's backward is finished: its gradients go to the module's parameters."""
+
+    @abstractmethod
+    def before_update(self) -> None:
+        """The optimizer is about to change the module's parameters in place."""
