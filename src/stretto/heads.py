@@ -36,7 +36,7 @@ class First(nn.Module):
         super().__init__()
         self.head = head
 
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
         """The head's output on the first tensor."""
         output: Tensor = self.head(x)
         return output
@@ -44,7 +44,7 @@ class First(nn.Module):
 
 @dataclass(frozen=True)
 class HeadKind:
-    """How one kind of head is built, and which shapes it goes between (dimensions of the stage's and the model's output)."""
+    """How one kind of head is built, and which numbers of dimensions (the stage's, the model's) it goes between."""
 
     dims: Callable[[int, int], bool]
     build: Callable[[torch.Size, int], nn.Module]

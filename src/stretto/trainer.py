@@ -108,7 +108,7 @@ class Trainer:
         return self._losses.pop(n - self.lag, None)
 
     def flush(self) -> list[float]:
-        """Finish what is in flight. Returns the losses of the minibatches that `step` has not returned yet, in order."""
+        """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet."""
         if not self._drained:
             with torch.enable_grad(), PreservedGenerator(self.device):
                 self._emulator.drain(self._entered)
@@ -181,7 +181,7 @@ class Trainer:
         )
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from `save`. Raises UsageError if the file is not whole or comes from other stages or another method."""
+        """Go on from `save`. Raises UsageError if the file is not whole, or of other stages or another method."""
         state = read(Path(path))
         for what, mine in (("method", str(self.method)), ("seed", self.seed)):
             if state[what] != mine:
@@ -310,8 +310,8 @@ def check_stages(stages: Sequence[nn.Module]) -> None:
             first = owner.setdefault(id(parameter), index)
             if first != index:
                 raise UsageError(
-                    f"stages {first} and {index} share the parameter {name!r} (tied weights), but each stage is updated "
-                    "by its own optimizer: put both into one stage, or untie them"
+                    f"stages {first} and {index} share the parameter {name!r} (tied weights), but each stage is "
+                    "updated by its own optimizer: put both into one stage, or untie them"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Whether a schedule is complete and cannot deadlock: with buffered sends, and with sends that wait for their receive."""
+"""Whether a schedule is complete and cannot deadlock, be sends buffered or waiting for their receive."""
 
 from collections import Counter, deque
 from collections.abc import Iterable

@@ -80,7 +80,7 @@ class Rules:
 
     def makes(self, action: Action) -> tuple[Edge, ...]:
         """What is there once `action` has run."""
-        kind, stage, microbatch = action
+        kind, stage, _ = action
         if kind == "F":
             graph = Edge("graph", action, stage)
             if stage + 1 < self.num_stages:

@@ -1,5 +1,6 @@
 """How long one turn takes once a pipeline is full: exactly, from the cycles of its dependences."""
 
+import itertools
 from typing import NamedTuple
 
 from stretto.schedule import Action, Rules, Schedule
@@ -7,7 +8,7 @@ from stretto.simulate.simulate import Durations
 
 
 class Dependence(NamedTuple):
-    """`after` cannot start before `before`, `turns` turns earlier, has ended. Both are positions in a list of actions."""
+    """`after` cannot start before `before`, `turns` turns earlier, has ended: positions in a list of actions."""
 
     before: int
     after: int
@@ -37,7 +38,7 @@ def dependences(schedule: Schedule, rules: Rules, actions: list[Action]) -> list
     }
     edges = []
     for body in schedule.body:
-        edges += [Dependence(index[a], index[b], 0) for a, b in zip(body, body[1:], strict=False)]
+        edges += [Dependence(index[a], index[b], 0) for a, b in itertools.pairwise(body)]
         edges.append(Dependence(index[body[-1]], index[body[0]], 1))
     for action in actions:
         for need in rules.needs(action):

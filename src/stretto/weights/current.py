@@ -22,7 +22,7 @@ class Current(Weights):
         """Call the module."""
         return self.module(*inputs), None
 
-    def leaves(self, version: Any) -> list[Tensor]:  # noqa: ARG002
+    def leaves(self, version: Any) -> list[Tensor]:
         """The trainable parameters themselves."""
         return self._leaves
 
