@@ -1,0 +1,115 @@
+"""A data set: three splits of examples, checked when it is made, and the batches drawn from one."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stretto.errors import UsageError
+from stretto.seeding import derive
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Examples `x` [N, ...] and targets `y`: classes [N], or for language the next tokens [N, T]; y is int64."""
+
+    x: Tensor = field(repr=False)
+    y: Tensor = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise UsageError(f"a split needs as many targets as examples, but x has {len(self.x)} and y {len(self.y)}")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batches(
+        self, batch_size: int, *, seed: int | None = None, drop_last: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go through the split once in batches of (x [B, ...], y [B, ...]).
+
+        Without a seed the examples come in order; with one they are shuffled by a generator of their own, so that
+        neither the global random state nor anyone else who draws from it changes. The last batch holds what is left,
+        unless `drop_last`. Sizes that cannot work are refused by the call itself, not by the first batch.
+        """
+        if batch_size < 1:
+            raise UsageError(f"batch_size={batch_size} must be at least 1")
+        if drop_last and batch_size > len(self):
+            raise UsageError(
+                f"batch_size={batch_size} with drop_last leaves no batch of a split of {len(self)} examples; "
+                f"take a batch_size of at most {len(self)}"
+            )
+        stop = len(self) - len(self) % batch_size if drop_last else len(self)
+        chunks = torch.split(_order(len(self), seed)[:stop], batch_size)
+        # In-order batches are views: nothing is copied.
+        return ((self.x[_index(rows, seed)], self.y[_index(rows, seed)]) for rows in chunks if len(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named task with its three splits; `num_classes` is the size of the vocabulary where the task is language."""
+
+    name: str
+    task: Literal["classification", "language"]
+    num_classes: int
+    train: Split
+    validation: Split
+    test: Split
+    description: str
+    options: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        for split in ("train", "validation", "test"):
+            self._check(split, getattr(self, split))
+        if self.task == "classification" and self.train.y.min() == self.train.y.max():
+            raise UsageError(
+                f"data set {self.name!r}: all {len(self.train)} examples of split 'train' are of class "
+                f"{int(self.train.y[0])}, so there is nothing to learn; a train split needs at least two classes"
+            )
+
+    def _check(self, name: str, split: Split) -> None:
+        """Refuse an empty split and targets that are no classes of this data set."""
+        if not len(split):
+            raise UsageError(
+                f"data set {self.name!r}: split {name!r} is empty; give every split at least one example "
+                "(more data, or a smaller context)"
+            )
+        low, high = int(split.y.min()), int(split.y.max())
+        if low < 0 or high >= self.num_classes:
+            raise UsageError(
+                f"data set {self.name!r}: the targets of split {name!r} lie in {low}..{high}, "
+                f"but num_classes={self.num_classes} allows 0..{self.num_classes - 1}"
+            )
+
+
+def forever(split: Split, batch_size: int, seed: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Full batches without end, shuffled anew each epoch.
+
+    Batch k depends on (split, batch_size, seed, k) alone, so a run that resumes asks for `start=k` and goes on with
+    the very batches it would have seen.
+    """
+    if start < 0:
+        raise UsageError(f"start={start} must be at least 0")
+    split.batches(batch_size, drop_last=True)  # refuses a bad size now rather than at the first batch
+    return _epochs(split, batch_size, seed, start)
+
+
+def _epochs(split: Split, batch_size: int, seed: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    first, skip = divmod(start, len(split) // batch_size)
+    for epoch in count(first):
+        for k, batch in enumerate(split.batches(batch_size, seed=derive(seed, "epoch", epoch), drop_last=True)):
+            if epoch > first or k >= skip:
+                yield batch
+
+
+def _order(length: int, seed: int | None) -> Tensor:
+    if seed is None:
+        return torch.arange(length, device="cpu")
+    return torch.randperm(length, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+
+
+def _index(rows: Tensor, seed: int | None) -> Tensor | slice:
+    return slice(int(rows[0]), int(rows[-1]) + 1) if seed is None else rows

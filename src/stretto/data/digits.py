@@ -1,0 +1,51 @@
+"""Scikit-learn's handwritten digits: small enough to train to 97 % in seconds on one core."""
+
+import torch
+from torch import Tensor
+
+from stretto.data.dataset import Dataset, Split
+
+# The splits are part of the data set's meaning: another seed would make figures incomparable, so it is no option.
+_SPLIT_SEED = 0
+_CUTS = (0.6, 0.8)  # 60 % train, 20 % validation, 20 % test
+
+
+def digits() -> Dataset:
+    """Load images x float32 [N, 1, 8, 8], targets y int64 [N] in 0..9.
+
+    Stratified 60/20/20; every split is shifted and scaled by the train split's one mean and one standard deviation, so
+    that validation and test leave no trace in what is trained.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).to(torch.float32).unsqueeze(1)
+    labels = torch.from_numpy(bunch.target).to(torch.int64)
+    rows = stratify(labels)
+    mean, std = images[rows[0]].mean(), images[rows[0]].std()
+    train, validation, test = (Split((images[r] - mean) / std, labels[r]) for r in rows)
+    return Dataset(
+        name="digits",
+        task="classification",
+        num_classes=10,
+        train=train,
+        validation=validation,
+        test=test,
+        description=(
+            f"Scikit-learn's 8x8 handwritten digits: {len(train)} train, {len(validation)} validation and {len(test)} "
+            "test images, split 60/20/20 within each class by a fixed seed and scaled by the train split's mean and "
+            "deviation."
+        ),
+        options={},
+    )
+
+
+def stratify(labels: Tensor) -> list[Tensor]:
+    """Draw the rows of train, validation and test, each with its share of every class in `labels` [N], shuffled."""
+    order = torch.randperm(len(labels), generator=torch.Generator("cpu").manual_seed(_SPLIT_SEED))
+    place = torch.empty(len(labels), dtype=torch.float64)  # where an example stands in its class, as a share in [0, 1)
+    for label in range(int(labels.max()) + 1):
+        members = order[labels[order] == label]
+        place[members] = torch.arange(len(members), dtype=torch.float64) / len(members)
+    split = torch.bucketize(place[order], torch.tensor(_CUTS, dtype=torch.float64), right=True)
+    return [order[split == k] for k in range(3)]

@@ -1,0 +1,25 @@
+"""The built-in data sets by name."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from stretto.data.dataset import Dataset
+from stretto.data.digits import digits
+from stretto.data.options import resolve
+from stretto.data.pydoc import pydoc
+from stretto.errors import UsageError, nearest
+
+DATASETS: Mapping[str, Callable[..., Dataset]] = {"digits": digits, "pydoc": pydoc}
+
+
+def load(name: str, **options: object) -> Dataset:
+    """Load the built-in data set `name`; its options are the keyword arguments of the function in `DATASETS`.
+
+    Raises `UsageError` for an unknown name or option, naming the nearest known one.
+    """
+    if name not in DATASETS:
+        raise UsageError(f"unknown data set {name!r}; {nearest(name, DATASETS)}")
+    resolved = resolve(f"data set {name!r}", DATASETS[name], options)
+    with torch.device("cpu"):  # whatever the default device is
+        return DATASETS[name](**resolved)

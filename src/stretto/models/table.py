@@ -1,0 +1,60 @@
+"""The built-in models by name, and how one is built."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from stretto.data import Dataset
+from stretto.data.options import resolve, whole
+from stretto.errors import UsageError, nearest
+from stretto.models.cnn import cnn
+from stretto.models.mlp import mlp
+from stretto.models.model import Loss, Model, Recipe
+from stretto.models.transformer import transformer
+from stretto.seeding import derive
+
+MODELS: Mapping[str, Callable[..., Recipe]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+
+_TASKS = {"mlp": "classification", "cnn": "classification", "transformer": "language"}
+
+
+def token_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy in nats over all tokens of all examples: output [N, T, V], target [N, T]."""
+    return cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+_LOSSES: Mapping[str, Loss] = {"classification": cross_entropy, "language": token_cross_entropy}
+
+
+def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> Model:
+    """Build the model `name` for the shapes and classes of `dataset`, on the CPU.
+
+    Options are the keyword arguments of the function in `MODELS`. The initial weights of block i depend on `seed` and
+    i only: not on the blocks before it, nor on how many workers hold them. The global random state stays as it was.
+    Raises `UsageError` for an unknown model or option, or one that does not fit the data.
+    """
+    if name not in MODELS:
+        raise UsageError(f"unknown model {name!r}; {nearest(name, MODELS)}")
+    if dataset.task != _TASKS[name]:
+        fitting = ", ".join(model for model, task in _TASKS.items() if task == dataset.task)
+        raise UsageError(
+            f"model {name!r} is for {_TASKS[name]}, but data set {dataset.name!r} is for {dataset.task}; "
+            f"for this data set take one of: {fitting}"
+        )
+    resolved = resolve(f"model {name!r}", MODELS[name], options)
+    for option, value in resolved.items():  # all of them are counts
+        whole(f"model {name!r}", option, value)
+    recipe = MODELS[name](dataset, **resolved)
+    layers = [_seeded(make, derive(seed, "model", i)) for i, make in enumerate(recipe)]
+    size = sum(p.numel() for layer in layers for p in layer.parameters())
+    chosen = ", ".join(f"{option} {value}" for option, value in resolved.items())
+    return Model(name, layers, _LOSSES[dataset.task], f"{name} ({chosen}) for {dataset.name}: {size:,} parameters")
+
+
+def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make a block under its own seed. torch.manual_seed would reseed the GPUs too, which nothing here restores."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return make()

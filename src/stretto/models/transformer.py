@@ -1,0 +1,129 @@
+"""A decoder-only language model: pre-norm, causal attention, learned positions."""
+
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from stretto.data import Dataset
+from stretto.errors import UsageError
+from stretto.models.model import Recipe
+
+
+def transformer(dataset: Dataset, *, depth: int = 4, width: int = 64, heads: int = 4) -> Recipe:
+    """`depth` blocks of attention and MLP, tokens [N, T] -> [N, T, width] -> ... -> logits [N, T, V].
+
+    The first block also holds the embedding, the last one also the final normalisation and the unembedding, which are
+    not tied: tied weights would join the two ends of the pipeline.
+    """
+    if width % heads:
+        fitting = [h for h in range(1, width + 1) if width % h == 0]
+        raise UsageError(
+            f"model 'transformer': heads={heads} does not divide width={width}; "
+            f"take heads={min(fitting, key=lambda h: abs(h - heads))}, or width={-(-width // heads) * heads}"
+        )
+    context, vocabulary = dataset.train.x.shape[1], dataset.num_classes
+    return [
+        partial(
+            _block,
+            width=width,
+            heads=heads,
+            depth=depth,
+            embedding=(vocabulary, context) if i == 0 else None,
+            vocabulary=vocabulary if i == depth - 1 else None,
+        )
+        for i in range(depth)
+    ]
+
+
+class Embedding(nn.Module):
+    """Tokens int64 [N, T] -> [N, T, width]: what the token is plus where it stands, for T up to `context`."""
+
+    def __init__(self, vocabulary: int, context: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+        nn.init.normal_(self.token.weight, std=0.1)
+        nn.init.normal_(self.position.weight, std=0.1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed tokens of any length up to the context."""
+        length, context = tokens.shape[1], self.position.num_embeddings
+        if length > context:
+            raise UsageError(f"{length} tokens exceed the context of {context} that the transformer was built for")
+        embedded: Tensor = self.token(tokens) + self.position.weight[:length]
+        return embedded
+
+
+class CausalAttention(nn.Module):
+    """Each token looks at itself and those before it, [N, T, width] -> [N, T, width].
+
+    Query, key and value are layers of their own, and the number of heads is read off their output: a process that
+    holds the rows of some heads only runs this same forward.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix the values of the tokens up to each one."""
+        query, key, value = (
+            layer(x).unflatten(2, (-1, self.head_width)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), [N, T, width] -> [N, T, width]."""
+
+    def __init__(self, width: int, heads: int, depth: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                # The two layers that write into the residual stream share its variance with those of all blocks.
+                writes = name in ("attention.output", "mlp.2")
+                nn.init.normal_(module.weight, std=(module.in_features * (2 * depth if writes else 1)) ** -0.5)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add both branches to the residual stream."""
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Unembedding(nn.Module):
+    """Normalise and score every token of the vocabulary, [N, T, width] -> logits [N, T, V]."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.score = nn.Linear(width, vocabulary, bias=False)
+        nn.init.normal_(self.score.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score the tokens that may come next."""
+        logits: Tensor = self.score(self.norm(x))
+        return logits
+
+
+def _block(
+    *, width: int, heads: int, depth: int, embedding: tuple[int, int] | None, vocabulary: int | None
+) -> nn.Module:
+    parts: list[nn.Module] = [Block(width, heads, depth)]
+    if embedding is not None:
+        parts.insert(0, Embedding(*embedding, width))
+    if vocabulary is not None:
+        parts.append(Unembedding(vocabulary, width))
+    return parts[0] if len(parts) == 1 else nn.Sequential(*parts)
