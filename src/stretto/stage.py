@@ -175,10 +175,10 @@ class Stage:
             sent.append(take(graph.inputs))
         return {"gradient": tuple(sent), "cotangent": own}
 
-    def _through_head(self, graph: Graph) -> Gradient | None:
+    def _through_head(self, graph: Graph) -> Gradient:
         # The head's weight gradients stay with the micro-batch until its W: another one's U may come before.
         if graph.loss is None or not graph.loss.requires_grad:
-            return None
+            return ()
         held = take(self._head_parameters)
         wanted = [tensor for tensor in graph.cut if tensor.requires_grad]
         torch.autograd.backward(graph.loss, inputs=[*wanted, *self._head_parameters])
@@ -188,9 +188,7 @@ class Stage:
 
     def _weight_gradient(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
         graph: Graph = operands["graph"]
-        own = operands["cotangent"]
-        parts = [*operands.get("gradient", ()), *([] if own is None else [own])]
-        total = add(parts)
+        total = add([*operands.get("gradient", ()), operands["cotangent"]])
         if self._scale != 1:
             total = tuple(None if gradient is None else gradient * self._scale for gradient in total)
         roots, gradients = differentiable(graph.outputs, total)
@@ -221,9 +219,10 @@ def leaf(tensor: Tensor, wants_gradient: bool) -> Tensor:
 
 
 def add(parts: Sequence[Gradient]) -> Gradient:
-    """The sum of gradients, tensor by tensor; None counts as zero. Never in place: a message may have other readers."""
+    """The sum of gradients, tensor by tensor; nothing counts as zero. Not in place: a message may have other readers."""
+    parts = [part for part in parts if part]
     if len(parts) < 2:
-        return tuple(parts[0]) if parts else ()
+        return parts[0] if parts else ()
     total: list[Tensor | None] = list(parts[0])
     for part in parts[1:]:
         for position, gradient in enumerate(part):

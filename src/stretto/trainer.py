@@ -245,7 +245,7 @@ class PreservedGenerator:
 
     def __init__(self, device: torch.device) -> None:
         if device.type == "cuda":
-            torch.cuda.init()
+            torch.cuda.init()  # type: ignore[no-untyped-call]
             index = torch.cuda.current_device() if device.index is None else device.index
             self._generator = torch.cuda.default_generators[index]
         else:

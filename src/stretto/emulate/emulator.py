@@ -23,7 +23,7 @@ class Emulator:
         self.rules = rules
         self.stages = stages
         self.values: dict[Edge, Any] = {}
-        self._queues: list[deque[Action]] = [deque() for _ in schedule.body]
+        self._queues: list[deque[tuple[Action, tuple[Edge, ...]]]] = [deque() for _ in schedule.body]  # with needs
         self._waiting: dict[Edge, int] = {}
         self._delays = Delays(schedule)
         self._since = 0  # the first micro-batch after the last drain
@@ -42,7 +42,8 @@ class Emulator:
         for later in range(n, n + self.schedule.drain):
             self._issue(later, until)
         if any(self._queues):
-            raise ScheduleError(f"deadlock: {explain(self._queues, self.rules, set(self.values))}")
+            left = [deque(action for action, _ in queue) for queue in self._queues]
+            raise ScheduleError(f"deadlock: {explain(left, self.rules, set(self.values))}")
         self.restart(n)
 
     def restart(self, n: int) -> None:
@@ -52,27 +53,26 @@ class Emulator:
     def _issue(self, n: int, until: int | None) -> None:
         ready = deque(range(len(self._queues)))
         for worker, queue in enumerate(self._queues):
-            queue.extend(self.schedule.turn(worker, n, until, self._since))
+            for action in self.schedule.turn(worker, n, until, self._since):
+                queue.append((action, self.rules.needs(action)))
         while ready:
             self._advance(ready.popleft(), ready)
 
     def _advance(self, worker: int, ready: deque[int]) -> None:
         queue = self._queues[worker]
         while queue:
-            action = queue[0]
-            needs = self.rules.needs(action)
+            action, needs = queue[0]
             for edge in needs:
                 if edge not in self.values:
                     self._waiting[edge] = worker
                     return
             queue.popleft()
-            self._run(action, needs)
-            for edge in self.rules.makes(action):
+            for edge in self._run(action, needs):
                 waiter = self._waiting.pop(edge, None)
                 if waiter is not None:
                     ready.append(waiter)
 
-    def _run(self, action: Action, needs: tuple[Edge, ...]) -> None:
+    def _run(self, action: Action, needs: tuple[Edge, ...]) -> tuple[Edge, ...]:
         stage = self.stages[action.stage]
         operands = {edge.value: self.values[edge] for edge in needs}
         if action.kind in "BW":
@@ -80,7 +80,9 @@ class Emulator:
             wanted = self._delays.at(action.stage, action.microbatch - self._since)
             assert seen == wanted, f"{action}: {seen} updates since its forward, the schedule promises {wanted}"
         made = stage.run(action.kind, action.microbatch, operands)
-        for edge in self.rules.makes(action):
+        makes = self.rules.makes(action)
+        for edge in makes:
             self.values[edge] = made[edge.value]
         for edge in self.rules.frees(action):
             del self.values[edge]
+        return makes

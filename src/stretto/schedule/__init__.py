@@ -9,5 +9,6 @@ from stretto.schedule.delay import Delays
 from stretto.schedule.reach import Reach
 from stretto.schedule.rules import Edge, Rules
 from stretto.schedule.schedule import Schedule
+from stretto.schedule.span import Span
 
-__all__ = ["KINDS", "Action", "Delays", "Edge", "Reach", "Rules", "Schedule", "check"]
+__all__ = ["KINDS", "Action", "Delays", "Edge", "Reach", "Rules", "Schedule", "Span", "check"]

@@ -58,9 +58,16 @@ class Reach:
         """The stages whose heads train `stage`."""
         return tuple(head for head, stop in self._stops() if stop <= stage <= head)
 
+    @cached_property
+    def _carried(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(sorted({stop for head, stop in self._stops() if stop < stage <= head}))
+            for stage in range(self.num_stages)
+        )
+
     def carried(self, stage: int) -> tuple[int, ...]:
         """The stops of the gradients that `stage` sends to the stage below it, ascending; one tensor each."""
-        return tuple(sorted({stop for head, stop in self._stops() if stop < stage <= head}))
+        return self._carried[stage]
 
     def arriving(self, stage: int) -> tuple[int, ...]:
         """The stops of the gradients that `stage` receives from the stage above it."""

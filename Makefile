@@ -1,0 +1,42 @@
+# make setup   .venv with locked dependencies      make demo    compare four methods on real data, write a report
+# make test    the tests                           make lint    linters and type checker
+# make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+# The tests train many small networks: one thread each, two at a time.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: setup demo test lint bench lock clean
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Stretto needs CPython 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/stretto compare --out demo
+
+test: $(READY)
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	for claim in benchmarks/*/main.py; do $(TEST_ENV) $(BIN)/python $$claim || exit 1; done
+
+lock: $(READY)
+	{ echo "# Every package that Stretto is developed and tested with, pinned. Made by: make lock"; \
+	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > requirements.lock
+
+clean:
+	rm -rf .venv demo runs

@@ -1,0 +1,80 @@
+"""stretto compare: train under several methods, draw cost against time."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from stretto.cli.output import Output, print_json, print_settings
+from stretto.cli.progress import progress
+from stretto.config import CompareSettings
+
+if TYPE_CHECKING:
+    from stretto.study import Outcome
+
+
+def compare(
+    config: Path | None = None,
+    /,
+    *,
+    settings: Annotated[CompareSettings, Parameter(name="*")] = CompareSettings(),  # noqa: B008 - frozen
+    output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
+    jobs: int | None = None,
+) -> int:
+    """Train a network under several methods and draw what each costs against the time it takes.
+
+    Every method runs over the same sweep of learning rates and batch sizes with the same seeds. The result is a table
+    and one page, report.html. A study that was interrupted goes on where it stopped when the same command is given.
+
+    Parameters
+    ----------
+    config
+        TOML file with any of the options below; those on the command line win.
+    jobs
+        Runs made at a time, in processes of one thread each; one a core unless said otherwise.
+    """
+    from stretto import study
+    from stretto.errors import UsageError
+    from stretto.study.prepare import resolve
+
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"jobs={jobs}: choose a whole number of at least 1")
+    if output.dry_run:
+        print_settings(resolve(settings), output)
+        return 0
+    opened = study.open_study(settings, output.out)
+    pending, steps = opened.pending, opened.settings.steps
+    runs, done = len(opened.tasks), len(opened.tasks) - len(opened.pending)
+    if done:
+        output.say(f"{opened.out}: {done} of {runs} runs are finished already")
+    with progress(f"{settings.model} on {settings.data}", runs * steps, done=done * steps, silent=output.silent) as bar:
+        ended = done
+
+        def on_run(_: object) -> None:
+            nonlocal ended
+            ended += 1
+            bar.note(f"{ended}/{runs} runs")
+
+        bar.note(f"{ended}/{runs} runs")
+        command = shlex.join(["stretto", *sys.argv[1:]])
+        outcome = study.compare(opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command)
+    if output.json:
+        print_json(outcome.to_json())
+    elif not output.quiet:
+        show_outcome(outcome, output)
+    for failure in outcome.failures:
+        print(f"stretto: {failure.task.settings.id} could not be run: {failure.reason}", file=sys.stderr)
+    if pending and outcome.failures:
+        print("stretto: the same command tries these runs again", file=sys.stderr)
+    return 1 if outcome.failures else 0
+
+
+def show_outcome(outcome: "Outcome", output: Output) -> None:
+    """The table, and where the page is."""
+    from stretto.report import summarize
+    from stretto.report.terminal import table
+
+    output.say(table(summarize(outcome.records)))
+    output.say(f"report: {outcome.report}")

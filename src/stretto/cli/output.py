@@ -1,0 +1,62 @@
+"""What every verb shares: where results go, and how much is said."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stretto.config import Settings
+
+FLAG = Parameter(negative="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How a command speaks."""
+
+    out: Path | None = None
+    """Folder for the results; named after the settings unless said otherwise."""
+    json: Annotated[bool, FLAG] = False
+    """Print one JSON object on stdout, nothing else."""
+    quiet: Annotated[bool, FLAG] = False
+    """No progress, no table."""
+    dry_run: Annotated[bool, FLAG] = False
+    """Print the resolved configuration as TOML and stop."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether people are not to be told anything."""
+        return self.quiet or self.json
+
+    def say(self, text: Any) -> None:
+        """Tell people, on stdout."""
+        if not self.silent:
+            console().print(text)
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console on the streams as they are now."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr if stderr else sys.stdout, soft_wrap=False, highlight=False)
+
+
+def print_json(content: Any) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(content, indent=1, allow_nan=False))
+
+
+def print_settings(settings: "Settings", output: Output) -> None:
+    """The resolved configuration, in a form that can be given back as a file."""
+    if output.json:
+        print_json(settings.to_json())
+    else:
+        import tomli_w
+
+        print(tomli_w.dumps({key: value for key, value in settings.to_json().items() if value is not None}), end="")

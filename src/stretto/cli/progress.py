@@ -1,0 +1,79 @@
+"""Progress on stderr: a live bar where there is a terminal, a line now and then where there is none."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from stretto.cli.output import console
+
+
+class Progress(Protocol):
+    """Something that can be told how far the work is."""
+
+    def advance(self, steps: int) -> None:
+        """So many more steps are done."""
+
+    def note(self, text: str) -> None:
+        """What to say beside the bar."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def advance(self, steps: int) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+
+class Lines(Silent):
+    """A line each time another tenth is done."""
+
+    def __init__(self, title: str, total: int, done: int) -> None:
+        self.title, self.total, self.done = title, total, done
+        self._note = ""
+
+    def advance(self, steps: int) -> None:
+        """Count, and say so at every tenth."""
+        before, self.done = self.done, self.done + steps
+        if self.total and self.done * 10 // self.total > before * 10 // self.total:
+            print(f"{self.title}: {self.done * 100 // self.total} % {self._note}".rstrip(), file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """Keep it for the next line."""
+        self._note = text
+
+
+@contextmanager
+def progress(title: str, total: int, *, done: int = 0, silent: bool = False) -> Iterator[Progress]:
+    """Show progress towards `total` steps, `done` of which were made before."""
+    target = console(stderr=True)
+    if silent:
+        yield Silent()
+    elif not target.is_terminal:
+        yield Lines(title, total, done)
+    else:
+        from rich import progress as rich
+
+        columns = (
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.TaskProgressColumn(),
+            rich.TextColumn("{task.fields[note]}"),
+            rich.TimeElapsedColumn(),
+            rich.TextColumn("of about"),
+            rich.TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        with rich.Progress(*columns[:-2], rich.TextColumn("left"), columns[-1], console=target) as bar:
+            task = bar.add_task(title, total=total, completed=done, note="")
+
+            class Live:
+                def advance(self, steps: int) -> None:
+                    bar.advance(task, steps)
+
+                def note(self, text: str) -> None:
+                    bar.update(task, note=text)
+
+            yield Live()

@@ -1,0 +1,34 @@
+"""stretto report: one HTML page from runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+from stretto.cli.output import FLAG, Output, print_json
+
+
+def report(folder: Path, /, *, json: Annotated[bool, FLAG] = False, quiet: Annotated[bool, FLAG] = False) -> None:
+    """Make the page of a study (or of a single run) again, from whatever runs are finished by now.
+
+    Parameters
+    ----------
+    folder
+        What `stretto compare` or `stretto train` has written.
+    json
+        Print one JSON object on stdout, nothing else.
+    quiet
+        Print nothing.
+    """
+    from stretto.report import summarize
+    from stretto.report.terminal import table
+    from stretto.study import Outcome, read_study, write_report
+
+    study = read_study(folder)
+    outcome = Outcome(study.records(), (), write_report(study))
+    if json:
+        print_json(outcome.to_json())
+        return
+    output = Output(quiet=quiet)
+    output.say(table(summarize(outcome.records)))
+    if study.pending:
+        output.say(f"{len(study.pending)} of {len(study.tasks)} runs are not finished yet")
+    output.say(f"report: {outcome.report}")

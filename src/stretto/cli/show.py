@@ -1,0 +1,86 @@
+"""stretto show: draw a schedule."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from stretto.cli.output import FLAG, print_json
+
+
+def show(
+    method: str,
+    /,
+    *,
+    stages: int = 4,
+    workers: int | None = None,
+    microbatches: int = 4,
+    svg: Path | None = None,
+    json: Annotated[bool, FLAG] = False,
+) -> None:
+    """Draw the schedule of a method, with what can be read off it: delays, bubble, activations held.
+
+    One column is the time of a forward; the two halves of a backward take one each.
+
+    Parameters
+    ----------
+    method
+        Method with its options, e.g. greedy or "overlapping(delay=1)".
+    stages
+        Number of stages.
+    workers
+        Number of workers; one a stage unless said otherwise.
+    microbatches
+        Micro-batches that enter before the pipeline drains.
+    svg
+        File to draw the schedule into.
+    json
+        Print one JSON object on stdout, nothing else.
+    """
+    from stretto.errors import UsageError
+    from stretto.methods import method as find
+    from stretto.schedule import Delays, check, draw
+    from stretto.simulate import period, simulate, unit_costs
+
+    for name, value in (("stages", stages), ("microbatches", microbatches)):
+        if value < 1:
+            raise UsageError(f"{name}={value}: choose a whole number of at least 1")
+    chosen = find(method)
+    if workers is not None and not 1 <= workers <= stages:
+        raise UsageError(f"workers={workers} for {stages} stages: choose between 1 and {stages}")
+    schedule, rules = chosen.plan(stages, workers)
+    check(schedule, rules)
+    turns = -(-microbatches // schedule.per_turn)
+    timeline = simulate(schedule, rules, turns)
+    steady = period(schedule, rules, unit_costs)
+    work = sum(unit_costs(action) for body in schedule.body for action in body)
+    facts: dict[str, Any] = {
+        "method": str(chosen),
+        "stages": stages,
+        "workers": schedule.num_workers,
+        "microbatches": turns * schedule.per_turn,
+        "makespan": timeline.makespan,
+        "bubble": timeline.bubble,
+        "steady_period": steady,
+        "steady_bubble": 1 - work / (steady * schedule.num_workers),
+        "delay": list(Delays(schedule).steady),
+        "peak_activations": list(timeline.peak_graphs),
+        "heads_after": list(rules.reach.heads[:-1]),
+    }
+    if svg is not None:
+        svg.write_text(draw.svg(timeline.spans, title=f"{chosen} on {schedule.num_workers} workers"), encoding="utf-8")
+    if json:
+        actions = [[str(a) for a in schedule.unroll(w, turns)] for w in range(schedule.num_workers)]
+        print_json({**facts, "actions": actions, "svg": None if svg is None else str(svg)})
+        return
+    print(f"{chosen}: {chosen.summary}\n\n{draw.text(timeline.spans)}\n")
+    print(f"these {facts['microbatches']} micro-batches   {timeline.makespan:g} columns, {timeline.bubble:.0%} idle")
+    print(f"steady state           {steady:g} columns a turn, {facts['steady_bubble']:.0%} idle")
+    print(f"delay by stage         {by_stage(facts['delay'])} updates")
+    print(f"forwards held by stage {by_stage(facts['peak_activations'])}")
+    print(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
+    if svg is not None:
+        print(f"drawn to {svg}")
+
+
+def by_stage(values: list[int]) -> str:
+    """Numbers in a row."""
+    return " ".join(str(value) for value in values)

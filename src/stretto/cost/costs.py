@@ -1,0 +1,49 @@
+"""What a step of a method costs: in all, and along its critical path."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from stretto.cost.flops import Flops, count, durations, paper
+from stretto.errors import UsageError, nearest
+from stretto.simulate import period
+from stretto.trainer import Trainer
+
+Accounting = Literal["counted", "paper"]
+
+NOTES: dict[Accounting, str] = {
+    "counted": (
+        "Total compute is what torch's FLOP counter counts on the real modules, auxiliary heads included. Serial "
+        "compute is the simulated time of a steady-state step with those counts as durations: one worker a stage "
+        "unless said otherwise, free communication, the examples of a batch in parallel."
+    ),
+    "paper": (
+        "As in Laskin, Metz et al. (2020), a backward is charged as two forwards, whatever a method spares; forwards "
+        "(heads included) are counted by torch's FLOP counter. Total compute is their sum. Serial compute is the "
+        "simulated time of a steady-state step with those charges as durations: one worker a stage unless said "
+        "otherwise, free communication, the examples of a batch in parallel."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """FLOPs: `total` per example, `serial` per step whatever the batch size, since its examples run in parallel."""
+
+    accounting: Accounting
+    flops: Flops
+    total: float
+    serial: float
+
+
+def measure(trainer: Trainer, x: Any, y: Any, accounting: str = "counted") -> Costs:
+    """The costs of a step of `trainer` on minibatches like (x, y). Trains nothing.
+
+    Reference: the table "Cost of a run" for `accounting="paper"`; see NOTES for what each accounting means.
+    """
+    known: tuple[Accounting, ...] = get_args(Accounting)
+    for name in known:
+        if name == accounting:
+            counted = count(trainer, x, y)
+            flops = counted if name == "counted" else paper(counted)
+            return Costs(name, flops, sum(flops.values()), period(trainer.schedule, trainer.rules, durations(flops)))
+    raise UsageError(f"unknown accounting {accounting!r}: {nearest(accounting, known)}")

@@ -1,0 +1,90 @@
+"""FLOPs of every action, counted on the real modules by torch's own counter."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from stretto.emulate import Emulator
+from stretto.schedule import Action
+from stretto.stage import Stage, Target
+from stretto.trainer import PreservedGenerator, Trainer
+from stretto.weights import WEIGHTS
+
+Flops = Mapping[tuple[str, int], float]  # (kind, stage) -> FLOPs per example
+
+
+def count(trainer: Trainer, x: Any, y: Any) -> Flops:
+    """What each action of one minibatch costs, in FLOPs per example: forward and head, backward or its two halves.
+
+    Counted while a copy of the stages and heads really runs the method's actions, so that what a method spares is
+    spared: the input gradient at a detached input, or a second forward. The trainer, its statistics and the global
+    generator are left alone. Element-wise work and optimizers count as nothing, as in torch's counter; attention on
+    the CPU, which that counter does not know, is counted by its formula for attention.
+    """
+    reach, split = trainer.rules.reach, trainer.rules.split
+    stages = []
+    for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
+        weights = WEIGHTS[trainer.method.weights](module)
+        mean = trainer.method.combine == "mean"
+        stages.append(
+            Counted(index, module, reach=reach, weights=weights, loss=trainer.loss, head=head,
+                    split=index in split, mean=mean)
+        )  # fmt: skip
+    emulator = Emulator(trainer.schedule, trainer.rules, stages)
+    inputs = tuple(tensor.to(trainer.device) for tensor in (x if isinstance(x, tuple) else (x,)))
+    target = y.to(trainer.device) if isinstance(y, torch.Tensor) else y
+    with torch.enable_grad(), PreservedGenerator(trainer.device):
+        emulator.step(0, [{"activation": inputs, "target": Target(target)}] * trainer.schedule.per_turn)
+        emulator.drain(1)
+    examples = inputs[0].shape[0]
+    return {
+        (kind, stage.index): flops / trainer.schedule.per_turn / examples
+        for stage in stages
+        for kind, flops in stage.flops.items()
+    }
+
+
+class Counted(Stage):
+    """A stage that adds up what its actions cost."""
+
+    def __init__(self, index: int, module: torch.nn.Module, **parts: Any) -> None:
+        super().__init__(index, module, **parts)
+        self.flops: dict[str, int] = {}
+
+    def run(self, kind: str, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the action under torch's counter."""
+        with FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU) as counter:
+            made = super().run(kind, microbatch, operands)
+        self.flops[kind] = self.flops.get(kind, 0) + counter.get_total_flops()
+        return made
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    flops: int = sdpa_flop_count(query, key, value)
+    return flops
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    flops: int = sdpa_backward_flop_count(gradient, query, key, value)
+    return flops
+
+
+_aten = torch.ops.aten
+ATTENTION_ON_CPU: dict[Any, Callable[..., int]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
+def paper(counted: Flops) -> Flops:
+    """Charge what Laskin, Metz et al. 2020 charge: a backward is two forwards, whatever a method spares."""
+    factor = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
+    return {(kind, stage): factor[kind] * counted["F", stage] for kind, stage in counted}
+
+
+def durations(flops: Flops) -> Callable[[Action], float]:
+    """FLOPs as times, for a simulation in which every worker computes at the same rate."""
+    return lambda action: flops.get((action.kind, action.stage), 0.0)

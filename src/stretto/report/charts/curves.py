@@ -1,0 +1,105 @@
+"""Learning curves of each method's best configuration: all seeds thin, their mean strong."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import altair as alt
+
+from stretto.report import units
+from stretto.report.charts.axis import LABELS, loss_axis
+from stretto.report.charts.rows import color, data
+from stretto.report.palette import Style
+from stretto.report.record import Point, Record
+from stretto.report.summary import MethodSummary
+
+MOST_POINTS = 80  # of one line: more cannot be told apart on a screen
+SHORT = "datum.value ? format(datum.value, '~s') : '0'"  # 500, 1k, 1.5k
+LOSSES = {"train": "train loss", "validation": "validation loss"}
+
+
+def curve_charts(
+    summaries: Sequence[MethodSummary], styles: Mapping[str, Style], height: int = 230
+) -> dict[str, alt.LayerChart]:
+    """Six charts: train and validation loss against step, examples and serial compute. They share their data."""
+    rows = curve_rows(summaries)
+    if not rows:
+        return {}
+    scale, unit = units.flop_unit(max(row["serial"] for row in rows))
+    for row in rows:
+        row["serial"] /= scale
+    source = data(rows)
+    across = {"step": "step", "examples": "examples", "serial": f"serial compute, {unit}"}
+    charts: dict[str, alt.LayerChart] = {}
+    for loss, label in LOSSES.items():
+        values = [row[loss] for row in rows if row[loss] is not None]
+        y = alt.Y(f"{loss}:Q", **loss_axis(values, label)) if values else None
+        for field, title in across.items():
+            if y is not None:
+                x = alt.X(
+                    f"{field}:Q", title=title, axis=alt.Axis(tickCount=5, labelExpr=SHORT), scale=alt.Scale(nice=False)
+                )
+                charts[f"{loss}-{field}"] = _chart(alt.Chart(source).encode(x=x, y=y, color=color(styles)), height)
+    return charts
+
+
+def _chart(base: alt.Chart, height: int) -> alt.LayerChart:
+    order = alt.Order("step:Q")
+    seeds = base.transform_filter("datum.run != 'mean'").mark_line(strokeWidth=1, opacity=0.4)
+    mean = base.transform_filter("datum.run == 'mean'").mark_line(strokeWidth=2.4)
+    hints = [alt.Tooltip("method:N"), alt.Tooltip("step:Q"), alt.Tooltip("train:Q", format=LABELS)]
+    hints.append(alt.Tooltip("validation:Q", format=LABELS))
+    dots = base.transform_filter("datum.run == 'mean'").mark_point(size=60, filled=True, opacity=0)
+    layers = (seeds.encode(detail="run:N", order=order), mean.encode(order=order), dots.encode(tooltip=hints))
+    return alt.LayerChart(layer=layers).properties(width="container", height=height)
+
+
+def curve_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, Any]]:
+    """One row an evaluation of every run of the best configurations, and of the mean of runs that have that step."""
+    rows: list[dict[str, Any]] = []
+    for summary in summaries:
+        for record in summary.best_configuration:
+            rows += [_row(summary.method, record.id, point) for point in _thinned(record.points)]
+        rows += [_mean(summary.method, points) for points in _aligned(summary.best_configuration)]
+    logarithmic = not any(row[loss] < 0 for row in rows for loss in LOSSES)
+    if logarithmic:  # a loss of exactly 0 has no place on the axis
+        rows = [{**row, **{loss: row[loss] or None for loss in LOSSES}} for row in rows]
+    return rows
+
+
+def _row(method: str, run: str, point: Point) -> dict[str, Any]:
+    return {
+        "method": method,
+        "run": run,
+        "step": point.step,
+        "examples": point.examples,
+        "serial": point.serial_flops,
+        "train": point.train_loss,
+        "validation": point.validation_loss,
+    }
+
+
+def _mean(method: str, points: Sequence[Point]) -> dict[str, Any]:
+    row = _row(method, "mean", points[0])
+    averages = {
+        "serial": fmean(point.serial_flops for point in points),
+        "train": fmean(point.train_loss for point in points),
+        "validation": fmean(point.validation_loss for point in points),
+    }
+    return {**row, **averages}
+
+
+def _aligned(records: Sequence[Record]) -> list[tuple[Point, ...]]:
+    """Find the evaluations that all finished seeds have at the same step; a diverged seed would end the mean early."""
+    runs = [_thinned(record.points) for record in records if not record.diverged]
+    by_step = [{point.step: point for point in points} for points in runs]
+    common = [step for step in (by_step[0] if by_step else ()) if all(step in points for points in by_step)]
+    return [tuple(points[step] for points in by_step) for step in common]
+
+
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """Evenly spaced evaluations, first and last among them."""
+    if len(points) <= MOST_POINTS:
+        return points
+    stride = (len(points) - 1) / (MOST_POINTS - 1)
+    return [points[round(index * stride)] for index in range(MOST_POINTS)]

@@ -1,0 +1,133 @@
+"""How the result depends on learning rate and batch size: one chart a method, diverged runs in a row at the top."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import altair as alt
+
+from stretto.report import units
+from stretto.report.charts.axis import LABELS, linear_ticks, log_axis, log_domain, log_ticks
+from stretto.report.charts.rows import data, state
+from stretto.report.metric import VALIDATION_ACCURACY, Metric
+from stretto.report.palette import Style
+from stretto.report.record import Record, methods
+from stretto.report.summary import judge
+
+RATE, BATCH = "lr", "batch_size"
+SHAPES = ("circle", "diamond", "triangle-up", "square", "cross", "triangle-down")
+DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3], [10, 3], [1, 4])
+ROOM = 0.2  # of the length of the axis, kept above the data for diverged runs
+ROW = 14  # pixels from the top to their crosses
+EXTENT = 48  # pixels left of the plot, wide enough for the word "diverged"
+
+
+def tuning_charts(
+    records: Sequence[Record], styles: Mapping[str, Style], height: int = 250
+) -> dict[str, alt.LayerChart]:
+    """Draw a chart for each method on common axes; none where no positive learning rate is among the options."""
+    metric = judge(records)
+    rows = tuning_rows(records, metric)
+    if not rows:
+        return {}
+    batches = sorted({row["batch"] for row in rows})
+    rates = sorted({row["rate"] for row in rows})
+    channel = log_axis(rates, "learning rate", margin=0.1, most=6)
+    if len(rates) <= 8:  # a tick at each rate that was run
+        channel["axis"] = alt.Axis(values=rates, format=LABELS)
+    x = alt.X("rate:Q", **channel)
+    values = [row["value"] for row in rows if row["value"] is not None]
+    y = alt.Y("value:Q", **_y_axis(values, metric))
+    return {
+        method: _chart([row for row in rows if row["method"] == method], batches, x, y, styles[method]).properties(
+            width="container", height=height
+        )
+        for method in methods(tuple(records))
+        if any(row["method"] == method for row in rows)
+    }
+
+
+def tuning_rows(records: Sequence[Record], metric: Metric) -> list[dict[str, Any]]:
+    """One row a run; `value` is None for a run that diverged."""
+    usable = [record for record in records if _number(record.options.get(RATE), positive=True)]
+    return [
+        {
+            "run": record.id,
+            "method": record.method,
+            "rate": float(record.options[RATE]),
+            "batch": record.options[BATCH] if _number(record.options.get(BATCH)) else 0,
+            "seed": record.seed,
+            "options": record.option_text,
+            "value": metric.final(record),
+            "state": state(record),
+        }
+        for record in usable
+        if record.diverged or metric.final(record) is not None
+    ]
+
+
+def _number(value: object, positive: bool = False) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return value > 0 or not positive
+
+
+def _y_axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
+    """Make an axis that leaves the top of the plot to the diverged runs."""
+    if not values:
+        return {"scale": alt.Scale(domain=[0, 1]), "axis": None, "title": metric.label}
+    if min(values) > 0 and metric is not VALIDATION_ACCURACY:
+        low, high = log_domain(values)
+        scale = alt.Scale(type="log", domain=[low, high * (high / low) ** ROOM], nice=False)
+        axis = alt.Axis(values=log_ticks(low, high), format=LABELS, minExtent=EXTENT)
+        return {"scale": scale, "axis": axis, "title": metric.label}
+    pad = max(0.05 * (max(values) - min(values)), 0.004 * abs(max(values)))
+    low, high = min(values) - pad, max(values) + pad
+    scale = alt.Scale(domain=[low, high + ROOM * (high - low)], nice=False)
+    form = ".1~%" if metric is VALIDATION_ACCURACY else LABELS
+    axis = alt.Axis(values=linear_ticks(low, high), format=form, minExtent=EXTENT)
+    return {"scale": scale, "axis": axis, "title": metric.label}
+
+
+def _chart(rows: list[dict[str, Any]], batches: Sequence[int], x: alt.X, y: alt.Y, style: Style) -> alt.LayerChart:
+    layers: list[alt.Chart] = []
+    hints = [alt.Tooltip(f"{field}:N") for field in ("method", "options", "seed", "result", "state")]
+    domain = [_name(batch) for batch in batches]
+    legend = alt.Legend(orient="bottom", title=None, direction="horizontal") if len(batches) > 1 else None
+    shape = alt.Shape("size:N", scale=alt.Scale(domain=domain, range=list(SHAPES[: len(batches)])), legend=legend)
+    for index, batch in enumerate(batches):
+        own = [_shown(row) for row in rows if row["batch"] == batch]
+        offset = 5 * (index - (len(batches) - 1) / 2)
+        base = alt.Chart(data(own)).encode(x=x)
+        valued = base.transform_filter("isValid(datum.value)").encode(y=y)
+        mean = alt.Chart(data(_means(own))).mark_line(
+            strokeWidth=1.8, color=style.color, strokeDash=DASHES[index % len(DASHES)], xOffset=offset, opacity=0.8
+        )
+        points = valued.mark_point(filled=True, size=46, opacity=0.75, color=style.color, xOffset=offset)
+        crosses = base.transform_filter("!isValid(datum.value)").mark_text(
+            text="✕", fontSize=13, fontWeight="bold", color=style.color, xOffset=offset
+        )
+        layers += [mean.encode(x=x, y=y), points.encode(shape=shape, tooltip=hints)]
+        layers.append(crosses.encode(y=alt.value(ROW), tooltip=hints))
+    if any(row["value"] is None for row in rows):
+        label = alt.Chart(data([{}])).mark_text(text="diverged", align="right", baseline="middle", fontSize=11.5)
+        layers.append(label.encode(x=alt.value(-6), y=alt.value(ROW)))
+    return alt.LayerChart(layer=layers)
+
+
+def _name(batch: int) -> str:
+    return f"batch {batch}" if batch else "all batches"
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "size": _name(row["batch"]), "result": units.number(row["value"])}
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Average over finished seeds at each learning rate."""
+    rates = sorted({row["rate"] for row in rows if row["value"] is not None})
+    return [
+        {"rate": rate, "value": fmean(r["value"] for r in rows if r["rate"] == rate and r["value"] is not None)}
+        for rate in rates
+    ]

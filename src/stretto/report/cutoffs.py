@@ -1,0 +1,107 @@
+"""Which values of a metric are worth a panel of their own.
+
+Think of the way from where the runs begin (the median first evaluation) to the best value that any run reaches, on a
+logarithmic scale: of the loss, or of the error for an accuracy. Let q be how far along this way nearly all methods (at
+least four in five) come, kept between 0.3 and 0.7. The cut-offs lie at
+
+    q/2         halfway to what nearly all reach: where fast and rough methods shine
+    q           what nearly all reach
+    (q+1)/2     where some drop out
+    1           what only the best reach
+
+and each is replaced by the roundest number nearby, never so far that it would lose its meaning: the second and the last
+are rounded towards the easier side only.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from stretto.report.metric import Metric
+from stretto.report.record import Record, methods
+
+NEARLY_ALL = 0.8
+SMALLEST_LOSS = 1e-6  # below this a float32 mean loss is noise
+SMALLEST_ERROR = 1e-3  # where no run has any error left
+
+
+def choose(records: Sequence[Record], metric: Metric) -> tuple[float, ...]:
+    """Up to four cut-offs from easy to hard; none where no run improves on its beginning."""
+    histories = {record.id: _badness(record, metric) for record in records}
+    started = [history[0] for history in histories.values() if history]
+    if not started:
+        return ()
+    bests = sorted(
+        min(min(histories[record.id]) for record in records if record.method == method and histories[record.id])
+        for method in methods(tuple(records))
+        if any(histories[record.id] for record in records if record.method == method)
+    )
+    way = _Way(start=median(started), bests=tuple(bests), higher=metric.higher)
+    chosen = way.cutoffs() if way.length > 0.01 else ()
+    return tuple(float(f"{1 - each:.12g}") for each in chosen) if metric.higher else chosen
+
+
+def roundest(low: float, high: float, target: float) -> float:
+    """Find the multiple of the largest 5, 2 or 1 times a power of ten in [low, high], the one nearest to `target`.
+
+    >>> roundest(0.043, 0.058, 0.05)
+    0.05
+    >>> roundest(3.76, 3.88, 3.8)
+    3.8
+    """
+    exponent = math.floor(math.log10(max(abs(low), abs(high)))) + 1
+    for power in range(exponent, exponent - 16, -1):
+        for digit in (5, 2, 1):
+            step = digit * 10.0**power
+            first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+            if first <= last:
+                return float(f"{min(max(round(target / step), first), last) * step:.12g}")
+    return target
+
+
+def _badness(record: Record, metric: Metric) -> list[float]:
+    """Turn the metric so that low is good: a loss as it is, an accuracy as an error."""
+    values = [value for point in record.points if (value := metric.at(point)) is not None]
+    return [round(1 - value, 12) for value in values] if metric.higher else values
+
+
+class _Way:
+    """The way from the start (0) to the best value (1), logarithmic unless losses are negative."""
+
+    def __init__(self, start: float, bests: tuple[float, ...], higher: bool) -> None:
+        positive = [best for best in bests if best > 0]
+        floor = min(positive, default=SMALLEST_ERROR) / 2 if higher else SMALLEST_LOSS
+        self.linear = bests[0] < 0
+        self.bests = bests if self.linear or higher else tuple(max(best, floor) for best in bests)
+        self.floor = floor
+        self.start = self._scale(start)
+        self.end = self._scale(self.bests[0])
+        self.length = self.start - self.end
+
+    def cutoffs(self) -> tuple[float, ...]:
+        nearly_all = self.bests[math.ceil(NEARLY_ALL * len(self.bests)) - 1]
+        q = min(max((self.start - self._scale(nearly_all)) / self.length, 0.3), 0.7)
+        return (
+            self._round(q / 2, easier=q / 8, harder=q / 8),
+            self._round(q, easier=q / 8, harder=0),
+            self._round((q + 1) / 2, easier=(1 - q) / 8, harder=(1 - q) / 8),
+            self._tightest(easier=(1 - q) / 8),
+        )
+
+    def _scale(self, value: float) -> float:
+        return value if self.linear else math.log(max(value, self.floor))
+
+    def _value(self, position: float) -> float:
+        scaled = self.start - position * self.length
+        return scaled if self.linear else math.exp(scaled)
+
+    def _round(self, position: float, easier: float, harder: float) -> float:
+        return roundest(self._value(position + harder), self._value(position - easier), self._value(position))
+
+    def _tightest(self, easier: float) -> float:
+        """Choose what the best method reaches, and the second best does not unless they are closer than a fiftieth."""
+        best, high = self.bests[0], self._value(1 - easier)
+        others = [value for value in self.bests if value > best]
+        if others:
+            high = min(high, max(others[0] - 1e-9 * abs(others[0]), best + 0.02 * abs(best)))
+        return roundest(best, max(high, best), best)

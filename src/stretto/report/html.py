@@ -1,0 +1,74 @@
+"""The report: one HTML file that holds its data, its charts and the program that draws them."""
+
+import json
+import os
+import tempfile
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from stretto.report.page import Page
+
+
+def build(page: Page, path: str | Path) -> Path:
+    """Write the report to `path` and return it. A reader never sees half a file: it appears when it is complete.
+
+    The page fetches nothing, now or later; its own content policy forbids it to.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = render(page)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def render(page: Page) -> str:
+    """Return the whole page as text."""
+    import jinja2
+    from markupsafe import Markup
+
+    from stretto.report.view import view
+
+    source = files("stretto.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    shown = view(page)
+    specs = shown.pop("specs")
+    return environment.from_string(source).render(
+        **shown,
+        charts=Markup(_script_json(specs)),
+        bundle=Markup(_bundle() if specs["charts"] else ""),
+    )
+
+
+def _script_json(data: Any) -> str:
+    """JSON that is safe inside a <script> element: no text in it can end the element."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+@cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, of the version that altair writes its charts for."""
+    import vl_convert
+    from altair import SCHEMA_VERSION
+
+    wanted = ".".join(SCHEMA_VERSION.lstrip("v").split(".")[:2])
+    known = vl_convert.get_vegalite_versions()
+    version = wanted if wanted in known else known[-1]
+    # the stub declares `snippet` without its default
+    script = str(vl_convert.javascript_bundle(vl_version=version))  # type: ignore[call-arg]
+    assert "</script" not in script.lower()
+    return script

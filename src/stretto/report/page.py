@@ -1,0 +1,37 @@
+"""Everything one report is made from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stretto.errors import UsageError
+from stretto.report.record import Record
+
+ACCOUNTINGS = {
+    "counted": "FLOPs counted by PyTorch on the real modules",
+    "paper": "three times the forward pass",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What `build` needs: the runs, and the words that a reader needs to judge them."""
+
+    title: str
+    records: tuple[Record, ...]
+    planned: int  # runs of the whole study; more than len(records) while some are missing
+    accounting: str = "counted"
+    accounting_note: str = ""
+    dataset: str = ""
+    model: str = ""
+    heads_note: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
+    versions: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, str] = field(default_factory=dict)  # method -> SVG of its schedule
+    command: str = ""  # the command line that ran the study
+
+    def __post_init__(self) -> None:
+        if self.accounting not in ACCOUNTINGS:
+            raise UsageError(f"accounting is {self.accounting!r}; write one of {', '.join(ACCOUNTINGS)}")
+        if self.planned < len(self.records):
+            raise UsageError(f"{len(self.records)} runs, but planned={self.planned}; count every run of the study")

@@ -1,0 +1,137 @@
+"""What a finished run leaves behind: plain data that the study writes and the report reads."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from stretto.errors import UsageError
+
+STATUSES = ("finished", "diverged")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One evaluation during a run. Costs are what the run has spent up to here.
+
+    Compute is in FLOP; `serial_flops` counts the examples of a batch and the workers of the schedule as parallel.
+    `seconds` is the wall clock of the emulation, which runs every worker on one device. A point exists only where its
+    losses are finite: a run that has diverged makes no more points.
+    """
+
+    step: int
+    examples: int
+    total_flops: float
+    serial_flops: float
+    seconds: float
+    train_loss: float
+    validation_loss: float
+    validation_accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name == "validation_accuracy":
+                continue
+            _check_number(value, f"{field.name} of the evaluation at step {self.step}")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
+        return cls(**_known(cls, data, "an evaluation"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run that has ended: what it was, how it went, and what it cost.
+
+    `method` is spelled with its options as the user wrote it; `options` holds what the sweep varied (`lr`,
+    `batch_size`, ...). The losses and accuracies are those of the model at the end of the run, None where a diverged
+    run or a regression has none.
+    """
+
+    id: str
+    method: str
+    seed: int
+    options: Mapping[str, Any]
+    status: str
+    diverged_at: int | None = None
+    points: tuple[Point, ...] = ()
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    total_flops: float = 0.0
+    serial_flops: float = 0.0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise UsageError(f"run {self.id!r}: status is {self.status!r}; write one of {', '.join(STATUSES)}")
+        for name in ("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy"):
+            if getattr(self, name) is not None:
+                _check_number(getattr(self, name), f"{name} of run {self.id!r}")
+        for name in ("total_flops", "serial_flops", "seconds"):
+            _check_number(getattr(self, name), f"{name} of run {self.id!r}")
+        steps = [point.step for point in self.points]
+        if steps != sorted(steps):
+            raise UsageError(f"run {self.id!r}: its evaluations are at steps {steps}; write them in order of step")
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run was stopped because its loss left the range of numbers."""
+        return self.status == "diverged"
+
+    @property
+    def configuration(self) -> str:
+        """The same text for runs that differ in nothing but the seed."""
+        return json.dumps([self.method, dict(self.options)], sort_keys=True, default=str)
+
+    @property
+    def option_text(self) -> str:
+        """The options as a reader wants them, e.g. `lr=0.1, batch_size=64`."""
+        return ", ".join(f"{name}={value}" for name, value in self.options.items())
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
+        values = _known(cls, data, f"run {data.get('id', '?')!r}")
+        values["points"] = tuple(Point.from_json(point) for point in values.get("points", ()))
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
+        return {**asdict(self), "points": [point.to_json() for point in self.points]}
+
+
+def methods(records: tuple[Record, ...]) -> tuple[str, ...]:
+    """List the methods in the order in which they first appear: the order of every table and legend."""
+    return tuple(dict.fromkeys(record.method for record in records))
+
+
+def family(method: str) -> str:
+    """Return the method's name without its options: `chunked` for `chunked(chunks=2)`."""
+    return method.split("(", 1)[0].strip()
+
+
+def _check_number(value: Any, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(
+            f"{what} is {value!r}, which is no finite number; leave the value out (null) or mark the run 'diverged'"
+        )
+
+
+def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
+    wanted = {field.name: field for field in fields(cls)}
+    values = {name: value for name, value in data.items() if name in wanted}
+    required = ("id", "method", "seed", "options", "status") if cls is Record else tuple(wanted)[:-1]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise UsageError(f"{what} lacks {', '.join(missing)}; it has {', '.join(data) or 'nothing'}: run it again")
+    return values

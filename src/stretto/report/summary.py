@@ -1,0 +1,142 @@
+"""One line for each method: how good its best model is, what that costs, and how hard it is to get there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+
+from stretto.report.frontier import first_reaching
+from stretto.report.metric import METRICS, TRAIN_LOSS, VALIDATION_ACCURACY, VALIDATION_LOSS, Metric
+from stretto.report.record import Record, methods
+
+NEAR = 0.02  # "close to the best": a loss <= 1.02 x best, an accuracy >= 0.98 x best
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSummary:
+    """What a sweep says about one method. None stands for "cannot be said from these runs"."""
+
+    method: str
+    metric: Metric  # by which runs and configurations are judged
+    runs: int
+    diverged: int
+    best_train_loss: float | None  # over all finished runs, at their end
+    best_validation_loss: float | None
+    best_validation_accuracy: float | None
+    chosen: Record | None  # the finished run that is best on validation; the test values are its own
+    serial_flops: float | None  # what the chosen run had spent when it first was as good as at its end
+    total_flops: float | None
+    seconds: float | None
+    configurations: int
+    best_configuration: tuple[Record, ...]  # its runs, one a seed
+    near_best: float | None  # share of configurations whose mean over seeds is close to the best configuration's
+    spread: float | None  # standard deviation over seeds at the best configuration
+    median_spread: float | None  # the same at every configuration with two finished seeds or more, median
+
+    @property
+    def test_loss(self) -> float | None:
+        """Of the chosen run: the test data had no part in choosing it."""
+        return self.chosen.test_loss if self.chosen else None
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """Of the chosen run: the test data had no part in choosing it."""
+        return self.chosen.test_accuracy if self.chosen else None
+
+    @property
+    def diverged_share(self) -> float:
+        """Diverged runs / all runs of the method."""
+        return self.diverged / self.runs
+
+
+def judge(records: Sequence[Record]) -> Metric:
+    """Pick the metric that chooses among runs: validation accuracy where every finished run has one, else the loss."""
+    finished = [record for record in records if not record.diverged]
+    has_accuracy = finished and all(record.validation_accuracy is not None for record in finished)
+    return VALIDATION_ACCURACY if has_accuracy else VALIDATION_LOSS
+
+
+def summarize(records: Sequence[Record]) -> tuple[MethodSummary, ...]:
+    """Summarize every method, in the order in which the methods first appear."""
+    metric = judge(records)
+    return tuple(
+        _method(method, tuple(record for record in records if record.method == method), metric)
+        for method in methods(tuple(records))
+    )
+
+
+def _method(method: str, records: tuple[Record, ...], metric: Metric) -> MethodSummary:
+    chosen = _best_run(records, metric)
+    goal = metric.final(chosen) if chosen else None
+    reached = first_reaching(chosen, metric, goal) if chosen and goal is not None else None
+    spent = reached or chosen
+    groups = _configurations(records)
+    best = _best_configuration(groups, metric)
+    spreads = [each for group in groups if (each := _spread(group, metric)) is not None]
+    finals = {each.name: [value for record in records if (value := each.final(record)) is not None] for each in METRICS}
+    return MethodSummary(
+        method=method,
+        metric=metric,
+        runs=len(records),
+        diverged=sum(record.diverged for record in records),
+        best_train_loss=min(finals[TRAIN_LOSS.name], default=None),
+        best_validation_loss=min(finals[VALIDATION_LOSS.name], default=None),
+        best_validation_accuracy=max(finals[VALIDATION_ACCURACY.name], default=None),
+        chosen=chosen,
+        serial_flops=spent.serial_flops if spent else None,
+        total_flops=spent.total_flops if spent else None,
+        seconds=spent.seconds if spent else None,
+        configurations=len(groups),
+        best_configuration=best,
+        near_best=_near_best(groups, best, metric),
+        spread=_spread(best, metric),
+        median_spread=median(spreads) if spreads else None,
+    )
+
+
+def _best_run(records: Sequence[Record], metric: Metric) -> Record | None:
+    """Find the finished run with the best value; of equals the one with the lower validation loss, then the first."""
+    scored = [(value, record) for record in records if (value := metric.final(record)) is not None]
+
+    def key(item: tuple[float, Record]) -> tuple[float, float]:
+        loss = item[1].validation_loss
+        return metric.cost(item[0]), float("inf") if loss is None else loss
+
+    return min(scored, key=key)[1] if scored else None
+
+
+def _configurations(records: Sequence[Record]) -> list[tuple[Record, ...]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.configuration, []).append(record)
+    return [tuple(group) for group in groups.values()]
+
+
+def _finals(group: Sequence[Record], metric: Metric) -> list[float]:
+    return [value for record in group if (value := metric.final(record)) is not None]
+
+
+def _sound(group: Sequence[Record], metric: Metric) -> bool:
+    return len(_finals(group, metric)) == len(group) > 0
+
+
+def _best_configuration(groups: Sequence[tuple[Record, ...]], metric: Metric) -> tuple[Record, ...]:
+    """Find the best mean over seeds among configurations where no seed diverged, or among all if there is none."""
+    candidates = [group for group in groups if _sound(group, metric)]
+    candidates = candidates or [group for group in groups if _finals(group, metric)]
+    return min(candidates, key=lambda group: metric.cost(fmean(_finals(group, metric))), default=())
+
+
+def _near_best(groups: Sequence[tuple[Record, ...]], best: tuple[Record, ...], metric: Metric) -> float | None:
+    """Count a configuration with a diverged seed among the sweep, but never as close to the best."""
+    if not _sound(best, metric):
+        return 0.0 if best else None
+    target = metric.cost(fmean(_finals(best, metric)))
+    limit = target + NEAR * abs(target)
+    means = [metric.cost(fmean(_finals(group, metric))) for group in groups if _sound(group, metric)]
+    return sum(mean <= limit for mean in means) / len(groups)
+
+
+def _spread(group: Sequence[Record], metric: Metric) -> float | None:
+    """Give the sample standard deviation over finished seeds; one seed says nothing about spread."""
+    values = _finals(group, metric)
+    return stdev(values) if len(values) > 1 else None

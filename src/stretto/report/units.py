@@ -1,0 +1,65 @@
+"""Numbers as a reader wants them."""
+
+import math
+
+_FLOP = {1e18: "EFLOP", 1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP", 1e3: "kFLOP", 1.0: "FLOP"}
+NONE = "–"
+
+
+def flop_unit(largest: float) -> tuple[float, str]:
+    """Choose the unit in which the largest of some computes reads best: (FLOP in one unit, its name)."""
+    scale = next((scale for scale in _FLOP if largest >= scale), 1.0)
+    return scale, _FLOP[scale]
+
+
+def flops(value: float | None) -> str:
+    """Compute with its unit.
+
+    >>> flops(1.234e12)
+    '1.23 TFLOP'
+    """
+    if value is None:
+        return NONE
+    scale, name = flop_unit(value)
+    return f"{number(value / scale)} {name}"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, without an exponent where one can be avoided."""
+    if value is None:
+        return NONE
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.2e}"
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 2
+    return f"{value:.{max(0, digits)}f}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """Write a share of one, in per cent."""
+    return NONE if value is None else f"{100 * value:.{digits}f} %"
+
+
+def cutoff(value: float, is_share: bool) -> str:
+    """Write a cut-off with no more digits than it has: they are round numbers."""
+    return f"{100 * value:.6g} %" if is_share else f"{value:.6g}"
+
+
+def times(value: float | None) -> str:
+    """Write a ratio, e.g. `3.1×`."""
+    return NONE if value is None else f"{value:.1f}×" if value >= 0.95 else f"{value:.2f}×"
+
+
+def seconds(value: float | None) -> str:
+    """Write a duration in the unit that suits it."""
+    if value is None:
+        return NONE
+    if value >= 5400:
+        return f"{value / 3600:.1f} h"
+    if value >= 90:
+        return f"{value / 60:.1f} min"
+    return f"{number(value)} s"
+
+
+def short(value: float) -> float:
+    """Five significant digits: what a chart can show, at half the size on the page."""
+    return float(f"{value:.5g}")

@@ -1,0 +1,79 @@
+"""A schedule as a picture: one row a worker, time to the right; as text and as SVG."""
+
+from collections.abc import Sequence
+from html import escape
+
+from stretto.schedule.action import KINDS
+from stretto.schedule.span import Span
+
+# Color-blind safe (after Okabe and Ito), dark enough for white labels.
+COLORS = {"F": "#0072b2", "B": "#b5540b", "I": "#b5540b", "W": "#008060", "U": "#5b5b66"}
+
+
+def text(spans: Sequence[Span], unit: float = 1.0) -> str:
+    """Draw spans whose times are multiples of `unit`, one column a unit.
+
+    A cell names the action as stage, kind and micro-batch; "=" goes on where it takes longer than one column, "." is
+    idle time. Actions that take no time are left out.
+    """
+    shown = [span for span in spans if span.end > span.start]
+    if not shown:
+        return ""
+    cell = 1 + max(len(str(span.action)) for span in shown)
+    columns = max(round(span.end / unit) for span in shown)
+    workers = 1 + max(span.worker for span in shown)
+    rows = [list((".".ljust(cell)) * columns) for _ in range(workers)]
+    for span in shown:
+        start, end = (round(time / unit) * cell for time in (span.start, span.end))
+        long = end - start > cell
+        rows[span.worker][start:end] = str(span.action).ljust(end - start - 1, "=" if long else " ") + " "
+    label = len(f"worker {workers - 1}")
+    return "\n".join(f"{f'worker {w}':<{label}}  {''.join(row)}".rstrip() for w, row in enumerate(rows))
+
+
+def svg(spans: Sequence[Span], *, title: str = "", width: int = 960, row: int = 34) -> str:
+    """Draw spans to scale. The picture carries its own legend and hover texts and needs nothing from outside."""
+    shown = [span for span in spans if span.end > span.start]
+    end = max((span.end for span in shown), default=1.0)
+    workers = 1 + max((span.worker for span in spans), default=0)
+    left, top = 84, 34 if title else 12
+    height = top + workers * row + 40
+    scale = (width - left - 12) / end
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(title or "schedule")}" font-family="system-ui, sans-serif" font-size="12">'
+    ]
+    if title:
+        parts.append(f'<text x="0" y="16" font-size="14" font-weight="600" fill="currentColor">{escape(title)}</text>')
+    for worker in range(workers):
+        y = top + worker * row
+        parts.append(f'<text x="0" y="{y + row / 2 + 1:.1f}" fill="currentColor">worker {worker}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{width - left - 12}" height="{row - 6}" fill="#8884" rx="3"/>')
+    parts += [box(span, left + span.start * scale, top + span.worker * row, row - 6, scale) for span in shown]
+    parts += legend([kind for kind in KINDS if any(span.action.kind == kind for span in shown)], left, height - 22)
+    return "".join([*parts, "</svg>"])
+
+
+def box(span: Span, x: float, y: float, height: float, scale: float) -> str:
+    """One action: a rectangle, its label where it fits, and the full story on hover."""
+    kind, stage, microbatch = span.action
+    wide = (span.end - span.start) * scale
+    label = str(span.action) if wide > 8 * len(str(span.action)) else str(microbatch) if wide > 14 else ""
+    story = f"{span.action}: {KINDS[kind]} of micro-batch {microbatch} on stage {stage}, {span.start:g} to {span.end:g}"
+    shade = ' fill-opacity="0.75"' if kind == "I" else ""
+    return (
+        f'<g><title>{escape(story)}</title><rect x="{x + 0.5:.2f}" y="{y}" width="{max(wide - 1, 0.5):.2f}" '
+        f'height="{height}" rx="2" fill="{COLORS[kind]}"{shade}/>'
+        f'<text x="{x + wide / 2:.2f}" y="{y + height / 2 + 4:.1f}" text-anchor="middle" fill="#fff">{label}</text></g>'
+    )
+
+
+def legend(kinds: Sequence[str], x: float, y: float) -> list[str]:
+    """What the colors mean."""
+    parts = []
+    for kind in kinds:
+        shade = ' fill-opacity="0.75"' if kind == "I" else ""
+        parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{COLORS[kind]}"{shade}/>')
+        parts.append(f'<text x="{x + 17}" y="{y + 10.5}" fill="currentColor">{kind} {KINDS[kind]}</text>')
+        x += 40 + 7 * len(KINDS[kind])
+    return parts

@@ -1,0 +1,200 @@
+"""A study: every method over the same sweep, then one report."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from stretto.config import CompareSettings, Settings, TrainSettings
+from stretto.cost import NOTES, Costs, measure
+from stretto.cost.flops import durations
+from stretto.errors import UsageError
+from stretto.report import METRICS, Page, Record, build, panels
+from stretto.schedule import draw
+from stretto.simulate import simulate
+from stretto.study.pool import Failure, Task, run_all
+from stretto.study.prepare import Prepared, prepare, resolve
+from stretto.study.store import RUN, STUDY, read_run, versions, write_json
+
+ROOM = 64 * 2**20  # bytes that must be free before a study starts
+
+HEADS_NOTE = (
+    "The layers of the paper's auxiliary heads could not be retrieved; these are ours: one linear layer on vectors, "
+    "global average pooling and a linear layer on images, a final norm and an unembedding on text. Their cost is "
+    "included."
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study on the disk: its resolved settings, its runs' folders, and those that are finished."""
+
+    settings: CompareSettings
+    out: Path
+    tasks: tuple[Task, ...]
+
+    @property
+    def pending(self) -> list[Task]:
+        """The runs that are not finished."""
+        return [task for task in self.tasks if not (task.folder / RUN).is_file()]
+
+    def records(self) -> tuple[Record, ...]:
+        """The finished runs."""
+        return tuple(read_run(task.folder)[1] for task in self.tasks if (task.folder / RUN).is_file())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study came to."""
+
+    records: tuple[Record, ...]
+    failures: tuple[Failure, ...]
+    report: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `stretto compare --json` prints."""
+        keys = ("id", "method", "seed", "options", "status", "diverged_at", "train_loss", "validation_loss",
+                "validation_accuracy", "test_loss", "test_accuracy", "total_flops", "serial_flops",
+                "seconds")  # fmt: skip
+        return {
+            "runs": [{key: record.to_json()[key] for key in keys} for record in self.records],
+            "frontier": [panel.to_json() for metric in METRICS for panel in panels(self.records, metric)],
+            "failed": [failure.task.settings.id for failure in self.failures],
+            "report": str(self.report),
+        }
+
+
+def open_study(settings: CompareSettings, out: Path | None = None) -> Study:
+    """Resolve the settings, try every method, and claim the folder `out`, which may hold a part of this very study.
+
+    Without `out` the folder is named after the settings, so that the same study is found again. Raises UsageError if
+    the folder holds a study with other settings.
+    """
+    settings = resolve(settings)
+    for method in settings.methods:
+        prepare(sample(settings, method))
+    resolved = settings.to_json()
+    if out is None:
+        digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:8]
+        out = Path("runs") / f"compare-{settings.model}-{settings.data}-{digest}"
+    claim(out, resolved)
+    return Study(settings, out, tuple(Task(run, out / "runs" / run.id) for run in settings.runs()))
+
+
+def sample(settings: CompareSettings, method: str) -> TrainSettings:
+    """Some run of a method: the one whose schedule and costs stand for all."""
+    largest = max(settings.batch_size)
+    return next(run for run in settings.runs() if run.method == method and run.batch_size == largest)
+
+
+def claim(out: Path, resolved: dict[str, Any]) -> None:
+    """Make the folder, or check that it belongs to these settings."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file: name a folder")
+    found = out / STUDY
+    if found.is_file():
+        try:
+            there = json.loads(found.read_text(encoding="utf-8"))["settings"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{found} cannot be read ({error}): choose another --out, or delete that folder"
+            ) from error
+        differing = [key for key in resolved if there.get(key) != resolved[key]]
+        if differing:
+            listing = "; ".join(f"{key}: {there.get(key)!r} there, {resolved[key]!r} here" for key in differing)
+            raise UsageError(f"{out} holds a study with other settings ({listing}): choose another --out, or delete it")
+    elif out.is_dir() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty and holds no study: choose another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out).free
+        if free < ROOM:
+            raise UsageError(f"{out} has {free / 2**20:.0f} MiB free, a study needs {ROOM / 2**20:.0f}: free some, or "
+                             "choose an --out elsewhere")  # fmt: skip
+        write_json(found, {"settings": resolved, "versions": versions()})
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}: choose another --out") from error
+
+
+def default_jobs() -> int:
+    """One process a core that this one may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compare(
+    study: Study,
+    *,
+    jobs: int | None = None,
+    on_steps: Callable[[int], None] = lambda _: None,
+    on_run: Callable[[Task], None] = lambda _: None,
+    command: str = "",
+) -> Outcome:
+    """Make the runs that are missing, then the report. What was finished before is not repeated."""
+    failures = run_all(study.pending, default_jobs() if jobs is None else jobs, on_steps, on_run)
+    return Outcome(study.records(), tuple(failures), write_report(study, command))
+
+
+def write_report(study: Study, command: str = "") -> Path:
+    """One HTML page from the runs that are finished."""
+    settings = study.settings
+    prepared = {method: prepare(sample(settings, method)) for method in settings.methods}
+    first = next(iter(prepared.values()))
+    heads = any(head is not None for each in prepared.values() for head in each.trainer.heads)
+    page = Page(
+        title=f"{settings.model} on {settings.data}: {', '.join(settings.methods)}",
+        records=study.records(),
+        planned=len(study.tasks),
+        accounting=settings.accounting,
+        accounting_note=NOTES[costs_of(first).accounting],
+        dataset=first.dataset.description,
+        model=f"{first.model.description}; {settings.stages} stages on {settings.workers} workers",
+        heads_note=HEADS_NOTE if heads else "",
+        settings=settings.to_json(),
+        versions=versions(),
+        pictures={method: picture(each) for method, each in prepared.items()},
+        command=command,
+    )
+    return build(page, study.out / "report.html")
+
+
+def costs_of(prepared: Prepared) -> Costs:
+    """What a step of a prepared run costs."""
+    x, y = prepared.dataset.train.x, prepared.dataset.train.y
+    size = prepared.settings.batch_size
+    return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
+
+
+def picture(prepared: Prepared, turns: int = 3) -> str:
+    """The method's schedule to scale, with the costs of the run as durations."""
+    trainer, costs = prepared.trainer, costs_of(prepared)
+    megaflops = {key: value / 1e6 for key, value in costs.flops.items()}
+    timeline = simulate(trainer.schedule, trainer.rules, turns, durations(megaflops))
+    return draw.svg(timeline.spans, title=f"{trainer.method}: the first {turns} minibatches, to scale (MFLOP)")
+
+
+def read_study(out: Path) -> Study:
+    """A study, or a single run of `stretto train`, as it was left. Raises UsageError if there is neither."""
+    if (out / RUN).is_file():
+        return study_of_run(out)
+    path = out / STUDY
+    if not path.is_file():
+        raise UsageError(f"nothing to report in {out}: it has neither {STUDY} nor {RUN}. Name a folder that "
+                         "`stretto compare` or `stretto train` has written")  # fmt: skip
+    try:
+        settings = CompareSettings.from_json(json.loads(path.read_text(encoding="utf-8"))["settings"], str(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    return Study(settings, out, tuple(Task(run, out / "runs" / run.id) for run in settings.runs()))
+
+
+def study_of_run(folder: Path) -> Study:
+    """A study that consists of one run."""
+    run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder / RUN))
+    shared = {field.name: getattr(run, field.name) for field in fields(Settings)}
+    assert run.lr is not None
+    swept = CompareSettings(**shared, methods=(run.method,), lr=(run.lr,), batch_size=(run.batch_size,), seeds=1)
+    return Study(swept, folder, (Task(run, folder),))

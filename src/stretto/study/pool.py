@@ -1,0 +1,191 @@
+"""Runs side by side in processes of one thread each; a process that dies costs one run, not the study."""
+
+import contextlib
+import errno
+import multiprocessing
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from stretto.config import TrainSettings
+from stretto.errors import StrettoError
+
+REPORT_EVERY = 0.1  # seconds between two words of a process about its progress
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run to be made, and where."""
+
+    settings: TrainSettings
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that could not be made, and why."""
+
+    task: Task
+    reason: str
+
+
+class FullDiskError(StrettoError):
+    """There is no room for results: going on would only lose them."""
+
+
+@dataclass
+class _Slot:
+    process: BaseProcess
+    pipe: Connection
+    task: Task | None = None
+    steps: int = 0
+
+
+OnSteps = Callable[[int], None]  # more steps done
+OnRun = Callable[[Task], None]  # a run has ended and is on the disk
+
+
+def run_all(tasks: Sequence[Task], jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+    """Make every run, `jobs` at a time; return those that failed. The order of results is free, their numbers are not.
+
+    With one job everything happens in this process. Raises FullDiskError as soon as a result cannot be written, and
+    passes KeyboardInterrupt on once every process it started has ended.
+    """
+    return _run_here(tasks, on_steps, on_run) if jobs == 1 else _run_in_processes(tasks, jobs, on_steps, on_run)
+
+
+def _run_here(tasks: Sequence[Task], on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    failures = []
+    try:
+        for task in tasks:
+            reason = _attempt(task, lambda step, _: on_steps(1))
+            if reason is None:
+                on_run(task)
+            else:
+                failures.append(Failure(task, reason))
+    finally:
+        torch.set_num_threads(threads)
+    return failures
+
+
+def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | None:
+    from stretto.study.run import run
+
+    try:
+        run(task.settings, task.folder, on_step)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FullDiskError(_full_disk(task.folder)) from error
+        return traceback.format_exc()
+    except Exception:  # noqa: BLE001 - the study goes on; the reason is reported at its end
+        return traceback.format_exc()
+    return None
+
+
+def _full_disk(folder: Path) -> str:
+    return f"no room on the disk for {folder}: free some and start the same command again; finished runs are kept"
+
+
+def _run_in_processes(tasks: Sequence[Task], jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+    waiting, failures = deque(tasks), list[Failure]()
+    slots = [_start() for _ in range(min(jobs, len(tasks)))]
+    try:
+        for slot in slots:
+            _give(slot, waiting)
+        while any(slot.task is not None for slot in slots):
+            wait([slot.pipe for slot in slots if slot.task is not None])
+            for index, slot in enumerate(slots):
+                if slot.task is not None and slot.pipe.poll():
+                    if not _listen(slot, on_steps, on_run, failures):
+                        slots[index] = slot = _start()
+                    if slot.task is None:
+                        _give(slot, waiting)
+    finally:
+        for slot in slots:
+            slot.pipe.close()
+            slot.process.terminate()
+            slot.process.join()
+    return failures
+
+
+def _start() -> _Slot:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return _Slot(process, mine)
+
+
+def _give(slot: _Slot, waiting: deque[Task]) -> None:
+    if waiting:
+        slot.task, slot.steps = waiting.popleft(), 0
+        # A process that has just died is noticed when its pipe is read.
+        with contextlib.suppress(BrokenPipeError):
+            slot.pipe.send(slot.task)
+
+
+def _listen(slot: _Slot, on_steps: OnSteps, on_run: OnRun, failures: list[Failure]) -> bool:
+    """Hear one message; False if the process has died instead."""
+    assert slot.task is not None
+    try:
+        kind, value = slot.pipe.recv()
+    except (EOFError, ConnectionResetError):
+        slot.process.join()
+        slot.pipe.close()
+        failures.append(Failure(slot.task, _how_it_died(slot.process)))
+        return False
+    if kind == "steps":
+        on_steps(value - slot.steps)
+        slot.steps = value
+    elif kind == "full disk":
+        raise FullDiskError(value)
+    else:
+        on_steps(slot.task.settings.steps - slot.steps)
+        if value is None:
+            on_run(slot.task)
+        else:
+            failures.append(Failure(slot.task, value))
+        slot.task = None
+    return True
+
+
+def _how_it_died(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    remedy = "; the machine may be short of memory: try fewer --jobs" if code == -signal.SIGKILL else ""
+    return f"the process of this run (id {process.pid}) {how}{remedy}"
+
+
+def _work(pipe: Connection) -> None:
+    """A process' life: runs until the pipe closes. Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch
+
+    torch.set_num_threads(1)
+    last = 0.0
+
+    def on_step(step: int, _: float | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > REPORT_EVERY:
+            last = time.monotonic()
+            pipe.send(("steps", step))
+
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has ended
+        while True:
+            task: Any = pipe.recv()
+            try:
+                pipe.send(("done", _attempt(task, on_step)))
+            except FullDiskError as error:
+                pipe.send(("full disk", str(error)))

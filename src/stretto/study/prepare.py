@@ -1,0 +1,94 @@
+"""From settings to a trainer with its data: everything that can be wrong is found out here, before training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from stretto import config, data, models
+from stretto.errors import UsageError
+from stretto.splitting import split
+from stretto.trainer import Trainer
+
+S = TypeVar("S", bound=config.Settings)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A run that could start now."""
+
+    settings: config.TrainSettings
+    dataset: data.Dataset
+    model: models.Model
+    trainer: Trainer
+
+
+@lru_cache(maxsize=4)
+def load(name: str, options: tuple[tuple[str, object], ...]) -> data.Dataset:
+    """Load a data set once a process."""
+    return data.load(name, **dict(options))
+
+
+def dataset(settings: config.Settings) -> data.Dataset:
+    """The settings' data set."""
+    return load(settings.data, tuple(sorted(settings.data_options.items())))
+
+
+def resolve(settings: S) -> S:
+    """Fill in everything that was left to Stretto to choose. Raises UsageError for what cannot work."""
+    config.check(settings)
+    model = models.build(settings.model, dataset(settings), **settings.model_options)
+    stages = len(model.layers) if settings.stages is None else settings.stages
+    if stages > len(model.layers):
+        raise UsageError(
+            f"stages={stages}, but {model.name} has {len(model.layers)} blocks: use at most {len(model.layers)} "
+            f"stages, or a deeper network (--model-options.depth {stages})"
+        )
+    workers = stages if settings.workers is None else settings.workers
+    if workers > stages:
+        raise UsageError(f"workers={workers} for {stages} stages: use at most {stages} workers")
+    return config.with_optimizer(replace(settings, stages=stages, workers=workers))
+
+
+def prepare(settings: config.TrainSettings) -> Prepared:
+    """Build the data, the model, its stages and the trainer of a resolved run."""
+    loaded = dataset(settings)
+    if settings.batch_size > len(loaded.train):
+        raise UsageError(
+            f"batch_size={settings.batch_size}, but {loaded.name} has {len(loaded.train)} training examples: "
+            f"use at most {len(loaded.train)}"
+        )
+    model = models.build(settings.model, loaded, seed=settings.seed, **settings.model_options)
+    example = loaded.train.x[: settings.batch_size]
+    assert settings.stages is not None
+    trainer = Trainer(
+        split(model.layers, settings.stages, example=example),
+        model.loss,
+        optimizer(settings),
+        settings.method,
+        example=example,
+        scheduler=scheduler(settings),
+        workers=settings.workers,
+        seed=settings.seed,
+    )
+    return Prepared(settings, loaded, model, trainer)
+
+
+def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    """What makes the optimizer of a stage."""
+    lr, momentum, decay = settings.lr, settings.momentum, settings.weight_decay
+    assert lr is not None
+    if settings.optimizer == "sgd":
+        return lambda params: torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=decay)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer]
+    return lambda params: kind(params, lr=lr, betas=(momentum, 0.999), weight_decay=decay)
+
+
+def scheduler(settings: config.TrainSettings) -> Callable[[Any], Any] | None:
+    """What makes the learning-rate scheduler of a stage."""
+    if settings.schedule == "constant":
+        return None
+    return lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=settings.steps)

@@ -1,0 +1,151 @@
+"""One run: train, evaluate now and then, keep what came of it."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stretto.config import TrainSettings
+from stretto.cost import Costs, measure
+from stretto.data import Split, forever
+from stretto.report.record import Point, Record
+from stretto.seeding import derive
+from stretto.study.prepare import Prepared, prepare
+from stretto.study.store import RunWriter, versions
+
+EVALUATION_BATCH = 512
+TRAIN_SAMPLE = 1024  # training examples that the train loss is evaluated on
+
+OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
+
+
+@dataclass
+class Progress:
+    """What a run knows of itself while it goes on."""
+
+    points: list[Point] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    diverged_at: int | None = None
+    final: dict[str, float | None] = field(default_factory=dict)
+
+
+def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None) -> Record:
+    """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
+
+    A loss that is no finite number ends the run as diverged.
+    """
+    prepared = prepare(settings)
+    trainer = prepared.trainer
+    train = prepared.dataset.train
+    costs = measure(trainer, train.x[: settings.batch_size], train.y[: settings.batch_size], settings.accounting)
+    progress = Progress()
+    with RunWriter(folder) as writer:
+        writer.event("start", id=settings.id, settings=settings.to_json())
+        train_until_done(prepared, costs, progress, writer, on_step)
+        record = make_record(settings, costs, progress)
+        writer.event(record.status, step=len(progress.step_seconds), **progress.final)
+        weights = trainer.gather()
+        assert weights is not None
+        writer.finish(
+            {
+                "settings": settings.to_json(),
+                "versions": versions(),
+                "model": prepared.model.description,
+                "dataset": prepared.dataset.description,
+                "accounting": costs.accounting,
+                "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
+                "seconds_per_step": statistics.median(progress.step_seconds[settings.stages or 0 :] or [0.0]),
+                "record": {**record.to_json(), "points": []},
+            },
+            weights,
+        )
+    return record
+
+
+def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, writer: RunWriter, on_step: OnStep) -> None:
+    """Train, evaluate and write events until the steps are done or a loss is no number any more."""
+    settings, trainer = prepared.settings, prepared.trainer
+    wanted = evaluation_steps(settings.steps, settings.evaluations)
+    batches = forever(prepared.dataset.train, settings.batch_size, derive(settings.seed, "batches"))
+    for step, (x, y) in zip(range(1, settings.steps + 1), batches, strict=False):
+        before = time.perf_counter()
+        loss = trainer.step(x, y)
+        if step == settings.steps:
+            trainer.flush()
+        progress.step_seconds.append(time.perf_counter() - before)
+        on_step(step, loss)
+        if loss is not None and not math.isfinite(loss):
+            progress.diverged_at = step
+            return
+        if step in wanted:
+            point = evaluate(prepared, costs, step, sum(progress.step_seconds))
+            if point is None:
+                progress.diverged_at = step
+                return
+            progress.points.append(point)
+            writer.event("evaluation", **point.to_json())
+    test = trainer.evaluate(prepared.dataset.test.batches(EVALUATION_BATCH))
+    last = progress.points[-1]
+    progress.final = {
+        "train_loss": last.train_loss,
+        "validation_loss": last.validation_loss,
+        "validation_accuracy": last.validation_accuracy,
+        "test_loss": finite(test["loss"]),
+        "test_accuracy": test.get("accuracy"),
+    }
+
+
+def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float) -> Point | None:
+    """One point on the run's curves, with what it has cost so far; None if a loss is no finite number."""
+    dataset, trainer = prepared.dataset, prepared.trainer
+    sample = Split(dataset.train.x[:TRAIN_SAMPLE], dataset.train.y[:TRAIN_SAMPLE])
+    train = trainer.evaluate(sample.batches(EVALUATION_BATCH))
+    validation = trainer.evaluate(dataset.validation.batches(EVALUATION_BATCH))
+    if not (math.isfinite(train["loss"]) and math.isfinite(validation["loss"])):
+        return None
+    examples = step * prepared.settings.batch_size
+    return Point(
+        step=step,
+        examples=examples,
+        total_flops=examples * costs.total,
+        serial_flops=step * costs.serial,
+        seconds=seconds,
+        train_loss=train["loss"],
+        validation_loss=validation["loss"],
+        validation_accuracy=validation.get("accuracy"),
+    )
+
+
+def evaluation_steps(steps: int, evaluations: int) -> set[int]:
+    """When to evaluate: about `evaluations` times, closer together at the start, always after the last step.
+
+    Costs are compared on logarithmic axes, so early steps need to be told apart as well as late ones.
+    """
+    return {max(1, math.ceil(steps * (i / evaluations) ** 2)) for i in range(1, evaluations + 1)}
+
+
+def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Record:
+    """The run as the report and `--json` show it."""
+    steps = len(progress.step_seconds)
+    options: dict[str, Any] = {"lr": settings.lr, "batch_size": settings.batch_size}
+    return Record(
+        id=settings.id,
+        method=settings.method,
+        seed=settings.seed,
+        options=options,
+        status="finished" if progress.diverged_at is None else "diverged",
+        diverged_at=progress.diverged_at,
+        points=tuple(progress.points),
+        total_flops=steps * settings.batch_size * costs.total,
+        serial_flops=steps * costs.serial,
+        seconds=sum(progress.step_seconds),
+        **progress.final,
+    )
+
+
+def finite(value: float) -> float | None:
+    """A number that JSON can hold, or None."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,51 @@
+"""A run of its own, outside a study."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from stretto.config import TrainSettings
+from stretto.errors import UsageError
+from stretto.report.record import Record
+from stretto.study.store import RUN, read_run
+
+
+def default_folder(settings: TrainSettings) -> Path:
+    """A folder named after everything the run depends on: the same run is found again, others get their own."""
+    digest = hashlib.sha256(json.dumps(settings.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+    return Path("runs") / f"train-{settings.model}-{settings.data}-{settings.id}-{digest}"
+
+
+def claim(folder: Path, settings: TrainSettings) -> bool:
+    """Whether the run is still to be made. Raises UsageError if the folder holds something else."""
+    if (folder / RUN).is_file():
+        there, here = read_run(folder)[0]["settings"], settings.to_json()
+        differing = [key for key in here if there.get(key) != here[key]]
+        if differing:
+            listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in differing)
+            raise UsageError(
+                f"{folder} holds a run with other settings ({listing}): choose another --out, or delete it"
+            )
+        return False
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already and holds no run: choose another --out")
+    return True
+
+
+def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]:
+    """What `stretto train --json` prints."""
+    last = record.points[-1].step if record.points else 0
+    return {
+        "status": record.status,
+        "steps": last if record.diverged_at is None else record.diverged_at,
+        "seconds_per_step": run["seconds_per_step"],
+        "train_loss": record.train_loss,
+        "validation_loss": record.validation_loss,
+        "validation_accuracy": record.validation_accuracy,
+        "test_loss": record.test_loss,
+        "test_accuracy": record.test_accuracy,
+        "total_flops": record.total_flops,
+        "serial_flops": record.serial_flops,
+        "out": str(folder),
+    }

@@ -1,0 +1,87 @@
+"""Runs as plain files: a folder that is there is finished; what is being written has another name."""
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch import Tensor
+
+from stretto.errors import UsageError
+from stretto.report.record import Point, Record
+
+RUN, EVENTS, MODEL, STUDY = "run.json", "events.jsonl", "model.safetensors", "study.json"
+
+
+class RunWriter:
+    """Writes one run into `.<name>.partial` beside its folder; `finish` gives the folder its name.
+
+    A folder left by an interrupted run is cleared away by the next start. Use as a context manager.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._partial = folder.with_name(f".{folder.name}.partial")
+        self._events: TextIO | None = None
+
+    def __enter__(self) -> "RunWriter":
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir(parents=True)
+        self._events = (self._partial / EVENTS).open("w", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._events is not None
+        self._events.close()
+
+    def event(self, kind: str, **values: Any) -> None:
+        """Append one line to the run's events."""
+        assert self._events is not None
+        self._events.write(json.dumps({"event": kind, **values}, allow_nan=False) + "\n")
+        self._events.flush()
+
+    def finish(self, run: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """Write what the run ended with, make sure it is on the disk, and give the folder its name."""
+        from safetensors.torch import save_file
+
+        assert self._events is not None
+        self._events.flush()
+        save_file({key: value.detach().cpu().clone() for key, value in weights.items()}, self._partial / MODEL)
+        (self._partial / RUN).write_text(json.dumps(run, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        for path in self._partial.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._partial.rename(self.folder)
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], Record]:
+    """A finished run: its run.json, and the record with its evaluations. Raises UsageError for a damaged one."""
+    try:
+        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        events = [json.loads(line) for line in (folder / EVENTS).read_text(encoding="utf-8").splitlines()]
+        points = tuple(Point.from_json(event) for event in events if event["event"] == "evaluation")
+        return run, replace(Record.from_json(run["record"]), points=points)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{folder} is damaged ({type(error).__name__}: {error}): delete this folder and start the same command "
+            "again; only this run is repeated"
+        ) from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all."""
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    found = {name: version(name) for name in ("stretto", "torch", "numpy", "scikit-learn")}
+    return {**found, "python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}

@@ -1,0 +1,150 @@
+"""The page: complete, offline, safe, and whole for every odd study."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from stretto.errors import UsageError
+from stretto.report import build
+from stretto.report.html import render
+
+from .synthetic import make_page, make_records, run
+
+
+def charts_of(text: str) -> dict:
+    (found,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', text, re.S)
+
+    def refuse(word):
+        raise AssertionError(f"{word} in JSON")
+
+    return json.loads(found, parse_constant=refuse)
+
+
+def without_bundle(text: str) -> str:
+    return re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, records) -> str:
+    path = build(make_page(records), tmp_path_factory.mktemp("out") / "new" / "report.html")
+    assert [each.name for each in path.parent.iterdir()] == ["report.html"]
+    return path.read_text(encoding="utf-8")
+
+
+def test_every_chart_has_a_place_and_its_data(page):
+    found = charts_of(page)
+    places = re.findall(r'<div class="chart" id="([^"]+)">', page)
+    assert sorted(places) == sorted(found["charts"])
+    assert len(places) == 12 + 6 + 4
+    used = set(re.findall(r'"data": {"name": "([^"]+)"', json.dumps(found["charts"])))
+    assert used == set(found["datasets"])
+
+
+def test_nothing_is_loaded(page):
+    assert not re.search(r"""(src|href|action)\s*=\s*["']?\s*(https?:)?//""", page)
+    assert not re.search(r"<link|<img|<iframe|@import|url\(\s*['\"]?http", without_bundle(page))
+    assert "default-src 'none'" in page
+    assert len(page) < 1_500_000
+
+
+def test_the_page_says_what_was_run(page):
+    for text in (
+        "At train loss 0.5, overlapping needs 2.5× less serial compute",
+        "MLP, 8 layers of 256 units",
+        "96; 20 diverged",
+        "lr 0.03, 0.1, 0.3, 1.0; batch_size 32, 128",
+        "Not reached by greedy, overlapping",
+        "not reached",
+        "train loss ≤ 0.001",
+        "validation accuracy ≥ 96 %",
+        "torch 2.13.0",
+        "stretto compare --model mlp",
+        "[model]",
+        "The paper&#39;s heads could not be retrieved",
+        "All 96 runs",
+        "diverged at",
+        "<rect",
+    ):
+        assert text in page, text
+
+
+def test_diverged_runs_are_all_listed(page, records):
+    table = page.split('<section id="diverged">')[1].split("</section>")[0]
+    assert table.count("<tr><td>") == sum(record.diverged for record in records)
+
+
+ODD = {
+    "one method": make_records(("overlapping",), seeds=(0,)),
+    "one run": make_records(("backprop",), rates=(0.1,), batches=(32,), seeds=(0,)),
+    "no backprop": make_records(("greedy", "overlapping"), seeds=(0, 1)),
+    "all diverged": tuple(run([2.0, 9.0], seed=s, status="diverged", diverged_at=3) for s in range(3)),
+    "diverged at once": (run(status="diverged", diverged_at=1),),
+    "no runs": (),
+    "regression": make_records(accuracy=False, seeds=(0,)),
+    "negative losses": (run([1.0, -1.0]), run([1.0, -2.0], method="greedy")),
+    "zero loss": (run([1.0, 0.0]), run([1.0, 0.5], method="greedy")),
+    "no evaluations": (run(status="finished"),),
+    "no options": (run([1.0, 0.5], options={}),),
+    "no cost": (run([1.0, 0.5], costs=[(0.0, 0.0), (0.0, 0.0)]),),
+    "no progress": (run([1.0, 1.0]), run([1.0, 1.0], method="greedy")),
+    "huge losses": (run([1e30, 1e25], options={"lr": 1e-9}),),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_studies(name):
+    text = render(make_page(ODD[name], planned=50, versions={}, settings={}, pictures={}, command=""))
+    charts_of(text)
+    assert "</html>" in text
+    assert f"{len(ODD[name])} of 50" in text
+
+
+def test_odd_studies_say_so():
+    assert "No run has finished yet" in render(make_page(()))
+    assert "All 3 runs diverged" in render(make_page(ODD["all diverged"]))
+    assert "Without backprop among the methods" in render(make_page(ODD["no backprop"]))
+    assert "n/a" in render(make_page(ODD["one method"]))
+    assert "validation accuracy" not in render(make_page(ODD["regression"])).split("<section id=")[1]
+
+
+def test_text_is_escaped():
+    evil = "<script>alert(1)</script>"
+    records = tuple(run([2.0, 1.0, 0.5], method=m, options={"lr": 0.1, evil: evil}) for m in (evil, "backprop"))
+    changes = {"dataset": evil, "model": evil, "heads_note": evil, "settings": {evil: evil}, "versions": {evil: evil}}
+    text = render(make_page(records, title=evil, accounting_note=evil, command=evil, pictures={}, **changes))
+    assert evil not in text
+    assert text.count("<script") == 3
+    found = json.dumps(charts_of(text))
+    assert evil in found, "the charts hold the name as it is, escaped as JSON only"
+
+
+def test_a_bad_picture_leaves_no_file(tmp_path):
+    with pytest.raises(UsageError, match="schedule picture"):
+        build(make_page(ODD["one run"], pictures={"pb": "<svg><script/></svg>"}), tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    path.write_text("old")
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr("pathlib.Path.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        build(make_page(()), path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_importing_the_package_is_cheap():
+    slow = ("altair", "jinja2", "vl_convert", "rich", "numpy")
+    code = f"import sys, stretto.report; print([name for name in {slow} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
