@@ -45,8 +45,8 @@ class Settings:
     """Stages the network is cut into; one for each of its blocks unless said otherwise."""
     workers: int | None = None
     """Workers the schedule is laid out for; one a stage unless said otherwise. Changes costs, never numbers."""
-    steps: int = 600
-    """Updates of each stage."""
+    steps: int | None = None
+    """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 400 for transformer."""
     optimizer: str = "auto"
     """sgd, adam or adamw; auto takes sgd for mlp and cnn, adamw for transformer."""
     momentum: float = 0.9
@@ -55,8 +55,8 @@ class Settings:
     """Weight decay."""
     schedule: str = "constant"
     """Learning rate over time: constant, or cosine (down to zero)."""
-    evaluations: int = 40
-    """How often a run is evaluated, closer together at its start."""
+    evaluations: int | None = None
+    """How often a run is evaluated, closer together at its start; unless said otherwise 40, transformer 20."""
     accounting: str = "counted"
     """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
 
@@ -71,7 +71,8 @@ class Settings:
         for key in data:
             if key not in known:
                 raise UsageError(f"{origin}: unknown key {key!r}: {nearest(key, known)}")
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +82,9 @@ class TrainSettings(Settings):
     method: str = "backprop"
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"."""
     lr: float | None = None
-    """Learning rate; unless said otherwise 0.01 for sgd, 0.001 for adam and adamw."""
-    batch_size: int = 32
-    """Examples of an update."""
+    """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw."""
+    batch_size: int | None = None
+    """Examples of an update; unless said otherwise 32, transformer 16."""
     seed: int = 0
     """Decides initial weights, heads, the order of the data and dropout."""
 
@@ -101,36 +102,51 @@ class CompareSettings(Settings):
     methods: Annotated[tuple[str, ...], LIST] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
     """Methods with their options, separated by commas or blanks."""
     lr: Annotated[tuple[float, ...] | None, LIST] = None
-    """Learning rates; unless said otherwise chosen for the optimizer."""
-    batch_size: Annotated[tuple[int, ...], LIST] = (32, 128)
-    """Batch sizes."""
+    """Learning rates; unless said otherwise 0.003,0.01,0.03,0.1 for sgd, 0.001,0.003,0.01 for adam and adamw."""
+    batch_size: Annotated[tuple[int, ...] | None, LIST] = None
+    """Batch sizes; unless said otherwise 32,128, transformer 16."""
     seeds: int = 2
     """Runs of each configuration, with seeds 0, 1, ..."""
 
     def runs(self) -> list[TrainSettings]:
         """Every run of the (resolved) study; one seed after the other, so that an early stop leaves whole sweeps."""
-        assert self.lr is not None
         own = {"methods", "lr", "batch_size", "seeds"}
         shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
         return [
             TrainSettings(**shared, method=method, lr=lr, batch_size=batch_size, seed=seed)
             for seed in range(self.seeds)
-            for batch_size in self.batch_size
-            for lr in self.lr
+            for batch_size in known(self.batch_size)
+            for lr in known(self.lr)
             for method in self.methods
         ]
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine")
-RATES = {"sgd": (0.003, 0.01, 0.03), "adam": (0.0003, 0.001, 0.003), "adamw": (0.0003, 0.001, 0.003)}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What suits a network on the embedded data; a single run takes the second rate and the first size."""
+
+    optimizer: str
+    steps: int
+    evaluations: int
+    batch_sizes: tuple[int, ...]
+
+
+DEFAULTS = {
+    "mlp": Defaults("sgd", 600, 40, (32, 128)),
+    "cnn": Defaults("sgd", 200, 40, (32, 128)),
+    "transformer": Defaults("adamw", 400, 20, (16,)),
+}
+ADAM_RATES = (0.001, 0.003, 0.01)
+RATES = {"sgd": (0.003, 0.01, 0.03, 0.1), "adam": ADAM_RATES, "adamw": ADAM_RATES}
 
 
 def check(settings: Settings) -> None:
     """Raise UsageError for values that no run could have, before anything is built."""
-    for name in ("steps", "evaluations"):
-        at_least_one(name, getattr(settings, name))
-    for name in ("stages", "workers"):
+    for name in ("steps", "evaluations", "stages", "workers"):
         if getattr(settings, name) is not None:
             at_least_one(name, getattr(settings, name))
     if settings.optimizer not in (*OPTIMIZERS, "auto"):
@@ -144,7 +160,8 @@ def check(settings: Settings) -> None:
     if isinstance(settings, CompareSettings):
         check_sweep(settings)
     elif isinstance(settings, TrainSettings):
-        at_least_one("batch_size", settings.batch_size)
+        if settings.batch_size is not None:
+            at_least_one("batch_size", settings.batch_size)
         positive_rates([] if settings.lr is None else [settings.lr])
 
 
@@ -155,10 +172,10 @@ def check_sweep(settings: CompareSettings) -> None:
         values = getattr(settings, name)
         if values is not None and not values:
             raise UsageError(f"{name} is empty: give at least one value, or leave it out")
-        twice = [value for value in values or () if values.count(value) > 1]
+        twice = [value for value in values or () if list(values or ()).count(value) > 1]
         if twice:
             raise UsageError(f"{name} lists {twice[0]!r} twice: each run would be made twice")
-    for size in settings.batch_size:
+    for size in settings.batch_size or ():
         at_least_one("batch_size", size)
     positive_rates(settings.lr or ())
 
@@ -177,14 +194,26 @@ def positive_rates(rates: Sequence[float]) -> None:
 
 
 S = TypeVar("S", bound=Settings)
+T = TypeVar("T")
 
 
-def with_optimizer(settings: S) -> S:
-    """Resolve `optimizer="auto"` and the learning rates that go with it."""
-    name = settings.optimizer
-    if name == "auto":
-        name = "adamw" if settings.model == "transformer" else "sgd"
-    rates = RATES[name]
-    if isinstance(settings, CompareSettings):
-        return replace(settings, optimizer=name, lr=settings.lr or rates)
-    return replace(settings, optimizer=name, lr=getattr(settings, "lr", None) or rates[1])
+def known(value: T | None) -> T:
+    """A value of settings that have been resolved."""
+    assert value is not None, "these settings have not been resolved"
+    return value
+
+
+def with_defaults(settings: S) -> S:
+    """Resolve what was left open and depends on the network: optimizer, rates, sizes, length."""
+    chosen = DEFAULTS[settings.model]
+    name = chosen.optimizer if settings.optimizer == "auto" else settings.optimizer
+    given = {key: value for key in ("steps", "evaluations", "lr", "batch_size") if (value := getattr(settings, key))}
+    rates, sizes = RATES[name], chosen.batch_sizes
+    single = isinstance(settings, TrainSettings)
+    filled = {
+        "steps": chosen.steps,
+        "evaluations": chosen.evaluations,
+        "lr": rates[1] if single else rates,
+        "batch_size": sizes[0] if single else sizes,
+    }
+    return replace(settings, optimizer=name, **{**filled, **given})

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +54,7 @@ def torch_works() -> str:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         raise RuntimeError(f"torch {torch.__version__}; at least 2.10 is needed")
     weight = torch.ones(2, requires_grad=True)
-    (weight * 3).sum().backward()
+    torch.autograd.backward((weight * 3).sum())
     if weight.grad is None or weight.grad.tolist() != [3.0, 3.0]:
         raise RuntimeError(f"torch {torch.__version__} computes a wrong gradient: {weight.grad}")
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
@@ -117,7 +118,9 @@ def report() -> str:
     import altair
     import vl_convert
 
-    return f"altair {altair.__version__}, vl-convert {vl_convert.__version__}"
+    if not vl_convert.get_vegalite_versions():
+        raise RuntimeError("vl-convert holds no Vega-Lite")
+    return f"altair {altair.__version__}, vl-convert {version('vl-convert-python')}"
 
 
 def disk() -> str:

@@ -219,7 +219,7 @@ def leaf(tensor: Tensor, wants_gradient: bool) -> Tensor:
 
 
 def add(parts: Sequence[Gradient]) -> Gradient:
-    """The sum of gradients, tensor by tensor; nothing counts as zero. Not in place: a message may have other readers."""
+    """The sum of gradients, tensor by tensor; nothing counts as zero. Not in place: others may read the message."""
     parts = [part for part in parts if part]
     if len(parts) < 2:
         return parts[0] if parts else ()

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.progress import progress
-from stretto.config import CompareSettings
+from stretto.config import CompareSettings, known
 
 if TYPE_CHECKING:
     from stretto.study import Outcome
@@ -45,7 +45,7 @@ def compare(
         print_settings(resolve(settings), output)
         return 0
     opened = study.open_study(settings, output.out)
-    pending, steps = opened.pending, opened.settings.steps
+    pending, steps = opened.pending, known(opened.settings.steps)
     runs, done = len(opened.tasks), len(opened.tasks) - len(opened.pending)
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.progress import progress
-from stretto.config import TrainSettings
+from stretto.config import TrainSettings, known
 
 
 def train(
@@ -43,7 +43,7 @@ def train(
 
         prepare(resolved)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
-        with progress(title, resolved.steps, silent=output.silent) as bar:
+        with progress(title, known(resolved.steps), silent=output.silent) as bar:
 
             def on_step(_: int, loss: float | None) -> None:
                 bar.advance(1)

@@ -63,12 +63,12 @@ class Counted(Stage):
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    flops: int = sdpa_flop_count(query, key, value)
+    flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
     return flops
 
 
 def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    flops: int = sdpa_backward_flop_count(gradient, query, key, value)
+    flops: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
     return flops
 
 

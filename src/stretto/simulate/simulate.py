@@ -4,22 +4,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Rules, Schedule
 from stretto.schedule.check import explain
+from stretto.schedule.span import Span
 
 Durations = Callable[[Action], float]
-
-
-class Span(NamedTuple):
-    """One action on the time axis of its worker."""
-
-    worker: int
-    action: Action
-    start: float
-    end: float
 
 
 @dataclass(frozen=True)

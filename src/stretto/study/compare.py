@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stretto.config import CompareSettings, Settings, TrainSettings
+from stretto.config import CompareSettings, Settings, TrainSettings, known
 from stretto.cost import NOTES, Costs, measure
 from stretto.cost.flops import durations
 from stretto.errors import UsageError
@@ -87,7 +87,7 @@ def open_study(settings: CompareSettings, out: Path | None = None) -> Study:
 
 def sample(settings: CompareSettings, method: str) -> TrainSettings:
     """Some run of a method: the one whose schedule and costs stand for all."""
-    largest = max(settings.batch_size)
+    largest = max(known(settings.batch_size))
     return next(run for run in settings.runs() if run.method == method and run.batch_size == largest)
 
 
@@ -195,6 +195,7 @@ def study_of_run(folder: Path) -> Study:
     """A study that consists of one run."""
     run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder / RUN))
     shared = {field.name: getattr(run, field.name) for field in fields(Settings)}
-    assert run.lr is not None
-    swept = CompareSettings(**shared, methods=(run.method,), lr=(run.lr,), batch_size=(run.batch_size,), seeds=1)
+    swept = CompareSettings(
+        **shared, methods=(run.method,), lr=(known(run.lr),), batch_size=(known(run.batch_size),), seeds=1
+    )
     return Study(swept, folder, (Task(run, folder),))

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from stretto.config import TrainSettings
+from stretto.config import TrainSettings, known
 from stretto.errors import StrettoError
 
 REPORT_EVERY = 0.1  # seconds between two words of a process about its progress
@@ -152,7 +152,7 @@ def _listen(slot: _Slot, on_steps: OnSteps, on_run: OnRun, failures: list[Failur
     elif kind == "full disk":
         raise FullDiskError(value)
     else:
-        on_steps(slot.task.settings.steps - slot.steps)
+        on_steps(known(slot.task.settings.steps) - slot.steps)
         if value is None:
             on_run(slot.task)
         else:

@@ -37,10 +37,18 @@ def dataset(settings: config.Settings) -> data.Dataset:
     return load(settings.data, tuple(sorted(settings.data_options.items())))
 
 
+def build_model(settings: config.Settings, seed: int = 0) -> models.Model:
+    """The settings' network."""
+    options: dict[str, Any] = dict(settings.model_options)
+    if "seed" in options:
+        raise UsageError("model_options: seed is no option of a network; the seed of a run decides its weights")
+    return models.build(settings.model, dataset(settings), seed=seed, **options)
+
+
 def resolve(settings: S) -> S:
     """Fill in everything that was left to Stretto to choose. Raises UsageError for what cannot work."""
     config.check(settings)
-    model = models.build(settings.model, dataset(settings), **settings.model_options)
+    model = build_model(settings)
     stages = len(model.layers) if settings.stages is None else settings.stages
     if stages > len(model.layers):
         raise UsageError(
@@ -50,22 +58,22 @@ def resolve(settings: S) -> S:
     workers = stages if settings.workers is None else settings.workers
     if workers > stages:
         raise UsageError(f"workers={workers} for {stages} stages: use at most {stages} workers")
-    return config.with_optimizer(replace(settings, stages=stages, workers=workers))
+    return config.with_defaults(replace(settings, stages=stages, workers=workers))
 
 
 def prepare(settings: config.TrainSettings) -> Prepared:
     """Build the data, the model, its stages and the trainer of a resolved run."""
     loaded = dataset(settings)
-    if settings.batch_size > len(loaded.train):
+    batch_size = config.known(settings.batch_size)
+    if batch_size > len(loaded.train):
         raise UsageError(
-            f"batch_size={settings.batch_size}, but {loaded.name} has {len(loaded.train)} training examples: "
+            f"batch_size={batch_size}, but {loaded.name} has {len(loaded.train)} training examples: "
             f"use at most {len(loaded.train)}"
         )
-    model = models.build(settings.model, loaded, seed=settings.seed, **settings.model_options)
-    example = loaded.train.x[: settings.batch_size]
-    assert settings.stages is not None
+    model = build_model(settings, settings.seed)
+    example = loaded.train.x[:batch_size]
     trainer = Trainer(
-        split(model.layers, settings.stages, example=example),
+        split(model.layers, config.known(settings.stages), example=example),
         model.loss,
         optimizer(settings),
         settings.method,
@@ -79,8 +87,7 @@ def prepare(settings: config.TrainSettings) -> Prepared:
 
 def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """What makes the optimizer of a stage."""
-    lr, momentum, decay = settings.lr, settings.momentum, settings.weight_decay
-    assert lr is not None
+    lr, momentum, decay = config.known(settings.lr), settings.momentum, settings.weight_decay
     if settings.optimizer == "sgd":
         return lambda params: torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=decay)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer]
@@ -91,4 +98,5 @@ def scheduler(settings: config.TrainSettings) -> Callable[[Any], Any] | None:
     """What makes the learning-rate scheduler of a stage."""
     if settings.schedule == "constant":
         return None
-    return lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=settings.steps)
+    steps = config.known(settings.steps)
+    return lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=steps)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stretto.config import TrainSettings
+from stretto.config import TrainSettings, known
 from stretto.cost import Costs, measure
 from stretto.data import Split, forever
 from stretto.report.record import Point, Record
@@ -17,7 +17,7 @@ from stretto.study.prepare import Prepared, prepare
 from stretto.study.store import RunWriter, versions
 
 EVALUATION_BATCH = 512
-TRAIN_SAMPLE = 1024  # training examples that the train loss is evaluated on
+TRAIN_SAMPLE = 512  # training examples that the train loss is evaluated on
 
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
@@ -68,12 +68,13 @@ def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None
 def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, writer: RunWriter, on_step: OnStep) -> None:
     """Train, evaluate and write events until the steps are done or a loss is no number any more."""
     settings, trainer = prepared.settings, prepared.trainer
-    wanted = evaluation_steps(settings.steps, settings.evaluations)
-    batches = forever(prepared.dataset.train, settings.batch_size, derive(settings.seed, "batches"))
-    for step, (x, y) in zip(range(1, settings.steps + 1), batches, strict=False):
+    steps = known(settings.steps)
+    wanted = evaluation_steps(steps, known(settings.evaluations))
+    batches = forever(prepared.dataset.train, known(settings.batch_size), derive(settings.seed, "batches"))
+    for step, (x, y) in zip(range(1, steps + 1), batches, strict=False):
         before = time.perf_counter()
         loss = trainer.step(x, y)
-        if step == settings.steps:
+        if step == steps:
             trainer.flush()
         progress.step_seconds.append(time.perf_counter() - before)
         on_step(step, loss)
@@ -106,7 +107,7 @@ def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float) -> Poi
     validation = trainer.evaluate(dataset.validation.batches(EVALUATION_BATCH))
     if not (math.isfinite(train["loss"]) and math.isfinite(validation["loss"])):
         return None
-    examples = step * prepared.settings.batch_size
+    examples = step * known(prepared.settings.batch_size)
     return Point(
         step=step,
         examples=examples,
@@ -139,7 +140,7 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
         status="finished" if progress.diverged_at is None else "diverged",
         diverged_at=progress.diverged_at,
         points=tuple(progress.points),
-        total_flops=steps * settings.batch_size * costs.total,
+        total_flops=steps * known(settings.batch_size) * costs.total,
         serial_flops=steps * costs.serial,
         seconds=sum(progress.step_seconds),
         **progress.final,

@@ -37,7 +37,7 @@ class Stash(Weights):
             self._standing = Version({name: nn.Parameter(p.data) for name, p in self._parameters.items()})
         version = self._standing
         version.graphs += 1
-        return functional_call(self.module, version.leaves, tuple(inputs)), version
+        return functional_call(self.module, dict(version.leaves), tuple(inputs)), version
 
     def leaves(self, version: Version) -> list[Tensor]:
         """The version's own leaves."""

@@ -1,0 +1,163 @@
+"""What each piece of a model costs: forward FLOPs, measured seconds, or parameters."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from stretto.errors import UsageError
+from stretto.splitting.undisturbed import home, members, undisturbed
+from stretto.trace import describe
+
+Inputs = tuple[Tensor, ...]
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Costs:
+    """One whole number a piece (FLOPs, nanoseconds or parameters), how to print it, and how it was obtained."""
+
+    values: list[int]
+    show: Callable[[int], str]
+    how: str
+
+    def together(self, bounds: Sequence[int]) -> "Costs":
+        """The costs of runs of pieces: entry s is that of the pieces bounds[s] up to bounds[s + 1]."""
+        sums = [sum(self.values[start:stop]) for start, stop in pairwise(bounds)]
+        return replace(self, values=sums)
+
+
+def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | None, by: str) -> Costs:
+    """What the pieces, run one after the other on `inputs`, cost each; never all 0."""
+    if by == "parameters":
+        return parameters(pieces, "number of parameters")
+    if inputs is None:
+        return parameters(pieces, "number of parameters (to count FLOPs, give one input batch, example=x)")
+    if by == "time":
+        values = seconds(pieces, names, inputs)
+        return Costs(
+            values,
+            lambda cost: f"{cost / 1e6:.3f} ms",
+            f"measured forward and backward of the example, {describe(inputs)}, median of {REPEATS}",
+        )
+    values = flops(pieces, names, inputs)
+    if not any(values):
+        return parameters(pieces, "number of parameters (the example's forward has no FLOPs that torch counts)")
+    return Costs(values, show_flops, f"forward FLOPs counted on the example, {describe(inputs)}")
+
+
+def parameters(pieces: Sequence[nn.Module], how: str) -> Costs:
+    """Numbers of parameters; 1 each where there are none at all."""
+    values = [sum(p.numel() for p in piece.parameters()) for piece in pieces]
+    if not any(values):
+        return Costs([1] * len(values), str, f"1 each, for all would cost 0; asked for: {how}")
+    return Costs(values, lambda cost: f"{cost:,}", how)
+
+
+def flops(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> list[int]:
+    """Forward FLOPs as torch counts them on the real modules (a multiplication and an addition are two).
+
+    Element-wise work, norms and look-ups count nothing.
+    """
+    counted: list[int] = []
+    tensors = inputs
+    with undisturbed(pieces, home(pieces)), torch.no_grad(), countable():
+        for piece, name in zip(pieces, names, strict=True):
+            with FlopCounterMode(display=False, custom_mapping=CPU_KERNELS) as counter:
+                tensors = members(attempt(piece, name, tensors))
+            counted.append(counter.get_total_flops())
+    return counted
+
+
+def seconds(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> list[int]:
+    """Nanoseconds of forward and backward in training mode: the median of a few sweeps over all pieces."""
+    device = home(pieces)
+    samples: list[list[int]] = [[] for _ in pieces]
+    with undisturbed(pieces, device), torch.enable_grad():
+        for piece in pieces:
+            piece.train()
+        for _ in range(1 + REPEATS):
+            tensors = inputs
+            for index, (piece, name) in enumerate(zip(pieces, names, strict=True)):
+                # As in training, the first piece's input wants no gradient and those of the others do.
+                leaves = tuple(t.detach().requires_grad_(index > 0 and t.is_floating_point()) for t in tensors)
+                nanoseconds, tensors = stopwatch(piece, name, leaves, device)
+                samples[index].append(nanoseconds)
+    return [round(statistics.median(sample[1:])) for sample in samples]  # the first sweep warms up
+
+
+def stopwatch(piece: nn.Module, name: str, leaves: Inputs, device: torch.device) -> tuple[int, Inputs]:
+    """Time one forward and backward; no parameter's `.grad` is touched. Returns nanoseconds and the output."""
+    wanted = [tensor for tensor in (*piece.parameters(), *leaves) if tensor.requires_grad]
+    synchronize(device)
+    start = time.perf_counter_ns()
+    outputs = members(attempt(piece, name, leaves))
+    roots = [tensor for tensor in outputs if tensor.requires_grad]
+    if roots and wanted:
+        torch.autograd.grad(roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True)
+    synchronize(device)
+    return time.perf_counter_ns() - start, tuple(tensor.detach() for tensor in outputs)
+
+
+def attempt(piece: nn.Module, name: str, arguments: Sequence[Any]) -> Any:
+    """Call a piece, or say which one could not take what."""
+    try:
+        return piece(*arguments)
+    except Exception as error:
+        came = "; ".join(
+            describe((given,)) if isinstance(given, Tensor) else f"a {type(given).__name__}" for given in arguments
+        )
+        raise UsageError(
+            f"{name} cannot take what reaches it for the example, {came}: {error}. "
+            "Mend the layer, or the one before it, or give an example of the shape and type that the model takes"
+        ) from error
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def countable() -> Iterator[None]:
+    """Keep torch from a fused kernel that its counter knows nothing of: transformer layers would cost 0."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of softmax(Q K') V from the shapes [N, H, T, d], as torch counts them for its GPU kernels."""
+    batch, heads, length, width = query
+    return int(2 * batch * heads * length * key[2] * (width + value[3]))
+
+
+def recurrence(x: Any, weight: Any, recurrent: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of one LSTM layer in one direction from the shapes: x [T, N, d], weights [4h, d] and [4h, h]."""
+    return int(2 * x[0] * x[1] * weight[0] * (weight[1] + recurrent[1]))
+
+
+# Kernels of the CPU that torch's counter leaves out.
+CPU_KERNELS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
+    torch.ops.aten.mkldnn_rnn_layer: recurrence,
+}
+
+
+def show_flops(cost: int) -> str:
+    """1234567 as 1.23 MFLOP."""
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if cost >= 10**power:
+            return f"{cost / 10**power:,.2f} {prefix}FLOP"
+    return f"{cost} FLOP"

@@ -1,0 +1,73 @@
+"""What `split` cuts: pieces in a row, some of which cannot be parted."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Why two neighbours cannot be parted, and what would part them."""
+
+    reason: str
+    remedy: str
+
+
+class Parts(ABC):
+    """Layers of a list, or blocks of a traced model.
+
+    `joints[i]` says why no cut may fall between piece i - 1 and piece i.
+    """
+
+    noun: str
+    joints: Mapping[int, Joint]
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of pieces."""
+
+    @abstractmethod
+    def cut(self, bounds: Sequence[int]) -> list[nn.Module]:
+        """Modules out of the pieces bounds[s] up to bounds[s + 1], s = 0, 1, ...: the model's own, not copies."""
+
+    @abstractmethod
+    def name(self, start: int, stop: int) -> str:
+        """Those pieces, for messages."""
+
+    @abstractmethod
+    def kinds(self, start: int, stop: int) -> str:
+        """What those pieces are made of, in a few words."""
+
+    def notes(self, bounds: Sequence[int]) -> list[str]:
+        """What else there is to say about these stages: what had to stay together."""
+        reasons = list(dict.fromkeys(joint.reason for joint in self.joints.values()))
+        more = [f"kept together: {len(reasons) - 4} more like these"] if len(reasons) > 4 else []
+        return [f"kept together: {reason}" for reason in reasons[:4]] + more
+
+
+def tied(parameters: Sequence[Mapping[str, nn.Parameter]], names: Sequence[str]) -> dict[int, Joint]:
+    """Joints between pieces that share a parameter: each stage has its own optimizer."""
+    joints: dict[int, Joint] = {}
+    seen: dict[int, int] = {}
+    for index, owned in enumerate(parameters):
+        for name, parameter in owned.items():
+            first = seen.get(id(parameter), index)
+            joint = Joint(
+                f"{names[first]} and {names[index]} share the parameter {name!r} (tied weights), which one stage "
+                "must hold",
+                "untie them: give each its own parameter",
+            )
+            for position in range(first + 1, index + 1):
+                joints.setdefault(position, joint)
+            seen[id(parameter)] = index
+    return joints
+
+
+def tally(modules: Iterable[nn.Module], limit: int = 4) -> str:
+    """Kinds of modules and how many of each, in order of appearance."""
+    counts = Counter(type(module).__name__ for module in modules)
+    shown = [kind if count == 1 else f"{count} {kind}" for kind, count in counts.items()]
+    return ", ".join(shown[:limit]) + (", ..." if len(shown) > limit else "")

@@ -1,0 +1,138 @@
+"""A model into balanced stages."""
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from stretto.errors import UsageError, nearest
+from stretto.splitting.balance import partition
+from stretto.splitting.blocks import Blocks
+from stretto.splitting.cost import Inputs, measure
+from stretto.splitting.layers import Layers
+from stretto.splitting.lists import candidates, entries, lookup, whole_list, whole_tuples
+from stretto.splitting.parts import Parts
+from stretto.splitting.stages import Stages, explain
+from stretto.splitting.undisturbed import home
+
+LOGGER = logging.getLogger("stretto")
+BY = ("flops", "time", "parameters")
+
+
+def split(
+    model: nn.Module | Sequence[nn.Module],
+    num_stages: int,
+    *,
+    example: Tensor | tuple[Tensor, ...] | None = None,
+    path: str | None = None,
+    by: str = "flops",
+) -> Stages:
+    """Cut a model into `num_stages` stages of about the same cost, which hold the model's own modules.
+
+    Nothing is copied: on one process, training the stages trains the model. Run one after the other
+    (`stretto.Trainer`, or `stretto.chain.Chain`) they compute exactly what the model does.
+
+    Args:
+        model: an nn.Sequential, an nn.ModuleList or a list of layers; or, with `path`, any module.
+        num_stages: at most as many as there are layers or blocks.
+        example: one input batch, a tensor or a tuple of tensors. It shows what layers cost and give; without it the
+            number of parameters counts, and what passes between blocks is taken to be tensors.
+        path: the dotted name of the model's list of blocks, "transformer.h". The forward is traced (torch.fx) and cut
+            between blocks; the first stage also holds what comes before them, the last one what comes after. What
+            later stages need travels with the tuple that a stage returns. Arguments of forward beyond those that
+            `example` gives take their defaults.
+        by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
+
+    The most expensive stage is as cheap as can be, then the sum of squares is least. The result is a list; its
+    `explanation` says what was chosen and why, and is logged on "stretto" (INFO). The model keeps its modes,
+    statistics and gradients, and no random number is drawn.
+
+    Raises UsageError where that cannot be done, with what to do instead.
+    """
+    check(model, num_stages, example, path, by)
+    inputs = at_home(model, example)
+    parts = find(model, inputs, path)
+    units = [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
+    check_enough(parts, len(units) - 1, num_stages)
+    names = [parts.name(start, stop) for start, stop in pairwise(units)]
+    costs = measure(parts.cut(units), names, inputs, by)
+    chosen = partition(costs.values, num_stages)
+    bounds = [units[position] for position in chosen]
+    kinds = [parts.kinds(start, stop) for start, stop in pairwise(bounds)]
+    explanation = explain(parts.noun, bounds, kinds, costs.together(chosen), parts.notes(bounds))
+    LOGGER.info("%s", explanation)
+    return Stages(parts.cut(bounds), bounds=bounds, explanation=explanation)
+
+
+def find(model: nn.Module | Sequence[nn.Module], inputs: Inputs | None, path: str | None) -> Parts:
+    """The layers of a list, or the blocks that a path names."""
+    if path is not None:
+        assert isinstance(model, nn.Module)
+        blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
+        check_layers(list(blocks.items()), repr(path))
+        return Blocks(model, blocks, inputs)
+    if not whole_list(model):
+        raise UsageError(
+            f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
+            f"blocks is, path=...; {candidates(model)}"
+        )
+    layers = entries(model, "the list of layers")
+    check_layers(layers, "the list of layers")
+    return Layers(layers, inputs, whole=whole_tuples(model))
+
+
+def check(model: object, num_stages: int, example: object, path: object, by: str) -> None:
+    """Refuse what no model could make good."""
+    if not isinstance(num_stages, int) or num_stages < 1:
+        raise UsageError(f"num_stages={num_stages!r}: ask for at least one stage")
+    if by not in BY:
+        raise UsageError(f"by={by!r}: {nearest(str(by), BY)}")
+    tensors = example if isinstance(example, tuple) else (example,)
+    if example is not None and (not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors)):
+        kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
+        raise UsageError(f"example is ({kinds}): give one input batch, a tensor or a tuple of tensors")
+    if by == "time" and example is None:
+        raise UsageError("by='time' measures the layers on one input batch: give example=x, or by='parameters'")
+    if path is not None and (not isinstance(model, nn.Module) or isinstance(model, nn.ModuleList)):
+        raise UsageError(f"path={path!r} is given, but a {type(model).__name__} has no forward: leave the path out")
+
+
+def check_enough(parts: Parts, num_units: int, num_stages: int) -> None:
+    """Refuse more stages than there are pieces to put into them."""
+    if num_stages <= num_units:
+        return
+    have = f"{num_stages} stages from {len(parts)} {parts.noun}s"
+    if num_stages > len(parts):
+        raise UsageError(
+            f"{have}: a stage holds at least one {parts.noun}. Ask for at most {num_units} stages, or give smaller "
+            f"{parts.noun}s (a list of the layers within them)"
+        )
+    joints = dict.fromkeys(parts.joints.values())
+    why = "; ".join(f"{joint.reason} ({joint.remedy})" for joint in list(joints)[:3])
+    raise UsageError(
+        f"{have}, but only {num_units} {'piece' if num_units == 1 else 'pieces'} can be parted: {why}. Ask for at most "
+        f"{num_units} {'stage' if num_units == 1 else 'stages'}, or part them as said"
+    )
+
+
+def check_layers(layers: Sequence[tuple[str, nn.Module]], what: str) -> None:
+    """Refuse an empty list, and lazy layers: they are nothing until a batch has come through."""
+    if not layers:
+        raise UsageError(f"{what} is empty: there is nothing to split")
+    for name, layer in layers:
+        if any(is_lazy(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
+            raise UsageError(
+                f"layer {name} ({type(layer).__name__}) is lazy and has no shapes yet: call the model once on a batch "
+                "before it is split"
+            )
+
+
+def at_home(model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | None) -> Inputs | None:
+    """The example as a tuple, where the model is."""
+    if example is None:
+        return None
+    roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
+    device = home(roots)
+    return tuple(tensor.to(device) for tensor in (example if isinstance(example, tuple) else (example,)))
