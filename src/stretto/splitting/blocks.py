@@ -5,17 +5,17 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx.node import map_arg
 
 from stretto.errors import UsageError
 from stretto.splitting.arguments import count_inputs
-from stretto.splitting.carry import Form, Kind, form_of, guess_forms, leaves, num_leaves, rebuild
+from stretto.splitting.assembly import assemble
+from stretto.splitting.carry import Form, Kind, Watch, guess_forms, leaves, num_leaves, rebuild
 from stretto.splitting.cost import Inputs
 from stretto.splitting.parts import Joint, Parts, tally, tied
 from stretto.splitting.recording import record
 from stretto.splitting.undisturbed import home, undisturbed
-from stretto.trace import describe
 
 
 class Blocks(Parts):
@@ -61,7 +61,8 @@ class Blocks(Parts):
         """The blocks start up to stop."""
         names = list(self._blocks)
         if stop == start + 1:
-            return f"block {names[start]} ({type(self._blocks[names[start]]).__name__})"
+            around = " with what comes before it" * (start == 0) + " with what comes after it" * (stop == len(self))
+            return f"block {names[start]} ({type(self._blocks[names[start]]).__name__}){around}"
         return f"blocks {names[start]} to {names[stop - 1]}"
 
     def kinds(self, start: int, stop: int) -> str:
@@ -93,10 +94,10 @@ class Blocks(Parts):
             missing = [name for name in self._blocks if name not in called]
             twice = [name for name in self._blocks if called.count(name) > 1]
             what = (
-                f"{', '.join(missing[:4])} not called"
-                if missing
-                else f"{', '.join(twice[:4])} called more than once"
+                f"{', '.join(twice[:4])} called more than once"
                 if twice
+                else f"{', '.join(missing[:4])} not called"
+                if missing
                 else f"called in the order {', '.join(called[:8])}"
             )
             raise UsageError(
@@ -107,26 +108,11 @@ class Blocks(Parts):
 
     def _watch(self, inputs: Inputs) -> dict[fx.Node, Form]:
         # Run the example once and see what every node gives.
-        forms: dict[fx.Node, Form] = {}
-
-        class Watch(fx.Interpreter):
-            def run_node(self, n: fx.Node) -> Any:
-                try:
-                    value = super().run_node(n)
-                except Exception as error:
-                    raise UsageError(
-                        f"the model fails on the example, {describe(inputs)}, at {n.format_node()}: {error}. Give an "
-                        "example that the model takes"
-                    ) from error
-                forms[n] = form_of(value)
-                return value
-
         module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
+        watch = Watch(module)
         with undisturbed([self._model, module], home([module])), torch.no_grad():
-            watch = Watch(module)
-            watch.extra_traceback = False
             watch.run(*inputs)
-        return forms
+        return watch.forms
 
     def _own(self, node: fx.Node) -> bool:
         # Whether each stage takes or computes this node for itself.
@@ -225,40 +211,3 @@ class Blocks(Parts):
         given = [leaf for node in self._live(stop) for leaf in leaves(graph, values[node], self._forms[node])]
         graph.output(given[0] if len(given) == 1 else tuple(given))
         return graph
-
-
-def assemble(
-    graph: fx.Graph, targets: Mapping[str, Any], persistent: set[str], model: nn.Module, name: str
-) -> fx.GraphModule:
-    """A module that runs the graph on the very objects its targets name, in the containers their names ask for."""
-    wanted = sorted({str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")})
-    holder = nn.Module()
-    for target in sorted(wanted, key=lambda target: target.count(".")):
-        install(holder, target, targets[target])
-    holder.training = model.training
-    module = fx.GraphModule(holder, graph, class_name=name)
-    owned = {id(inner) for value in targets.values() if isinstance(value, nn.Module) for inner in value.modules()}
-    for inner in module.modules():
-        if id(inner) not in owned:
-            inner.training = model.training
-    for target in wanted:
-        value, (owner, _, field) = targets[target], target.rpartition(".")
-        container = module.get_submodule(owner)
-        plain = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
-        if plain and target not in persistent and id(container) not in owned:  # fx registers them all as persistent
-            container.register_buffer(field, value, persistent=False)
-    return module
-
-
-def install(holder: nn.Module, target: str, value: Any) -> None:
-    """Put a module, parameter, tensor or other object where its dotted name says, unless its owner is there already."""
-    *prefix, field = target.split(".")
-    for item in prefix:
-        if not hasattr(holder, item):
-            holder.add_module(item, nn.Module())
-        holder = getattr(holder, item)
-    if not hasattr(holder, field):
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            holder.register_buffer(field, value)
-        else:
-            setattr(holder, field, value)

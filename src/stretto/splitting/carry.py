@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from stretto.errors import UsageError
+
 
 class Kind(Enum):
     """What a value is, if it is not a container of tensors."""
@@ -36,6 +38,27 @@ def form_of(value: Any) -> Form:
             return Kind.PLAIN
         return Kind.STUCK if Kind.STUCK in forms or Kind.PLAIN in forms else type(value)(forms)
     return Kind.PLAIN if isinstance(value, PLAIN_TYPES) else Kind.STUCK
+
+
+class Watch(fx.Interpreter):
+    """Runs a graph and keeps the form of what every node gave, in `forms`."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self.forms: dict[fx.Node, Form] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node. Raises UsageError if it fails."""
+        try:
+            value = super().run_node(n)
+        except Exception as error:
+            raise UsageError(
+                f"the model fails on the example at {n.format_node()}: {error}. Give an example of the shapes and "
+                "types that the model takes"
+            ) from error
+        self.forms[n] = form_of(value)
+        return value
 
 
 def guess_forms(graph: fx.Graph) -> dict[fx.Node, Form]:

@@ -51,18 +51,19 @@ class Parts(ABC):
 def tied(parameters: Sequence[Mapping[str, nn.Parameter]], names: Sequence[str]) -> dict[int, Joint]:
     """Joints between pieces that share a parameter: each stage has its own optimizer."""
     joints: dict[int, Joint] = {}
-    seen: dict[int, int] = {}
+    seen: dict[int, tuple[int, str]] = {}
     for index, owned in enumerate(parameters):
         for name, parameter in owned.items():
-            first = seen.get(id(parameter), index)
+            first, other = seen.get(id(parameter), (index, name))
+            called = repr(name) if name == other else f"{other!r} alias {name!r}"
             joint = Joint(
-                f"{names[first]} and {names[index]} share the parameter {name!r} (tied weights), which one stage "
-                "must hold",
+                f"{names[first]} and {names[index]} share the parameter {called} (tied weights), which one stage must "
+                "hold",
                 "untie them: give each its own parameter",
             )
             for position in range(first + 1, index + 1):
                 joints.setdefault(position, joint)
-            seen[id(parameter)] = index
+            seen[id(parameter)] = index, name
     return joints
 
 

@@ -48,9 +48,9 @@ def record(model: nn.Module, blocks: Mapping[str, nn.Module], num_inputs: int) -
 
 
 def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], num_inputs: int) -> tuple[fx.Graph, dict[str, Any]]:
-    """One trace, with the model left as it was found: fx hangs the constants it meets on it."""
+    """One trace. The model is left as it was: fx hangs constants on it, and its forward may keep what it was given."""
     tracer = BlockTracer(blocks, num_inputs)
-    before = set(vars(model))
+    before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         with recorded_factories(tracer):
             graph = tracer.trace(model)
@@ -60,14 +60,13 @@ def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], num_inputs: in
             if node.op in ("get_attr", "call_module")
         }
     except Exception as error:
-        if isinstance(error, NameError):
-            error = NameError(f"{error} (a module or parameter that the model uses but has not registered)")
         raise UsageError(
             f"{type(model).__name__}.forward cannot be traced{place(error)}: {type(error).__name__}: {error}. {REMEDY}"
         ) from error
     finally:
-        for name in set(vars(model)) - before:
-            delattr(model, name)
+        for module, attributes in before:
+            vars(module).clear()
+            vars(module).update(attributes)
     return graph, targets
 
 

@@ -39,7 +39,7 @@ class BlockTracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         """An assertion becomes part of the graph; any other decision cannot."""
         frame = inspect.currentframe()
-        while frame is not None and frame.f_globals["__name__"] in (__name__, "torch.fx.proxy"):
+        while frame is not None and frame.f_globals.get("__name__") in (__name__, "torch.fx.proxy"):
             frame = frame.f_back
         wanted = None if frame is None else asserted(frame.f_code, frame.f_lasti)
         if wanted is None or frame is None:
