@@ -1,7 +1,6 @@
 """A trainer's state on disk: whole or not there."""
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"no checkpoint at {path}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+    except Exception as error:
         raise UsageError(f"{path} is not a whole checkpoint of Stretto: {error}") from error
     if not isinstance(state, dict) or state.get("stretto") != FORMAT:
         raise UsageError(f"{path} is not a checkpoint of this version of Stretto (format {FORMAT})")

@@ -7,26 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Self, TypeVar
 
-from cyclopts import Parameter, Token
-
 from stretto.errors import UsageError, nearest
-from stretto.methods.table import split_list
-
-Option = str | int | float | bool
-
-
-def comma_separated(type_: Any, tokens: Sequence[Token]) -> Any:
-    """Let `--lr 0.1,0.3` and `--lr 0.1 0.3` mean the same; commas inside parentheses belong to a method's options."""
-    convert = next((kind for kind in (int, float) if str(kind.__name__) in str(type_)), str)
-    words = [word for token in tokens for word in split_list(str(token.value))]
-    try:
-        return tuple(convert(word) for word in words)
-    except ValueError as error:
-        name = tokens[0].keyword or "value"
-        raise ValueError(f"{name}: {' '.join(words)!r} is no list of {convert.__name__} values") from error
-
-
-LIST = Parameter(consume_multiple=True, converter=comma_separated, negative="")
+from stretto.words import NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +17,17 @@ class Settings:
 
     model: str = "mlp"
     """Network: mlp, cnn or transformer."""
-    model_options: dict[str, Option] = field(default_factory=dict)
+    model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --model-options.width 256 --model-options.depth 4."""
     data: str = "digits"
     """Data set: digits (images) or pydoc (English text)."""
-    data_options: dict[str, Option] = field(default_factory=dict)
+    data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --data-options.level word."""
-    stages: int | None = None
+    stages: Annotated[int | None, WHOLE] = None
     """Stages the network is cut into; one for each of its blocks unless said otherwise."""
-    workers: int | None = None
+    workers: Annotated[int | None, WHOLE] = None
     """Workers the schedule is laid out for; one a stage unless said otherwise. Changes costs, never numbers."""
-    steps: int | None = None
+    steps: Annotated[int | None, WHOLE] = None
     """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 400 for transformer."""
     optimizer: str = "auto"
     """sgd, adam or adamw; auto takes sgd for mlp and cnn, adamw for transformer."""
@@ -55,7 +37,7 @@ class Settings:
     """Weight decay."""
     schedule: str = "constant"
     """Learning rate over time: constant, or cosine (down to zero)."""
-    evaluations: int | None = None
+    evaluations: Annotated[int | None, WHOLE] = None
     """How often a run is evaluated, closer together at its start; unless said otherwise 40, transformer 20."""
     accounting: str = "counted"
     """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
@@ -83,29 +65,29 @@ class TrainSettings(Settings):
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"."""
     lr: float | None = None
     """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw."""
-    batch_size: int | None = None
+    batch_size: Annotated[int | None, WHOLE] = None
     """Examples of an update; unless said otherwise 32, transformer 16."""
-    seed: int = 0
+    seed: Annotated[int, WHOLE] = 0
     """Decides initial weights, heads, the order of the data and dropout."""
 
     @property
     def id(self) -> str:
         """A name for the run's folder, unique in a study."""
         method = "-".join("".join(c if c.isalnum() else " " for c in self.method).split())
-        return f"{method}-lr{self.lr:g}-b{self.batch_size}-s{self.seed}"
+        return f"{method}-lr{str(self.lr).removesuffix('.0')}-b{self.batch_size}-s{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings(Settings):
     """A study: every method over the same sweep of learning rates and batch sizes, with the same seeds."""
 
-    methods: Annotated[tuple[str, ...], LIST] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
+    methods: Annotated[tuple[str, ...], TEXTS] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
     """Methods with their options, separated by commas or blanks."""
-    lr: Annotated[tuple[float, ...] | None, LIST] = None
+    lr: Annotated[tuple[float, ...] | None, NUMBERS] = None
     """Learning rates; unless said otherwise 0.003,0.01,0.03,0.1 for sgd, 0.001,0.003,0.01 for adam and adamw."""
-    batch_size: Annotated[tuple[int, ...] | None, LIST] = None
+    batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Batch sizes; unless said otherwise 32,128, transformer 16."""
-    seeds: int = 2
+    seeds: Annotated[int, WHOLE] = 2
     """Runs of each configuration, with seeds 0, 1, ..."""
 
     def runs(self) -> list[TrainSettings]:
@@ -121,8 +103,11 @@ class CompareSettings(Settings):
         ]
 
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "cosine")
+CHOICES = {
+    "optimizer": ("auto", "sgd", "adam", "adamw"),
+    "schedule": ("constant", "cosine"),
+    "accounting": ("counted", "paper"),
+}
 
 
 @dataclass(frozen=True)
@@ -149,13 +134,13 @@ def check(settings: Settings) -> None:
     for name in ("steps", "evaluations", "stages", "workers"):
         if getattr(settings, name) is not None:
             at_least_one(name, getattr(settings, name))
-    if settings.optimizer not in (*OPTIMIZERS, "auto"):
-        raise UsageError(f"unknown optimizer {settings.optimizer!r}: {nearest(settings.optimizer, OPTIMIZERS)}")
-    if settings.schedule not in SCHEDULES:
-        raise UsageError(f"unknown schedule {settings.schedule!r}: {nearest(settings.schedule, SCHEDULES)}")
+    for name, choices in CHOICES.items():
+        value = getattr(settings, name)
+        if value not in choices:
+            raise UsageError(f"unknown {name} {value!r}: {nearest(value, choices)}")
     if not 0 <= settings.momentum < 1:
         raise UsageError(f"momentum={settings.momentum}: choose a value from 0 up to, but not including, 1")
-    if settings.weight_decay < 0:
+    if not 0 <= settings.weight_decay < float("inf"):
         raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more")
     if isinstance(settings, CompareSettings):
         check_sweep(settings)

@@ -75,6 +75,7 @@ class Stage:
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
         self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
+        self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
         self._seed_forward = seed_forward
         # For each gradient sent down: whether the own head's is part of it, and which of the arriving ones.
@@ -129,7 +130,11 @@ class Stage:
         if self._seed_forward is not None:
             self._seed_forward(microbatch)
         inputs = tuple(leaf(tensor, self._sends) for tensor in operands["activation"])
-        output, version = self.weights.forward(inputs)
+        given = tuple(tensor.clone() for tensor in inputs) if self._changes_input else inputs
+        before = [tensor._version for tensor in given]
+        output, version = self.weights.forward(given)
+        if not self._changes_input and before != [tensor._version for tensor in given]:
+            raise UsageError(IN_PLACE.format(self.index))
         outputs = output if isinstance(output, tuple) else (output,)
         graph = Graph(inputs, outputs, None, version, self.updates)
         made: dict[str, Any] = {"graph": graph}
@@ -208,6 +213,18 @@ class Stage:
             if self.scheduler is not None:
                 self.scheduler.step()
         return {}
+
+
+IN_PLACE = (
+    "stage {} changes its input in place, which belongs to the stage before it: begin the stage with an operation that "
+    "does not work in place (or with `x.clone()`)"
+)
+
+
+def begins_in_place(module: nn.Module) -> bool:
+    """Whether a stage's first layer works in place, as ReLU(inplace=True) does; it then gets a copy of its input."""
+    first = next((layer for layer in module.modules() if not any(True for _ in layer.children())), module)
+    return bool(getattr(first, "inplace", False))
 
 
 def leaf(tensor: Tensor, wants_gradient: bool) -> Tensor:

@@ -1,8 +1,10 @@
 """The one object a user's script needs: stages, a loss, an optimizer and a method, trained step by step."""
 
+import copy
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from stretto import heads as head_kinds
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
 from stretto.emulate import Emulator
-from stretto.errors import UsageError
+from stretto.errors import StrettoError, UsageError
 from stretto.evaluate import evaluate
 from stretto.methods import Method
 from stretto.methods import method as find_method
@@ -73,20 +75,26 @@ class Trainer:
         self.seed = seed
         self.loss = loss
         self.stages = [build_stage(stage, index, seed).to(self.device) for index, stage in enumerate(stages)]
-        check_stages(self.stages)
         num_stages = len(self.stages)
+        if not num_stages:
+            raise UsageError("stages is empty: give at least one nn.Module")
+        check_sharing(self.stages, [None] * num_stages)
         if workers is not None and not 1 <= workers <= num_stages:
             raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
         self.schedule, self.rules = self.method.plan(num_stages, workers)
         self.lag = self.method.lag(num_stages)
         self.heads = self._heads(heads, example)
+        check_sharing(self.stages, self.heads)
         for module in (*self.stages, *self.heads):
             if module is not None:
-                module.train()
+                module.to(self.device).train()
+                for parameter in module.parameters():
+                    parameter.grad = None
         self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
         self._emulator = Emulator(self.schedule, self.rules, self._stages)
         self._entered = 0  # minibatches
         self._drained = True
+        self._broken: str | None = None
         self._losses: dict[int, float] = {}  # of the minibatches that `step` may still return
         self._finished = 0  # minibatches whose loss is known
 
@@ -98,9 +106,10 @@ class Trainer:
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
         the one 2S steps ago for the others, and None before that one exists.
         """
+        self._refuse_if_broken()
         loads = self._loads(x, y)
         n = self._entered
-        with torch.enable_grad(), PreservedGenerator(self.device):
+        with self._running(f"step {n}"):
             self._emulator.step(n, loads)
         self._entered += 1
         self._drained = False
@@ -109,12 +118,29 @@ class Trainer:
 
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet."""
+        self._refuse_if_broken()
         if not self._drained:
-            with torch.enable_grad(), PreservedGenerator(self.device):
+            with self._running("flush"):
                 self._emulator.drain(self._entered)
             self._drained = True
             self._collect_losses()
         return [self._losses[n] for n in sorted(self._losses)]
+
+    @contextmanager
+    def _running(self, what: str) -> Iterator[None]:
+        try:
+            with torch.enable_grad(), PreservedGenerator(self.device):
+                yield
+        except BaseException as error:
+            self._broken = f"{what} was cut short by {type(error).__name__}: {error}"
+            raise
+
+    def _refuse_if_broken(self) -> None:
+        if self._broken is not None:
+            raise StrettoError(
+                f"training cannot go on: {self._broken}. Some stages have finished that minibatch and others have not; "
+                "go on from a checkpoint (trainer.load), or make a new Trainer"
+            )
 
     def _loads(self, x: Batch, y: Any) -> list[dict[str, Any]]:
         inputs = tuple(tensor.to(self.device) for tensor in (x if isinstance(x, tuple) else (x,)))
@@ -181,19 +207,28 @@ class Trainer:
         )
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from `save`. Raises UsageError if the file is not whole, or of other stages or another method."""
+        """Go on from `save`; what is in flight is dropped.
+
+        Raises UsageError, and changes nothing, if the file is not whole, or of other stages or another method.
+        """
         state = read(Path(path))
         for what, mine in (("method", str(self.method)), ("seed", self.seed)):
             if state[what] != mine:
                 raise UsageError(f"{path} was saved with {what} {state[what]}, this trainer has {what} {mine}")
         if len(state["stages"]) != len(self._stages):
             raise UsageError(f"{path} holds {len(state['stages'])} stages, this trainer has {len(self._stages)}")
-        self.flush()
-        for stage, saved in zip(self._stages, state["stages"], strict=True):
-            stage.load_state_dict(saved, str(path))
+        before = copy.deepcopy([stage.state_dict() for stage in self._stages])
+        try:
+            for stage, saved in zip(self._stages, state["stages"], strict=True):
+                stage.load_state_dict(saved, str(path))
+        except UsageError:
+            for stage, former in zip(self._stages, before, strict=True):
+                stage.load_state_dict(former, "the state before")
+            raise
         self._entered = state["entered"]
         self._finished = self._entered
         self._losses = dict(state["losses"])
+        self._drained, self._broken = True, None
         self._emulator.restart(self._entered)
 
     # -- construction -----------------------------------------------------------------------------------------------
@@ -300,18 +335,16 @@ def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
     return built
 
 
-def check_stages(stages: Sequence[nn.Module]) -> None:
-    """Refuse an empty list, and parameters that two stages share: each stage has its own optimizer."""
-    if not stages:
-        raise UsageError("stages is empty: give at least one nn.Module")
+def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
+    """Refuse parameters that two stages (with their heads) share: each stage has its own optimizer."""
     owner: dict[int, int] = {}
-    for index, stage in enumerate(stages):
-        for name, parameter in stage.named_parameters():
+    for index, parts in enumerate(zip(stages, heads, strict=True)):
+        for name, parameter in (named for part in parts if part is not None for named in part.named_parameters()):
             first = owner.setdefault(id(parameter), index)
             if first != index:
                 raise UsageError(
-                    f"stages {first} and {index} share the parameter {name!r} (tied weights), but each stage is "
-                    "updated by its own optimizer: put both into one stage, or untie them"
+                    f"stages {first} and {index} share the parameter {name!r} (tied weights; heads count as their "
+                    "stage's), but each is updated by its own optimizer: put both into one stage, or untie them"
                 )
 
 

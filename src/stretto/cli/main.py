@@ -5,15 +5,14 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from cyclopts import App, CycloptsError
-from cyclopts.config import Toml
 
 from stretto import __version__
 from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
+from stretto.cli.file import file_first, settings_from_file
 from stretto.cli.report import report
 from stretto.cli.show import show
 from stretto.cli.train import train
@@ -25,6 +24,7 @@ app = App(
     name="stretto",
     help="Train deep networks on many workers, with or without backpropagation's locks.",
     version=__version__,
+    config=settings_from_file,
 )
 for verb in (compare, train, show, report, doctor):
     app.command(verb)
@@ -45,26 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def call(words: list[str]) -> Any:
-    """Parse and run. A TOML file may stand anywhere among the words; it is read before the options that follow it."""
-    words, file = take_file(words)
-    app.config = ()
-    if file is not None:
-        if not file.is_file():
-            raise UsageError(f"no configuration file {file}")
-        app.config = Toml(file, use_commands_as_keys=False)
-    command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    """Parse and run. A TOML file may stand anywhere among the words; the options beside it win."""
+    command, bound, _ = app.parse_args(file_first(words), exit_on_error=False, print_error=False)
     return command(*bound.args, **bound.kwargs)
-
-
-def take_file(words: list[str]) -> tuple[list[str], Path | None]:
-    """Move the configuration file, if there is one, to right behind the verb."""
-    found = [i for i, word in enumerate(words) if i > 0 and word.endswith(".toml") and words[i - 1] != "--out"]
-    if not found:
-        return words, None
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} configuration files ({', '.join(words[i] for i in found)}): give one")
-    rest = [word for i, word in enumerate(words) if i != found[0]]
-    return [rest[0], words[found[0]], *rest[1:]], Path(words[found[0]])
 
 
 def complain(message: str, status: int) -> int:

@@ -47,8 +47,13 @@ class Emulator:
         self.restart(n)
 
     def restart(self, n: int) -> None:
-        """Turn n comes next, and nothing from before it is in flight."""
+        """Turn n comes next; whatever was in flight is dropped."""
         self._since = n * self.schedule.per_turn
+        self._waiting.clear()
+        for queue in self._queues:
+            queue.clear()
+        for edge in [edge for edge in self.values if edge.value != "loss"]:
+            del self.values[edge]
 
     def _issue(self, n: int, until: int | None) -> None:
         ready = deque(range(len(self._queues)))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stretto.schedule import Reach, Rules, Schedule
+from stretto.schedule import Reach, Rules, Schedule, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,11 @@ class Method:
         return 0 if self.synchronous else 2 * num_stages
 
     def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
-        """The schedule and its rules for so many stages; one worker a stage unless told otherwise."""
+        """The schedule and its rules for so many stages; one worker a stage unless told otherwise.
+
+        Raises ScheduleError for a schedule that is not complete or can deadlock.
+        """
         schedule = self.schedule(num_stages, num_stages if num_workers is None else num_workers)
-        return schedule, Rules.of(schedule, self.reach(num_stages))
+        rules = Rules.of(schedule, self.reach(num_stages))
+        check(schedule, rules)
+        return schedule, rules

@@ -37,7 +37,7 @@ def method(name: str | Method, **options: Any) -> Method:
     for key in chosen:
         if key not in known:
             raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")
-    return replace(build(**chosen), options=chosen)
+    return replace(build(**chosen), options={key: chosen[key] for key in known if key in chosen})
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:

@@ -40,8 +40,10 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
                 wanted += "U"
             for kind in wanted:
                 action = Action(kind, stage, microbatch)
-                if found.pop(action, 0) != 1:
-                    raise ScheduleError(f"{action} is missing from worker {schedule.worker_of[stage]}")
+                times = found.pop(action, 0)
+                if times != 1:
+                    how = "is missing from" if times == 0 else f"stands {times} times on"
+                    raise ScheduleError(f"{action} {how} worker {schedule.worker_of[stage]}")
     for action in found:
         raise ScheduleError(f"{action} has no place in this schedule (worker {schedule.worker_of[action.stage]})")
 

@@ -3,6 +3,7 @@
 import itertools
 from typing import NamedTuple
 
+from stretto.errors import ScheduleError
 from stretto.schedule import Action, Rules, Schedule
 from stretto.simulate.simulate import Durations
 
@@ -20,13 +21,18 @@ def period(schedule: Schedule, rules: Rules, durations: Durations) -> float:
 
     Every cycle of dependences that spans k turns and takes time t forces k turns to take at least t; the slowest
     cycle is reached (max-plus algebra; Baccelli et al. 1992, chapter 2). Exact for whole numbers as durations.
+    Raises ScheduleError for a cycle within one turn, which nothing could ever start.
     """
     actions = [action for body in schedule.body for action in body]
     edges = dependences(schedule, rules, actions)
     cost = [durations(action) for action in actions]
     best: float = 0
     while (cycle := slower_cycle(len(actions), edges, cost, best)) is not None:
-        best = sum(cost[edge.after] for edge in cycle) / sum(edge.turns for edge in cycle)
+        turns = sum(edge.turns for edge in cycle)
+        if turns <= 0:
+            names = " after ".join(str(actions[edge.after]) for edge in cycle)
+            raise ScheduleError(f"deadlock: {names} after {actions[cycle[0].after]}, all within one turn")
+        best = sum(cost[edge.after] for edge in cycle) / turns
     return best
 
 

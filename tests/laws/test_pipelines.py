@@ -1,0 +1,113 @@
+"""The core carries pipelines: custom methods against references that keep every version of the weights."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch.func import functional_call
+
+import stretto
+from laws.networks import NETWORKS, assert_equal, train_plainly
+from laws.pipelines import async_1f1b, gpipe, one_f_one_b, pb_clock
+from stretto.schedule import Reach
+
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-2)
+STEPS = 9
+
+
+def pipeline(schedule, **options):
+    options = {"weights": "current", "synchronous": False, **options}
+    return stretto.Method(
+        name="pipeline", summary="", reach=lambda S: Reach((*[None] * (S - 1), S - 1)),
+        schedule=lambda S, workers: schedule(S), **options,
+    )  # fmt: skip
+
+
+class Versions:
+    """Backprop where stage s sees its weights of `delays[s]` updates ago, or of the last flush."""
+
+    def __init__(self, stages, loss, delays):
+        self.stages, self.loss, self.delays = copy.deepcopy(list(stages)), loss, delays
+        self.optimizers = [SGD(list(stage.parameters())) for stage in self.stages]
+        self.history = [[self.weights(stage)] for stage in self.stages]
+        self.entered = self.since = 0
+
+    def weights(self, stage):
+        return {name: p.detach().clone().requires_grad_() for name, p in stage.named_parameters()}
+
+    def step(self, x, y):
+        values, used = (x,), []
+        for stage, delay, versions in zip(self.stages, self.delays, self.history, strict=True):
+            used.append(versions[max(self.entered - delay, self.since)])
+            values = functional_call(stage, used[-1], values)
+            values = values if isinstance(values, tuple) else (values,)
+        value = self.loss(values[0], y)
+        gradients = iter(torch.autograd.grad(value, [leaf for version in used for leaf in version.values()]))
+        for stage, optimizer, versions in zip(self.stages, self.optimizers, self.history, strict=True):
+            for parameter in stage.parameters():
+                parameter.grad = next(gradients)
+            optimizer.step()
+            versions.append(self.weights(stage))
+        self.entered += 1
+        return value.item()
+
+    def flush(self):
+        self.since = self.entered
+
+
+@pytest.mark.parametrize("flush_after", [None, 0, 4])
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("schedule", "delay"), [
+    (pb_clock, lambda S, s: 2 * (S - 1 - s)),
+    (async_1f1b, lambda S, s: S - 1 - s),
+], ids=["pb", "async-1f1b"])  # fmt: skip
+def test_asynchronous_pipelines_with_a_stash(name, schedule, delay, num_stages, flush_after):
+    network = NETWORKS[name]
+    batches = network.batches(STEPS)
+    trainer = stretto.Trainer(network.stages(num_stages), network.loss, SGD, pipeline(schedule, weights="stash"))
+    reference = Versions(trainer.stages, network.loss, [delay(num_stages, s) for s in range(num_stages)])
+    returned, losses = [], []
+    for n, (x, y) in enumerate(batches):
+        losses.append(reference.step(x, y))
+        returned.append(trainer.step(x, y))
+        if n == flush_after:
+            reference.flush()
+            trainer.flush()
+    rest = trainer.flush()
+    assert_equal(trainer.stages, reference.stages, tolerance=1e-12)
+    assert [v for v in returned if v is not None] + rest == pytest.approx(losses, rel=1e-12)
+
+
+def test_without_a_stash_a_delayed_backward_is_refused_not_wrong():
+    network = NETWORKS["mlp"]
+    trainer = stretto.Trainer(network.stages(3), network.loss, SGD, pipeline(pb_clock))
+    first, second, third, fourth = network.batches(4)
+    for x, y in (first, second, third):
+        trainer.step(x, y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+        trainer.step(*fourth)
+    assert "in action 1B1: stage 1, micro-batch 1" in error.value.__notes__
+
+
+@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
+@pytest.mark.parametrize("microbatches", [1, 3, 4, 5])
+@pytest.mark.parametrize("name", ["mlp", "tuples"])
+def test_a_minibatch_in_pieces_gives_the_gradient_of_the_whole(name, microbatches, schedule):
+    """Six examples in four pieces: two of two, two of one."""
+    network = NETWORKS[name]
+    stages, batches = network.stages(3), network.batches(STEPS)
+    wanted, losses = train_plainly(stages, network.loss, SGD, None, batches)
+    method = pipeline(lambda S: schedule(S, microbatches), synchronous=True)
+    trainer = stretto.Trainer(stages, network.loss, SGD, method)
+    assert [trainer.step(x, y) for x, y in batches] == pytest.approx(losses, rel=1e-12)
+    assert trainer.flush() == []
+    assert_equal(trainer.stages, wanted, tolerance=1e-12)
+
+
+def test_fewer_examples_than_micro_batches_are_refused():
+    network = NETWORKS["mlp"]
+    trainer = stretto.Trainer(network.stages(2), network.loss, SGD, pipeline(lambda S: gpipe(S, 7), synchronous=True))
+    with pytest.raises(stretto.UsageError, match="6 examples cannot be cut into 7 micro-batches"):
+        trainer.step(*network.batches(1)[0])

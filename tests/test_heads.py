@@ -1,0 +1,86 @@
+"""Auxiliary heads: shapes, the choice by dimensions, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from stretto.errors import UsageError
+from stretto.heads import HEADS, build
+
+
+def tensors(*shapes, dtype=torch.float32):
+    return tuple(torch.zeros(shape, dtype=dtype) for shape in shapes)
+
+
+CASES = [  # kind, what the stage gives, what the model gives, also what auto takes
+    ("linear", (4, 7), (4, 3), True),
+    ("pooled", (4, 5, 6, 6), (4, 3), True),
+    ("pooled", (4, 5, 2, 3, 4), (4, 3), True),
+    ("pooled", (4, 5, 6), (4, 3), False),
+    ("sequence", (4, 5, 6), (4, 3), False),
+    ("language", (4, 5, 6), (4, 5, 11), True),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "output", "alone"), CASES)
+def test_a_head_gives_what_the_model_gives(kind, given, output, alone):
+    for name in [kind, "auto"] if alone else [kind]:
+        head = build(name, 0, tensors(given), *tensors(output))
+        assert head(torch.randn(given)).shape == output
+        other = (given[0] + 2, *given[1:])
+        assert head(torch.randn(other)).shape == (given[0] + 2, *output[1:])
+
+
+def test_every_kind_is_tested():
+    assert {case[0] for case in CASES} == set(HEADS)
+
+
+def test_auto_is_the_kind_itself():
+    for kind, given, output, alone in CASES:
+        if alone:
+            chosen, named = (build(name, 0, tensors(given), *tensors(output)) for name in ("auto", kind))
+            assert str(chosen) == str(named)
+
+
+def test_what_a_head_computes():
+    x = torch.randn(4, 5, 3, 2)
+    pooled = build("pooled", 0, (x,), *tensors((4, 3)))
+    assert torch.allclose(pooled(x), pooled[1](x.mean((2, 3))))
+    x = torch.randn(4, 5, 6)
+    sequence = build("sequence", 0, (x,), *tensors((4, 3)))
+    norm, linear = sequence[1], sequence[2]
+    assert isinstance(norm, nn.LayerNorm)
+    assert torch.allclose(sequence(x), linear(norm(x.mean(1))))
+    language = build("language", 0, (x,), *tensors((4, 5, 11)))
+    assert torch.allclose(language(x), language[0](x) @ language[1].weight.T)
+    assert language[1].bias is None
+
+
+def test_of_several_tensors_the_first_is_read():
+    given = tensors((4, 7), (4, 9, 9))
+    head = build("auto", 0, given, *tensors((4, 3)))
+    x, other = torch.randn(4, 7), torch.randn(4, 9, 9)
+    assert head(x, other).shape == (4, 3)
+    assert torch.equal(head(x, other), head(x, torch.zeros(())))
+
+
+@pytest.mark.parametrize(("name", "given", "output", "parts"), [
+    ("auto", (4, 5, 6), (4, 3),
+     ["stage 2 gives [4, 5, 6], the model gives [4, 3]", "head='pooled'", "head='sequence'"]),
+    ("auto", (4, 5, 6, 6), (4, 3, 6, 6), ["none of the built-in heads fits", "heads=[module or None"]),
+    ("auto", (4,), (4, 3), ["none of the built-in heads fits"]),
+    ("linear", (4, 5, 6), (4, 3), ["head 'linear' goes [N, d] -> [N, K]", "stage 2 gives [4, 5, 6]"]),
+    ("language", (4, 5, 6), (4, 3), ["head 'language' goes [N, T, d] -> [N, T, V]", "the model gives [4, 3]"]),
+    ("pooled", (4, 5), (4, 3), ["head 'pooled' goes [N, C, ...] -> [N, K]"]),
+    ("linaer", (4, 5), (4, 3), ["unknown head 'linaer': did you mean 'linear'? There are: auto, language, linear"]),
+])  # fmt: skip
+def test_refusals_give_both_shapes_and_the_way_out(name, given, output, parts):
+    with pytest.raises(UsageError) as error:
+        build(name, 2, tensors(given), *tensors(output))
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_whole_numbers_have_no_head():
+    with pytest.raises(UsageError, match="cannot choose a head"):
+        build("auto", 0, tensors((4, 5), dtype=torch.int64), *tensors((4, 3)))
