@@ -44,16 +44,15 @@ class Emulator:
         if any(self._queues):
             left = [deque(action for action, _ in queue) for queue in self._queues]
             raise ScheduleError(f"deadlock: {explain(left, self.rules, set(self.values))}")
-        self.restart(n)
+        self._since = until
 
     def restart(self, n: int) -> None:
         """Turn n comes next; whatever was in flight is dropped."""
         self._since = n * self.schedule.per_turn
         self._waiting.clear()
+        self.values.clear()
         for queue in self._queues:
             queue.clear()
-        for edge in [edge for edge in self.values if edge.value != "loss"]:
-            del self.values[edge]
 
     def _issue(self, n: int, until: int | None) -> None:
         ready = deque(range(len(self._queues)))
