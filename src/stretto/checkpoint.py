@@ -1,6 +1,7 @@
 """A trainer's state on disk: whole or not there."""
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ FORMAT = 1
 
 def write(path: Path, state: dict[str, Any]) -> None:
     """Write beside the target, then rename: a crash or a full disk leaves the former file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with beside.open("wb") as file:
@@ -29,6 +31,10 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"no checkpoint at {path}")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch's reader does not check what it reads
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"{damaged} in it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UsageError(f"{path} is not a whole checkpoint of Stretto: {error}") from error

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Self, TypeVar
 
 from stretto.errors import UsageError, nearest
-from stretto.words import NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
+from stretto.words import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,9 @@ class Settings:
     """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 400 for transformer."""
     optimizer: str = "auto"
     """sgd, adam or adamw; auto takes sgd for mlp and cnn, adamw for transformer."""
-    momentum: float = 0.9
+    momentum: Annotated[float, NUMBER] = 0.9
     """Momentum of sgd, first beta of adam and adamw."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, NUMBER] = 0.0
     """Weight decay."""
     schedule: str = "constant"
     """Learning rate over time: constant, or cosine (down to zero)."""
@@ -48,8 +48,11 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], origin: str) -> Self:
-        """Read what `to_json` wrote. Raises UsageError for an unknown key, naming the nearest and `origin`."""
+        """Read what `to_json` wrote. Raises UsageError for an unknown or a missing key, naming `origin`."""
         known = [field.name for field in fields(cls)]
+        missing = [key for key in known if key not in data]
+        if missing:
+            raise UsageError(f"{origin} lacks {', '.join(missing)}: it is no resolved configuration")
         for key in data:
             if key not in known:
                 raise UsageError(f"{origin}: unknown key {key!r}: {nearest(key, known)}")
@@ -63,7 +66,7 @@ class TrainSettings(Settings):
 
     method: str = "backprop"
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"."""
-    lr: float | None = None
+    lr: Annotated[float | None, NUMBER] = None
     """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw."""
     batch_size: Annotated[int | None, WHOLE] = None
     """Examples of an update; unless said otherwise 32, transformer 16."""

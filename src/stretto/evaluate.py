@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.batch import inputs_on, target_on
 from stretto.errors import UsageError
 
 
@@ -22,10 +23,9 @@ def evaluate(
     total = 0.0
     with evaluating([model]):
         for x, y in batches:
-            inputs = tuple(tensor.to(device) for tensor in (x if isinstance(x, tuple) else (x,)))
-            target = y.to(device) if isinstance(y, Tensor) else y
-            output = model(*inputs)
-            count = inputs[0].shape[0]
+            tensors, target = inputs_on(x, device), target_on(y, device)
+            output = model(*tensors)
+            count = tensors[0].shape[0]
             examples += count
             total += float(loss(output, target)) * count
             if countable(output, target):

@@ -26,7 +26,7 @@ class Target:
 
 @dataclass(slots=True)
 class Graph:
-    """What one forward keeps for its backward. `updates` is how many updates the stage had made by then."""
+    """What one forward keeps for its backward. `updates` is how many updates the weights it saw had had."""
 
     inputs: Tensors
     outputs: Tensors
@@ -72,9 +72,12 @@ class Stage:
         self.loss = loss
         self.updates = 0
         self._split = split
+        self._is_last = index == reach.num_stages - 1
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
         self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
+        self._parameters = [p for part in (module, head) if part is not None for p in part.parameters()]
+        self._begun = False  # whether a gradient has been computed since the last update
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
         self._seed_forward = seed_forward
@@ -84,18 +87,24 @@ class Stage:
             (reach.stop(index) == stop, arriving.index(stop) if stop in arriving else None)
             for stop in reach.carried(index)
         ]
-        self._run: dict[str, Callable[[int, Mapping[str, Any]], dict[str, Any]]] = {
-            "F": self._forward,
+        self._run: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "B": self._backward,
             "I": self._input_gradient,
             "W": self._weight_gradient,
             "U": self._update,
         }
 
-    def run(self, kind: str, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
-        """Do one action on what it needs, keyed by the values' names in `schedule.rules`; return what it makes."""
+    def run(
+        self, kind: str, microbatch: int, operands: Mapping[str, Any], version: int | None = None
+    ) -> dict[str, Any]:
+        """Do one action on what it needs, keyed by the values' names in `schedule.rules`; return what it makes.
+
+        `version` is how many updates the weights have had that a forward is to see; None for the current ones.
+        """
         try:
-            return self._run[kind](microbatch, operands)
+            if kind == "F":
+                return self._forward(microbatch, operands, self.updates if version is None else version)
+            return self._run[kind](operands)
         except Exception as error:
             error.add_note(f"in action {self.index}{kind}{microbatch}: stage {self.index}, micro-batch {microbatch}")
             raise
@@ -117,6 +126,8 @@ class Stage:
                 except (RuntimeError, ValueError, KeyError) as error:
                     raise UsageError(f"{origin} does not fit the {name} of stage {self.index}: {error}") from error
         self.updates = state["updates"]
+        self._begun = False
+        self.weights.forget()
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
         return (
@@ -126,17 +137,20 @@ class Stage:
             ("scheduler", self.scheduler),
         )
 
-    def _forward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+    def _forward(self, microbatch: int, operands: Mapping[str, Any], wanted: int) -> dict[str, Any]:
         if self._seed_forward is not None:
             self._seed_forward(microbatch)
         inputs = tuple(leaf(tensor, self._sends) for tensor in operands["activation"])
         given = tuple(tensor.clone() for tensor in inputs) if self._changes_input else inputs
         before = [tensor._version for tensor in given]
-        output, version = self.weights.forward(given)
+        output, version = self.weights.forward(given, self.updates - wanted)
         if not self._changes_input and before != [tensor._version for tensor in given]:
             raise UsageError(IN_PLACE.format(self.index))
         outputs = output if isinstance(output, tuple) else (output,)
-        graph = Graph(inputs, outputs, None, version, self.updates)
+        if not (self._is_last and not self._split) and not all(isinstance(tensor, Tensor) for tensor in outputs):
+            kinds = ", ".join(type(tensor).__name__ for tensor in outputs)
+            raise UsageError(f"stage {self.index} returned {kinds}: a stage returns a tensor or a tuple of tensors")
+        graph = Graph(inputs, outputs, None, version, wanted)
         made: dict[str, Any] = {"graph": graph}
         if self._has_loss:
             target: Target = operands["target"]
@@ -145,7 +159,8 @@ class Stage:
             loss = self.loss(self._head_output(graph.cut or outputs, output), target.value)
             graph.loss = loss if target.share == 1 else loss * target.share
             made["loss"] = graph.loss.detach()
-        made["activation"] = tuple(tensor.detach() for tensor in outputs)
+        if not self._is_last:
+            made["activation"] = tuple(tensor.detach() for tensor in outputs)
         return made
 
     def _head_output(self, outputs: Tensors, output: Any) -> Any:
@@ -153,7 +168,16 @@ class Stage:
             return self.head(*outputs)
         return outputs if isinstance(output, tuple) else outputs[0]
 
-    def _backward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self) -> None:
+        # As a plain loop begins with zero_grad: what others have left on the parameters is not part of the update.
+        if not self._begun:
+            self._begun = True
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad = None
+
+    def _backward(self, operands: Mapping[str, Any]) -> dict[str, Any]:
+        self._begin()
         graph: Graph = operands["graph"]
         roots, gradients = differentiable(graph.outputs, add(operands.get("gradient", ())))
         if graph.loss is not None and graph.loss.requires_grad:
@@ -164,7 +188,8 @@ class Stage:
         self.weights.collect(graph.version)
         return {"gradient": (take(graph.inputs),), "weight-gradient": None}
 
-    def _input_gradient(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+    def _input_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
+        self._begin()
         graph: Graph = operands["graph"]
         own = self._through_head(graph)
         arrived = operands.get("gradient", ())
@@ -191,7 +216,8 @@ class Stage:
         give(self._head_parameters, held)
         return take(graph.cut)
 
-    def _weight_gradient(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+    def _weight_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
+        self._begin()
         graph: Graph = operands["graph"]
         total = add([*operands.get("gradient", ()), operands["cotangent"]])
         if self._scale != 1:
@@ -204,8 +230,9 @@ class Stage:
         give(self._head_parameters, graph.head_gradients)
         return {"weight-gradient": None}
 
-    def _update(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+    def _update(self, _: Mapping[str, Any]) -> dict[str, Any]:
         self.updates += 1
+        self._begun = False
         if self.optimizer is not None:
             self.weights.before_update()
             self.optimizer.step()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.batch import inputs_on
 from stretto.errors import UsageError
 from stretto.evaluate import evaluating
 
@@ -16,7 +17,7 @@ def trace(stages: Sequence[nn.Module], example: Any, device: torch.device) -> li
     Raises UsageError at the first stage that does not fit, with the shapes that met there.
     """
     outputs: list[tuple[Tensor, ...]] = []
-    tensors: tuple[Tensor, ...] = tuple(t.to(device) for t in (example if isinstance(example, tuple) else (example,)))
+    tensors = inputs_on(example, device)
     with torch.no_grad(), evaluating(stages):
         for index, stage in enumerate(stages):
             try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto import heads as head_kinds
+from stretto.batch import inputs_on, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
 from stretto.emulate import Emulator
@@ -57,7 +58,7 @@ class Trainer:
 
     def __init__(
         self,
-        stages: Sequence[StageLike],
+        stages: Sequence[StageLike] | nn.Sequential | nn.ModuleList,
         loss: Loss,
         optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         method: str | Method = "backprop",
@@ -74,6 +75,10 @@ class Trainer:
         self.device = pick_device(device)
         self.seed = seed
         self.loss = loss
+        if isinstance(stages, nn.Module) and not isinstance(stages, nn.Sequential | nn.ModuleList):
+            raise UsageError(
+                f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
+            )
         self.stages = [build_stage(stage, index, seed).to(self.device) for index, stage in enumerate(stages)]
         num_stages = len(self.stages)
         if not num_stages:
@@ -85,17 +90,16 @@ class Trainer:
         self.lag = self.method.lag(num_stages)
         self.heads = self._heads(heads, example)
         check_sharing(self.stages, self.heads)
-        for module in (*self.stages, *self.heads):
-            if module is not None:
-                module.to(self.device).train()
-                for parameter in module.parameters():
-                    parameter.grad = None
+        for head in self.heads:
+            if head is not None:
+                head.to(self.device)
+        wake(self.stages)
         self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
         self._emulator = Emulator(self.schedule, self.rules, self._stages)
         self._entered = 0  # minibatches
         self._drained = True
         self._broken: str | None = None
-        self._losses: dict[int, float] = {}  # of the minibatches that `step` may still return
+        self._losses: dict[int, list[Tensor]] = {}  # of the minibatches that `step` may still return
         self._finished = 0  # minibatches whose loss is known
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -114,7 +118,8 @@ class Trainer:
         self._entered += 1
         self._drained = False
         self._collect_losses()
-        return self._losses.pop(n - self.lag, None)
+        parts = self._losses.pop(n - self.lag, None)
+        return None if parts is None else add_up(parts)  # only now does the host wait for the device
 
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet."""
@@ -124,7 +129,7 @@ class Trainer:
                 self._emulator.drain(self._entered)
             self._drained = True
             self._collect_losses()
-        return [self._losses[n] for n in sorted(self._losses)]
+        return [add_up(self._losses[n]) for n in sorted(self._losses)]
 
     @contextmanager
     def _running(self, what: str) -> Iterator[None]:
@@ -143,8 +148,7 @@ class Trainer:
             )
 
     def _loads(self, x: Batch, y: Any) -> list[dict[str, Any]]:
-        inputs = tuple(tensor.to(self.device) for tensor in (x if isinstance(x, tuple) else (x,)))
-        target = y.to(self.device) if isinstance(y, Tensor) else y
+        inputs, target = inputs_on(x, self.device), target_on(y, self.device)
         pieces = self.schedule.per_turn
         if pieces == 1:
             return [{"activation": inputs, "target": Target(target)}]
@@ -163,7 +167,7 @@ class Trainer:
             edges = [self.rules.loss(self._finished * pieces + piece) for piece in range(pieces)]
             if not all(edge in values for edge in edges):
                 return
-            self._losses[self._finished] = sum(float(values.pop(edge)) for edge in edges)
+            self._losses[self._finished] = [values.pop(edge) for edge in edges]
             self._finished += 1
 
     # -- using what was trained -------------------------------------------------------------------------------------
@@ -256,7 +260,8 @@ class Trainer:
 
     def _stage(self, index: int, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None) -> Stage:
         module, head = self.stages[index], self.heads[index]
-        parameters = [p for part in (module, head) if part is not None for p in part.parameters() if p.requires_grad]
+        parts = [part for part in (module, head) if part is not None]
+        parameters = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
         made = build_optimizer(optimizer, parameters) if parameters else None
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
@@ -268,7 +273,7 @@ class Trainer:
             loss=self.loss,
             head=head,
             optimizer=made,
-            scheduler=scheduler(made) if scheduler is not None and made is not None else None,
+            scheduler=build_scheduler(scheduler, made) if scheduler is not None and made is not None else None,
             split=index in self.rules.split,
             mean=self.method.combine == "mean",
             seed_forward=lambda microbatch: generator.seed(derive(base, microbatch)),
@@ -311,6 +316,8 @@ def refuse_processes() -> None:
 
 def pick_device(device: str | torch.device) -> torch.device:
     """Turn "auto" into the best device there is; refuse one that is not there."""
+    if not isinstance(device, str | torch.device):
+        raise UsageError(f"device={device!r}: give 'auto', a name such as 'cpu' or 'cuda:1', or a torch.device")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -355,6 +362,8 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
     if len(given) != reach.num_stages:
         raise UsageError(f"heads has {len(given)} entries for {reach.num_stages} stages: give one (or None) for each")
     for stage, head in enumerate(given):
+        if head is not None and not isinstance(head, nn.Module):
+            raise UsageError(f"heads[{stage}] is {head!r}: give an nn.Module, or None to have it built")
         if head is not None and stage == reach.num_stages - 1:
             raise UsageError(
                 f"heads[{stage}]: the last stage's output is the model's output; put the head into the stage"
@@ -362,6 +371,32 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
         if head is not None and reach.hops[stage] is None:
             raise UsageError(f"heads[{stage}] is given, but the method has no loss there; heads go after {reach.heads}")
     return list(given)
+
+
+def wake(stages: Sequence[nn.Module]) -> None:
+    """Put a model that is in evaluation mode as a whole in training mode; single frozen layers stay as they are."""
+    layers = [layer for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
+    if not any(layer.training for layer in layers):
+        for stage in stages:
+            stage.train()
+
+
+def add_up(losses: list[Tensor]) -> float:
+    """The loss of a minibatch from those of its micro-batches, which carry their shares."""
+    return sum(float(loss) for loss in losses)
+
+
+def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
+    """Call the user's function and make sure that what it gave can be stepped without a metric."""
+    made = scheduler(optimizer)
+    if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UsageError("ReduceLROnPlateau wants a metric, which a stage's update does not have: choose a scheduler "
+                         "that depends on the number of updates alone")  # fmt: skip
+    if not callable(getattr(made, "step", None)):
+        raise UsageError(
+            f"scheduler returned {type(made).__name__}, which has no step(): give a function of the optimizer"
+        )
+    return made
 
 
 def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

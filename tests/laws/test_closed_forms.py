@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import stretto
 from laws.pipelines import async_1f1b, gpipe, one_f_one_b, pb_clock
-from stretto.schedule import Reach, Rules
+from stretto.schedule import Reach, Rules, Schedule
 from stretto.simulate import period, simulate, unit_costs
 
 PICTURES = {
@@ -148,6 +148,24 @@ def test_period_ends_and_scales_for_any_unit(seed, scale):
         assert period(*plan(name, 4), lambda action: scale * costs[action.kind, action.stage]) == pytest.approx(
             scale * plain, rel=1e-9
         )
+
+
+@given(seed=st.integers(0, 10**6), S=st.integers(1, 4))
+@settings(max_examples=30)
+def test_counting_a_workers_turns_from_later_on_changes_no_period(seed, S):
+    """The same lists, worker w's turn n now called n+k: only labels change, and a turn may wait for a later one."""
+    generator = random.Random(seed)
+    _, durations = table(lambda: generator.randint(0, 20), S)
+    plans = [plan(name, S) for name in ("backprop", "greedy", "overlapping(delay=1)")]
+    plans.append((pb_clock(S), Rules.of(pb_clock(S), Reach((*[None] * (S - 1), S - 1)))))
+    for schedule, rules in plans:
+        later = tuple(
+            tuple(action._replace(microbatch=action.microbatch - k) for action in body)
+            for body, k in ((body, generator.randint(0, 3)) for body in schedule.body)
+        )
+        named, renamed = (schedule, rules), (Schedule(later), rules)
+        assert period(*renamed, durations) == period(*named, durations)
+        assert simulate(*renamed, 9, durations).makespan == simulate(*named, 9, durations).makespan
 
 
 # -- the table of costs: total and serial ---------------------------------------------------------------------------

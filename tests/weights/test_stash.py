@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stretto.weights import WEIGHTS, Current, Stash
+from stretto.weights import WEIGHTS, Current, DoubleBuffered, Stash
 
 
 class Attend(nn.Module):
@@ -217,7 +217,7 @@ def test_statistics_of_norms_move_and_frozen_parameters_do_not():
 
 
 def test_the_policies_by_name():
-    assert {"current": Current, "stash": Stash} == WEIGHTS
+    assert {"current": Current, "stash": Stash, "double-buffered": DoubleBuffered} == WEIGHTS
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from stretto.batch import inputs_on, target_on
 from stretto.emulate import Emulator
 from stretto.schedule import Action
 from stretto.stage import Stage, Target
@@ -34,8 +35,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
                     split=index in split, mean=mean)
         )  # fmt: skip
     emulator = Emulator(trainer.schedule, trainer.rules, stages)
-    inputs = tuple(tensor.to(trainer.device) for tensor in (x if isinstance(x, tuple) else (x,)))
-    target = y.to(trainer.device) if isinstance(y, torch.Tensor) else y
+    inputs, target = inputs_on(x, trainer.device), target_on(y, trainer.device)
     with torch.enable_grad(), PreservedGenerator(trainer.device):
         emulator.step(0, [{"activation": inputs, "target": Target(target)}] * trainer.schedule.per_turn)
         emulator.drain(1)
@@ -54,10 +54,12 @@ class Counted(Stage):
         super().__init__(index, module, **parts)
         self.flops: dict[str, int] = {}
 
-    def run(self, kind: str, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+    def run(
+        self, kind: str, microbatch: int, operands: Mapping[str, Any], version: int | None = None
+    ) -> dict[str, Any]:
         """Run the action under torch's counter."""
         with FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU) as counter:
-            made = super().run(kind, microbatch, operands)
+            made = super().run(kind, microbatch, operands, version)
         self.flops[kind] = self.flops.get(kind, 0) + counter.get_total_flops()
         return made
 

@@ -14,18 +14,18 @@ class Emulator:
     """Runs what a schedule lists, as soon as what it needs is there. It holds no rule of its own.
 
     Each worker has a queue; an action that waits for a value is woken when that value is made. Numbers depend only on
-    each stage's own order, so the order among workers is free. Every backward asserts the delay that the schedule
-    promises.
+    each stage's own order, so the order among workers is free. Every forward asks for the version that the
+    schedule promises, and every backward asserts the delay.
     """
 
-    def __init__(self, schedule: Schedule, rules: Rules, stages: Sequence[Stage]) -> None:
+    def __init__(self, schedule: Schedule, rules: Rules, stages: Sequence[Stage], delays: Delays | None = None) -> None:
         self.schedule = schedule
         self.rules = rules
         self.stages = stages
         self.values: dict[Edge, Any] = {}
         self._queues: list[deque[tuple[Action, tuple[Edge, ...]]]] = [deque() for _ in schedule.body]  # with needs
         self._waiting: dict[Edge, int] = {}
-        self._delays = Delays(schedule)
+        self._delays = Delays(schedule) if delays is None else delays
         self._since = 0  # the first micro-batch after the last drain
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
@@ -79,11 +79,14 @@ class Emulator:
     def _run(self, action: Action, needs: tuple[Edge, ...]) -> tuple[Edge, ...]:
         stage = self.stages[action.stage]
         operands = {edge.value: self.values[edge] for edge in needs}
-        if action.kind in "BW":
-            seen = stage.updates - operands["graph"].updates
-            wanted = self._delays.at(action.stage, action.microbatch - self._since)
-            assert seen == wanted, f"{action}: {seen} updates since its forward, the schedule promises {wanted}"
-        made = stage.run(action.kind, action.microbatch, operands)
+        age, version = action.microbatch - self._since, None
+        if action.kind == "F":
+            version = self._since // self.schedule.per_turn + self._delays.version(action.stage, age)
+        elif action.kind in "BW":
+            delay = stage.updates - operands["graph"].updates
+            wanted = self._delays.at(action.stage, age)
+            assert delay == wanted, f"{action}: its weights are {delay} updates old, the schedule promises {wanted}"
+        made = stage.run(action.kind, action.microbatch, operands, version)
         makes = self.rules.makes(action)
         for edge in makes:
             self.values[edge] = made[edge.value]

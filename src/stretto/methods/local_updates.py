@@ -33,7 +33,7 @@ def overlapping(*, combine: Literal["sum", "mean"] = "sum", delay: int = 0, head
     """
     if combine not in ("sum", "mean"):
         raise UsageError(f"overlapping(combine={combine!r}): choose 'sum' or 'mean'")
-    if delay not in (0, 1):
+    if isinstance(delay, bool) or delay not in (0, 1):
         raise UsageError(f"overlapping(delay={delay!r}): choose 0 (wait one hop) or 1 (no bubble)")
 
     def reach(num_stages: int) -> Reach:
@@ -57,7 +57,7 @@ def chunked(*, chunks: int = 2, head: str = "auto") -> Method:
     chunks=2 is the paper's "two chunk greedy". Raises UsageError for more chunks than stages, once those are known;
     a single stage is one chunk whatever was asked for, as any method with one stage is plain training.
     """
-    if not isinstance(chunks, int) or chunks < 1:
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise UsageError(f"chunked(chunks={chunks!r}): a whole number of at least 1")
 
     def reach(num_stages: int) -> Reach:

@@ -28,6 +28,8 @@ def method(name: str | Method, **options: Any) -> Method:
         if options:
             raise UsageError(f"{name} is a method already; its options {', '.join(options)} cannot be changed")
         return name
+    if not isinstance(name, str):
+        raise UsageError(f"method={name!r}: give a name, or what stretto.method(name, ...) returns")
     bare, written = parse(name)
     build = METHODS.get(bare)
     if build is None:
@@ -49,9 +51,14 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         call = ast.parse(f"f({rest}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("options are written name=value")
+        names = [keyword.arg or "**" for keyword in call.keywords]
+        if len(names) > len(set(names)):
+            raise ValueError("an option stands twice")
         return bare.strip(), {keyword.arg or "**": literal(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"cannot read the method {text!r}: write it as NAME or NAME(option=value, ...)") from error
+        raise UsageError(
+            f"cannot read the method {text!r} ({error}): write it as NAME or NAME(option=value, ...)"
+        ) from error
 
 
 def literal(node: ast.expr) -> Any:

@@ -32,6 +32,12 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
     """Raise ScheduleError unless every action of every micro-batch is there, once."""
     if schedule.num_stages != rules.num_stages:
         raise ScheduleError(f"the schedule drives {schedule.num_stages} stages, the rules know {rules.num_stages}")
+    for stage in range(schedule.num_stages):
+        if stage not in rules.split and not rules.reach.one_sweep(stage):
+            raise ScheduleError(
+                f"{Action('B', stage, 0)} cannot be one sweep: stage {stage} sends down less than it uses itself; "
+                "split its backward into I and W"
+            )
     found = Counter(action for worker in range(schedule.num_workers) for action in schedule.unroll(worker, turns))
     for microbatch in range(turns * schedule.per_turn):
         for stage in range(schedule.num_stages):

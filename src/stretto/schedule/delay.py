@@ -7,14 +7,19 @@ BACKWARD = "BW"  # the kinds that use a forward's weights again for the weight g
 
 
 class Delays:
-    """How many updates of a stage lie between a micro-batch's forward and its backward.
+    """How many updates old the weights of a micro-batch's forward are when its gradient is applied.
+
+    As a rule these are the updates of its stage between its forward and its backward. `buffered` says that all
+    micro-batches of a minibatch see the version that the first of them could see on every stage, those before the
+    last minibatch's update: then it is one update, everywhere (PipeDream-2BW).
 
     In the fill and drain of a pipeline a micro-batch may see fewer updates than in the steady state: `at` is exact,
     `steady` is the value every micro-batch has once the pipeline is full.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, *, buffered: bool = False) -> None:
         self.schedule = schedule
+        self.buffered = buffered
         self._steady = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))
         self._full = tuple(self._reach_back(stage) for stage in range(schedule.num_stages))
         self._known: dict[tuple[int, int], int] = {}
@@ -33,6 +38,10 @@ class Delays:
             known = self._known[stage, microbatch] = self._between(stage, microbatch)
         return known
 
+    def version(self, stage: int, microbatch: int) -> int:
+        """How many updates the weights have had that a micro-batch's forward sees, counted from the last drain."""
+        return microbatch // self.schedule.per_turn - self.at(stage, microbatch)
+
     def _of_stage(self, stage: int) -> int:
         start = self._reach_back(stage)
         return max(self._between(stage, start + m) for m in range(self.schedule.per_turn))
@@ -43,6 +52,8 @@ class Delays:
         return turns * self.schedule.per_turn
 
     def _between(self, stage: int, microbatch: int) -> int:
+        if self.buffered:
+            return min(1, microbatch // self.schedule.per_turn)
         order = self.schedule.of_stage(stage)
         start = self._when(stage, "F", microbatch)
         end = self._when(stage, BACKWARD, microbatch)

@@ -18,8 +18,9 @@ class Current(Weights):
         super().__init__(module)
         self._leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
 
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+    def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
         """Call the module."""
+        assert behind == 0, f"weights {behind} updates back are asked for; only the current ones exist"
         return self.module(*inputs), None
 
     def leaves(self, version: Any) -> list[Tensor]:
@@ -28,6 +29,9 @@ class Current(Weights):
 
     def collect(self, version: Any) -> None:
         """Gradients are already where they belong."""
+
+    def forget(self) -> None:
+        """Nothing is kept."""
 
     def before_update(self) -> None:
         """Nothing is kept."""

@@ -31,11 +31,19 @@ class Stash(Weights):
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._standing: Version | None = None
 
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+    def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
         """Run the module on the leaves of the standing version."""
+        assert behind == 0, f"weights {behind} updates back are asked for; a stash keeps those of forwards only"
+        return self.run_on(self.standing(), inputs)
+
+    def standing(self) -> Version:
+        """The version of the parameters as they are now; all forwards until the next update share it."""
         if self._standing is None:
             self._standing = Version({name: nn.Parameter(p.data) for name, p in self._parameters.items()})
-        version = self._standing
+        return self._standing
+
+    def run_on(self, version: Version, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Run the module on a version's leaves; the graph holds it until `collect`."""
         version.graphs += 1
         return functional_call(self.module, dict(version.leaves), tuple(inputs)), version
 
@@ -53,6 +61,10 @@ class Stash(Weights):
                 leaf.grad = None
         if version.graphs == 0 and version is self._standing:
             self._standing = None
+
+    def forget(self) -> None:
+        """Start from the parameters as they are."""
+        self._standing = None
 
     def before_update(self) -> None:
         """Leave the storage to the graphs that hold it, if any does."""

@@ -14,8 +14,11 @@ class Weights(ABC):
         self.module = module
 
     @abstractmethod
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
-        """Run the module; return its output and the version it saw, which lives until `collect`."""
+    def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
+        """Run the module on the weights from `behind` updates ago.
+
+        Returns its output and the version it saw, which lives until `collect`.
+        """
 
     @abstractmethod
     def leaves(self, version: Any) -> list[Tensor]:
@@ -24,6 +27,10 @@ class Weights(ABC):
     @abstractmethod
     def collect(self, version: Any) -> None:
         """A version's backward is finished: its gradients go to the module's parameters."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Whatever is in flight will not come back; the parameters have just been set."""
 
     @abstractmethod
     def before_update(self) -> None:

@@ -1,0 +1,20 @@
+"""A batch as users write it, and as stages take it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
+    """The tensors of x on the device; x is one tensor, or a tuple or list of them (a DataLoader makes lists)."""
+    return tuple(tensor.to(device) for tensor in (x if isinstance(x, tuple | list) else (x,)))
+
+
+def target_on(y: Any, device: torch.device) -> Any:
+    """The target on the device; what is no tensor is the loss's own business, but for tuples and lists of tensors."""
+    if isinstance(y, Tensor):
+        return y.to(device)
+    if isinstance(y, tuple | list):
+        return tuple(target_on(part, device) for part in y)
+    return y
