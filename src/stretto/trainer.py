@@ -95,7 +95,7 @@ class Trainer:
                 head.to(self.device)
         wake(self.stages)
         self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
-        self._emulator = Emulator(self.schedule, self.rules, self._stages)
+        self._emulator = Emulator(self.schedule, self.rules, self._stages, self.method.delays(self.schedule))
         self._entered = 0  # minibatches
         self._drained = True
         self._broken: str | None = None

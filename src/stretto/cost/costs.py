@@ -14,13 +14,15 @@ NOTES: dict[Accounting, str] = {
     "counted": (
         "Total compute is what torch's FLOP counter counts on the real modules, auxiliary heads included. Serial "
         "compute is the simulated time of a steady-state step with those counts as durations: one worker a stage "
-        "unless said otherwise, free communication, the examples of a batch in parallel."
+        "unless said otherwise, free communication, the examples of a batch in parallel; a micro-batch takes its share "
+        "of the batch's time."
     ),
     "paper": (
         "As in Laskin, Metz et al. (2020), a backward is charged as two forwards, whatever a method spares; forwards "
         "(heads included) are counted by torch's FLOP counter. Total compute is their sum. Serial compute is the "
         "simulated time of a steady-state step with those charges as durations: one worker a stage unless said "
-        "otherwise, free communication, the examples of a batch in parallel."
+        "otherwise, free communication, the examples of a batch in parallel; a micro-batch takes its share of the "
+        "batch's time."
     ),
 }
 
@@ -45,5 +47,7 @@ def measure(trainer: Trainer, x: Any, y: Any, accounting: str = "counted") -> Co
         if name == accounting:
             counted = count(trainer, x, y)
             flops = counted if name == "counted" else paper(counted)
-            return Costs(name, flops, sum(flops.values()), period(trainer.schedule, trainer.rules, durations(flops)))
+            share = 1 / trainer.schedule.per_turn
+            time = durations({action: share * each for action, each in flops.items()})
+            return Costs(name, flops, sum(flops.values()), period(trainer.schedule, trainer.rules, time))
     raise UsageError(f"unknown accounting {accounting!r}: {nearest(accounting, known)}")

@@ -4,7 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stretto.schedule import Reach, Rules, Schedule, check
+from stretto.schedule import Delays, Reach, Rules, Schedule, check
+
+
+def one_each(num_stages: int) -> int:
+    """One worker for each stage."""
+    return num_stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +19,7 @@ class Method:
     `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
     says who does what in which order. `weights` names a policy of `stretto.weights`. `combine` says whether several
     losses that train the same stage are summed or averaged. `head` names how auxiliary heads are built
-    (`stretto.heads`). A synchronous method finishes every minibatch before the next one enters.
+    (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every minibatch before the next one enters.
     """
 
     name: str
@@ -22,9 +27,10 @@ class Method:
     reach: Callable[[int], Reach]
     schedule: Callable[[int, int], Schedule]
     synchronous: bool
-    weights: Literal["current", "stash"] = "current"
+    weights: Literal["current", "stash", "double-buffered"] = "current"
     combine: Literal["sum", "mean"] = "sum"
     head: str = "auto"
+    workers: Callable[[int], int] = one_each
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -36,12 +42,16 @@ class Method:
         """How many minibatches `Trainer.step`'s loss is behind: no worker runs further ahead than that."""
         return 0 if self.synchronous else 2 * num_stages
 
+    def delays(self, schedule: Schedule) -> Delays:
+        """How old the gradients are that the stages of `schedule` work with."""
+        return Delays(schedule, buffered=self.weights == "double-buffered")
+
     def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
-        """The schedule and its rules for so many stages; one worker a stage unless told otherwise.
+        """The schedule and its rules for so many stages, on as many workers as suit the method unless told otherwise.
 
         Raises ScheduleError for a schedule that is not complete or can deadlock.
         """
-        schedule = self.schedule(num_stages, num_stages if num_workers is None else num_workers)
+        schedule = self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
         rules = Rules.of(schedule, self.reach(num_stages))
         check(schedule, rules)
         return schedule, rules

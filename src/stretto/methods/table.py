@@ -10,12 +10,22 @@ from stretto.errors import UsageError, nearest
 from stretto.methods.backprop import backprop
 from stretto.methods.local_updates import chunked, greedy, overlapping
 from stretto.methods.method import Method
+from stretto.methods.pipedream import pipedream, pipedream_2bw
+from stretto.methods.pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
 
 METHODS: dict[str, Callable[..., Method]] = {
     "backprop": backprop,
     "greedy": greedy,
     "overlapping": overlapping,
     "chunked": chunked,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "looped-bfs": looped_bfs,
+    "zb-h1": zb_h1,
+    "zb-v": zb_v,
+    "pipedream": pipedream,
+    "pipedream-2bw": pipedream_2bw,
 }
 
 

@@ -1,17 +1,12 @@
 """Backprop and the local methods: one list for those whose backward is one sweep, one for overlapping.
 
-Time runs to the right, four stages, one worker each, unit costs (F = I = W = 1, B = 2):
+Time runs to the right, one worker a stage, unit costs (F = I = W = 1, B = 2; updates take no time):
 
-    backprop            greedy (steady state)      chunked, 2 chunks
-    3 ...FBBU......     3 ...FBBFBBFBB             3 ...FBB...FBB
-    2 ..F...BBU....     2 ..FBBFBBFBBF             2 ..F...BBF...
-    1 .F......BBU..     1 .FBBFBBFBBFB             1 .FBB..FBB...
-    0 F.........BBU     0 FBBFBBFBBFBB             0 F..BBF...BB.
-
-    overlapping, delay 0    overlapping, delay 1
-    2 ..FIW.FIW.FIW         2 ..FIFIWFIWFIW
-    1 .FI.WFI.WFI.W         1 .FIFIWFIWFIWF
-    0 F...WF...WF..         0 FIFIWFIWFIWFI
+    backprop        greedy             chunked         overlapping        overlapping(delay=1)
+    2 ..FBB....     3 ...FBBFBBFBB     3 ...FBB...FBB  2 ..FIW.FIW.FIW    2 ..FIFIWFIWW
+    1 .F...BB..     2 ..FBBFBBFBB.     2 ..F...BBF...  1 .FI.WFI.WFI.W    1 .FIFIWFIWW.
+    0 F......BB     1 .FBBFBBFBB..     1 .FBB...FBB..  0 FI.WFI.WFI.W.    0 FIFIWFIWW..
+                    0 FBBFBBFBB...     0 F...BBF...BB
 """
 
 import itertools
@@ -53,7 +48,7 @@ def one_sweep(num_stages: int, num_workers: int, chunks: int = 1) -> Schedule:
 
 
 def split_backward(num_stages: int, num_workers: int, delay: int = 0) -> Schedule:
-    """Overlapping local updates: the input gradient first, the weight gradient once the stage above has sent its own.
+    """Overlapping, a reach of one: first the input gradient, then, with that of the stage above, the weight gradient.
 
     delay=0: F(n) I(n) W(n) U(n), a stage waits one hop for the gradient from above. delay=1: F(n) I(n) W(n-1) U(n-1),
     which fills the wait, and every gradient is one update old. A single stage has nothing to wait for: delay 0.

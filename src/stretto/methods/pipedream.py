@@ -1,0 +1,49 @@
+"""PipeDream (Narayanan et al. 2019, SOSP; 1806.03377) and PipeDream-2BW (Narayanan et al. 2021, 2006.09503).
+
+Asynchronous 1F1B: minibatches follow each other without a flush, no worker is ever idle, and gradients are old. A
+backward sees the weights of its forward, stashed by PipeDream for every minibatch in flight; 2BW keeps two versions,
+by updating only once as many micro-batches are through as there are stages.
+"""
+
+from stretto.errors import UsageError
+from stretto.methods.backprop import whole_network
+from stretto.methods.method import Method
+from stretto.methods.pipelines import check_count
+from stretto.schedule import Schedule
+from stretto.schedule.library.pipedream import pipedream as pipedream_schedule
+from stretto.schedule.library.pipedream import pipedream_2bw as pipedream_2bw_schedule
+
+
+def pipedream() -> Method:
+    """Update after every minibatch; stage s works with gradients S-1-s updates old and keeps S-s versions."""
+    return Method(
+        name="pipedream",
+        summary="asynchronous 1F1B with stashed weights",
+        reach=whole_network,
+        schedule=pipedream_schedule,
+        synchronous=False,
+        weights="stash",
+    )
+
+
+def pipedream_2bw(*, microbatches: int | None = None) -> Method:
+    """Update after `microbatches` micro-batches, S unless told otherwise: gradients one update old on every stage."""
+    check_count("pipedream-2bw", "microbatches", microbatches)
+
+    def schedule(num_stages: int, num_workers: int) -> Schedule:
+        count = microbatches or num_stages
+        if count < num_stages:
+            raise UsageError(
+                f"pipedream-2bw(microbatches={count}) on {num_stages} stages: two versions of the weights are enough "
+                f"only from {num_stages} micro-batches on; use microbatches={num_stages} or fewer stages"
+            )
+        return pipedream_2bw_schedule(num_stages, num_workers, count)
+
+    return Method(
+        name="pipedream-2bw",
+        summary="asynchronous 1F1B, two versions of the weights",
+        reach=whole_network,
+        schedule=schedule,
+        synchronous=False,
+        weights="double-buffered",
+    )

@@ -1,0 +1,81 @@
+"""Synchronous pipelines: a minibatch is cut into micro-batches, the weights change once it is through.
+
+They give plain training's gradients and differ in bubble, memory and messages: GPipe (Huang et al. 2019, 1811.06965),
+1F1B (PipeDream-Flush, Narayanan et al. 2021, 2006.09503; DAPPLE, Fan et al. 2021, 2007.01045), interleaved 1F1B
+(Narayanan et al. 2021, 2104.04473), looped breadth-first (Lamy-Poirier 2022, 2211.05953), zero bubble (Qi et al. 2023,
+2401.10241). A BatchNorm sees one micro-batch at a time, and so does its mean loss.
+"""
+
+from collections.abc import Callable
+
+from stretto.errors import UsageError
+from stretto.methods.backprop import whole_network
+from stretto.methods.method import Method, one_each
+from stretto.schedule import Schedule
+from stretto.schedule.library.gpipe import gpipe as gpipe_schedule
+from stretto.schedule.library.interleaved import interleaved as interleaved_schedule
+from stretto.schedule.library.interleaved import looped_bfs as looped_bfs_schedule
+from stretto.schedule.library.one_f_one_b import one_f_one_b as one_f_one_b_schedule
+from stretto.schedule.library.zero_bubble import zb_h1 as zb_h1_schedule
+from stretto.schedule.library.zero_bubble import zb_v as zb_v_schedule
+
+Lay = Callable[[int, int, int], Schedule]  # (stages, workers, micro-batches)
+
+
+def check_count(name: str, option: str, value: int | None) -> None:
+    """Refuse what is no count."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise UsageError(f"{name}({option}={value!r}): a whole number of at least 1")
+
+
+def synchronous(
+    name: str, summary: str, lay: Lay, microbatches: int | None, workers: Callable[[int], int] = one_each
+) -> Method:
+    """A pipeline that drains at the end of each minibatch. Micro-batches: one a worker, at least 4, or as told."""
+    check_count(name, "microbatches", microbatches)
+    return Method(
+        name=name,
+        summary=summary,
+        reach=whole_network,
+        schedule=lambda stages, workers: lay(stages, workers, microbatches or max(4, workers)),
+        synchronous=True,
+        workers=workers,
+    )
+
+
+def two_each(num_stages: int) -> int:
+    """Half as many workers as stages, if that divides."""
+    return num_stages // 2 if num_stages % 2 == 0 else num_stages
+
+
+def gpipe(*, microbatches: int | None = None) -> Method:
+    """All forwards, then all backwards."""
+    return synchronous("gpipe", "all forwards, then all backwards", gpipe_schedule, microbatches)
+
+
+def one_f_one_b(*, microbatches: int | None = None) -> Method:
+    """After a warm-up one forward, one backward: GPipe's bubble with the activations of S micro-batches at most."""
+    return synchronous("1f1b", "one forward, one backward, then a flush", one_f_one_b_schedule, microbatches)
+
+
+def interleaved(*, microbatches: int | None = None) -> Method:
+    """1F1B with several stages on each worker, in turn: a smaller bubble for more messages. Two a worker by default."""
+    summary = "1F1B with several stages on each worker, in turn"
+    return synchronous("interleaved", summary, interleaved_schedule, microbatches, two_each)
+
+
+def looped_bfs(*, microbatches: int | None = None) -> Method:
+    """GPipe with several stages on each worker: every micro-batch passes a stage before the next one starts."""
+    summary = "GPipe with several stages on each worker, breadth first"
+    return synchronous("looped-bfs", summary, looped_bfs_schedule, microbatches, two_each)
+
+
+def zb_h1(*, microbatches: int | None = None) -> Method:
+    """1F1B whose weight gradients wait until the bubble: less of it, with the same memory."""
+    return synchronous("zb-h1", "1F1B with weight gradients in the bubble", zb_h1_schedule, microbatches)
+
+
+def zb_v(*, microbatches: int | None = None) -> Method:
+    """Two stages on each worker, down and up again, weight gradients in the bubble: none left, with 1F1B's memory."""
+    summary = "two stages a worker in a V, weight gradients in the bubble"
+    return synchronous("zb-v", summary, zb_v_schedule, microbatches, two_each)
