@@ -234,8 +234,7 @@ class Stage:
         self.updates += 1
         self._begun = False
         if self.optimizer is not None:
-            self.weights.before_update()
-            self.optimizer.step()
+            self.weights.update(self.optimizer.step)
             self.optimizer.zero_grad(set_to_none=True)
             if self.scheduler is not None:
                 self.scheduler.step()

@@ -1,5 +1,7 @@
 """A network, its gradient and momentum SGD in plain numpy: no line of it is shared with what it checks."""
 
+from itertools import pairwise
+
 import numpy as np
 
 
@@ -8,7 +10,7 @@ class Network:
 
     def __init__(self, widths, seed=0):
         draw = np.random.default_rng(seed)
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.start = [(draw.normal(size=(b, a)) / np.sqrt(a), draw.normal(size=b) * 0.1) for a, b in pairs]
 
     def gradient(self, forward, backward, x, y):

@@ -76,11 +76,14 @@ def make(name, seed=0):
 
 def update(module, stash, rate=0.5):
     """What a stage does at U: a large step, in place."""
-    stash.before_update()
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def step():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=rate)
             parameter.grad = None
+
+    stash.update(step)
 
 
 def plain_gradients(module, inputs, weights):

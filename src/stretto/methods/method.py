@@ -19,7 +19,8 @@ class Method:
     `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
     says who does what in which order. `weights` names a policy of `stretto.weights`. `combine` says whether several
     losses that train the same stage are summed or averaged. `head` names how auxiliary heads are built
-    (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every minibatch before the next one enters.
+    (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every minibatch before
+    the next one enters.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Method:
         return Delays(schedule, buffered=self.weights == "double-buffered")
 
     def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
-        """The schedule and its rules for so many stages, on as many workers as suit the method unless told otherwise.
+        """The schedule and its rules for so many stages, on as many workers as suit the method.
 
         Raises ScheduleError for a schedule that is not complete or can deadlock.
         """

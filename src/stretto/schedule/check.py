@@ -18,9 +18,11 @@ def check(schedule: Schedule, rules: Rules, turns: int | None = None) -> None:
     stage runs every micro-batch forward once, backward once (B, or I and W where the rules split it), and every
     update once. Free of deadlock: it runs to its end under both kinds of sends.
 
-    *buffered*: a value is there once it is made. *rendezvous*: the values from one worker to another travel through
-    one channel in the order they are made, and one leaves the channel only when the receiver reaches an action that
-    needs it; the sender computes on meanwhile. (NCCL's and gloo's point-to-point operations behave so.)
+    *buffered*: a value is there once it is made. *rendezvous*: the values of one kind from one stage to another travel
+    through one channel in the order they are made, and one leaves the channel only when the receiver reaches an action
+    that needs it; the sender computes on meanwhile. (Point-to-point messages with a tag for each channel behave so.
+    A single channel for each pair of workers would be too strict: zb-v's workers exchange activations and gradients
+    both ways, and taking them in the order they are made would cost half as much memory again.)
     """
     turns = 2 * schedule.drain + 3 if turns is None else turns
     complete(schedule, rules, turns)
@@ -60,11 +62,11 @@ def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
         raise ScheduleError(f"sends={sends!r}: choose from {', '.join(SENDS)}")
     queues = [deque(schedule.unroll(worker, turns)) for worker in range(schedule.num_workers)]
     there = {edge for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
-    channels: dict[tuple[int, int], deque[Edge]] = {}
+    channels: dict[tuple[str, int, int], deque[Edge]] = {}
 
     def receive(worker: int, wanted: Iterable[Edge]) -> None:
         for edge in wanted:
-            channel = channels.get((schedule.worker_of.get(edge.source.stage, worker), worker))
+            channel = channels.get(channel_of(edge))
             if edge not in there and channel and channel[0] == edge:
                 there.add(channel.popleft())
 
@@ -85,9 +87,14 @@ def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
                     if peer == worker or sends == "buffered":
                         there.add(edge)
                     else:
-                        channels.setdefault((worker, peer), deque()).append(edge)
+                        channels.setdefault(channel_of(edge), deque()).append(edge)
     if any(queues):
         raise ScheduleError(f"deadlock with {sends} sends: {explain(queues, rules, there)}")
+
+
+def channel_of(edge: Edge) -> tuple[str, int, int]:
+    """The channel a value travels through: what it is, from which stage, to which."""
+    return edge.value, edge.source.stage, edge.stage
 
 
 def explain(queues: Iterable[deque[Action]], rules: Rules, there: set[Edge]) -> str:

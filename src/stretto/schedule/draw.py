@@ -10,11 +10,14 @@ from stretto.schedule.span import Span
 COLORS = {"F": "#0072b2", "B": "#b5540b", "I": "#b5540b", "W": "#008060", "U": "#5b5b66"}
 
 
-def text(spans: Sequence[Span], unit: float = 1.0) -> str:
-    """Draw spans whose times are multiples of `unit`, one column a unit.
+MOST_WORKERS, MOST_ACTIONS = 64, 128  # more of either cannot be told apart in a picture
+
+
+def text(spans: Sequence[Span], unit: float = 1.0, width: int = 1000) -> str:
+    """Draw spans whose times are multiples of `unit`, one column a unit, in lines of at most `width` characters.
 
     A cell names the action as stage, kind and micro-batch; "=" goes on where it takes longer than one column, "." is
-    idle time. Actions that take no time are left out.
+    idle time. Actions that take no time are left out. A last line tells what there was no room for.
     """
     shown = [span for span in spans if span.end > span.start]
     if not shown:
@@ -22,20 +25,45 @@ def text(spans: Sequence[Span], unit: float = 1.0) -> str:
     cell = 1 + max(len(str(span.action)) for span in shown)
     columns = max(round(span.end / unit) for span in shown)
     workers = 1 + max(span.worker for span in shown)
-    rows = [list((".".ljust(cell)) * columns) for _ in range(workers)]
+    rows = [list((".".ljust(cell)) * columns) for _ in range(min(workers, MOST_WORKERS))]
     for span in shown:
-        start, end = (round(time / unit) * cell for time in (span.start, span.end))
-        long = end - start > cell
-        rows[span.worker][start:end] = str(span.action).ljust(end - start - 1, "=" if long else " ") + " "
-    label = len(f"worker {workers - 1}")
-    return "\n".join(f"{f'worker {w}':<{label}}  {''.join(row)}".rstrip() for w, row in enumerate(rows))
+        if span.worker < len(rows):
+            start, end = (round(time / unit) * cell for time in (span.start, span.end))
+            long = end - start > cell
+            rows[span.worker][start:end] = str(span.action).ljust(end - start - 1, "=" if long else " ") + " "
+    label = len(f"worker {len(rows) - 1}")
+    room = max(1, (width - label - 2) // cell)
+    lines = [f"{f'worker {w}':<{label}}  {''.join(row[: room * cell])}".rstrip() for w, row in enumerate(rows)]
+    cut = [f"{len(rows)} of {workers} workers"] * (len(rows) < workers) + [f"{room} of {columns} columns"] * (
+        room < columns
+    )
+    return "\n".join([*lines, f"(cut: {', '.join(cut)} are drawn)"] if cut else lines)
+
+
+def readable(spans: Sequence[Span]) -> tuple[list[Span], str]:
+    """What a picture can show of a schedule, up to the moment at which some worker has shown enough; and a remark."""
+    shown = [span for span in spans if span.end > span.start and span.worker < MOST_WORKERS]
+    ends: dict[int, list[float]] = {}
+    for span in shown:
+        ends.setdefault(span.worker, []).append(span.end)
+    stop = min((sorted(own)[MOST_ACTIONS - 1] for own in ends.values() if len(own) > MOST_ACTIONS), default=None)
+    kept = shown if stop is None else [span for span in shown if span.end <= stop]
+    workers = 1 + max((span.worker for span in spans), default=0)
+    cut = [f"{MOST_WORKERS} of {workers} workers"] * (workers > MOST_WORKERS)
+    if stop is not None:
+        cut.append(f"up to {stop:g} of {max(span.end for span in spans):g}")
+    return kept, f" (cut: {', '.join(cut)})" if cut else ""
 
 
 def svg(spans: Sequence[Span], *, title: str = "", width: int = 960, row: int = 34) -> str:
-    """Draw spans to scale. The picture carries its own legend and hover texts and needs nothing from outside."""
-    shown = [span for span in spans if span.end > span.start]
+    """Draw spans to scale. The picture carries its own legend and hover texts and needs nothing from outside.
+
+    A schedule that is too long for a picture is cut, and the title tells.
+    """
+    shown, remark = readable(spans)
+    title += remark
     end = max((span.end for span in shown), default=1.0)
-    workers = 1 + max((span.worker for span in spans), default=0)
+    workers = min(MOST_WORKERS, 1 + max((span.worker for span in spans), default=0))
     left, top = 84, 34 if title else 12
     height = top + workers * row + 40
     scale = (width - left - 12) / end

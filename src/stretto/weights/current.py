@@ -1,6 +1,6 @@
 """Forward and backward see the weights as they stand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,5 +33,6 @@ class Current(Weights):
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def before_update(self) -> None:
+    def update(self, step: Callable[[], object]) -> None:
         """Nothing is kept."""
+        step()

@@ -1,6 +1,6 @@
 """Two versions: every micro-batch of a minibatch sees the same weights, one update old (PipeDream-2BW)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +30,7 @@ class DoubleBuffered(Stash):
         super().forget()
         self._former = None
 
-    def before_update(self) -> None:
+    def update(self, step: Callable[[], object]) -> None:
         """The standing version becomes the former one, with the storage it has; the parameters move on."""
         self._former = self.standing()
-        super().before_update()
+        super().update(step)

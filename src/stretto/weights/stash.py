@@ -1,6 +1,6 @@
 """A backward sees the weights its forward saw: weight stashing (PipeDream, Narayanan et al. 2019, section 3.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,10 @@ class Stash(Weights):
         """Start from the parameters as they are."""
         self._standing = None
 
-    def before_update(self) -> None:
-        """Leave the storage to the graphs that hold it, if any does."""
+    def update(self, step: Callable[[], object]) -> None:
+        """Leave the storage to the graphs that hold it, if any does, and change a copy."""
         if self._standing is not None:
             for parameter in self._parameters.values():
                 parameter.data = parameter.data.clone()
             self._standing = None
+        step()

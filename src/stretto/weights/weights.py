@@ -1,7 +1,7 @@
 """What every choice of weights answers: which weights a forward sees, and where its gradients go."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,5 +33,5 @@ class Weights(ABC):
         """Whatever is in flight will not come back; the parameters have just been set."""
 
     @abstractmethod
-    def before_update(self) -> None:
-        """The optimizer is about to change the module's parameters in place."""
+    def update(self, step: Callable[[], object]) -> None:
+        """Let `step` change the module's parameters in place, and keep what versions in flight need."""

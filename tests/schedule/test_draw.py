@@ -1,0 +1,87 @@
+"""Schedules as text and as SVG."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+import stretto
+from stretto.report.picture import checked
+from stretto.schedule import draw
+from stretto.simulate import simulate
+
+METHODS = ["backprop", "greedy", "overlapping", "overlapping(delay=1)", "chunked(chunks=2)"]
+
+
+def spans(method, stages=4, turns=3, workers=None, **options):
+    return simulate(*stretto.method(method).plan(stages, workers), turns, **options).spans
+
+
+def test_text_of_greedy():
+    assert draw.text(spans("greedy", 3, 2)) == (
+        "worker 0  0F0 0B0==== 0F1 0B1==== .   .\n"
+        "worker 1  .   1F0 1B0==== 1F1 1B1==== .\n"
+        "worker 2  .   .   2F0 2B0==== 2F1 2B1===="
+    )
+
+
+def test_text_of_nothing():
+    assert draw.text([]) == ""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers", [1, 3, 5])
+def test_text_has_every_action_once(method, workers):
+    drawn = spans(method, 5, 3, workers)
+    text = draw.text(drawn)
+    words = text.replace("=", " ").split()
+    assert len(text.splitlines()) == workers
+    for span in drawn:
+        assert words.count(str(span.action)) == (span.end > span.start)
+
+
+def test_text_fits_the_width_and_tells():
+    text = draw.text(spans("overlapping", 5, 4), width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert text.endswith("(cut: 12 of 19 columns are drawn)")
+    many = draw.text(spans("greedy", 70, 1))
+    assert "64 of 70 workers" in many.splitlines()[-1]
+    assert len(many.splitlines()) == 65
+
+
+def shapes(svg):
+    root = ElementTree.fromstring(svg)
+    return root, [str(element.tag).rpartition("}")[2] for element in root.iter()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_svg_is_shapes_and_text_that_a_report_takes(method):
+    drawn = spans(method)
+    svg = draw.svg(drawn, title="<a & b>")
+    root, tags = shapes(svg)
+    assert checked(svg, method) == svg
+    assert set(tags) <= {"svg", "g", "rect", "text", "title"}
+    boxes = [span for span in drawn if span.end > span.start]
+    assert tags.count("g") == len(boxes)
+    width, height = (float(value) for value in root.attrib["viewBox"].split()[2:])
+    for rect in root.iter("{http://www.w3.org/2000/svg}rect"):
+        x, y, w, h = (float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + w <= width
+        assert 0 <= y <= y + h <= height
+
+
+def test_svg_is_to_scale():
+    root, _ = shapes(draw.svg(spans("greedy", 1, 1)))
+    forward, backward = (float(group[1].attrib["width"]) for group in root.iter("{http://www.w3.org/2000/svg}g"))
+    assert backward + 1 == pytest.approx(2 * (forward + 1), abs=0.02)
+
+
+def test_svg_of_a_long_schedule_is_cut_and_says_so():
+    svg = draw.svg(spans("greedy", 80, 150), title="greedy")
+    _, tags = shapes(svg)
+    assert "greedy (cut: 64 of 80 workers, up to 192 of " in svg
+    assert tags.count("g") <= draw.MOST_WORKERS * draw.MOST_ACTIONS
+    assert "(cut" not in draw.svg(spans("greedy", 64, 64))
+
+
+def test_svg_of_nothing():
+    assert checked(draw.svg([]), "nothing")
