@@ -1,0 +1,58 @@
+"""Spike compensation: a gradient that comes D updates late makes up for it when it arrives."""
+
+import torch
+from torch import Tensor
+
+from stretto.errors import UsageError
+
+
+def spike_coefficients(momentum: float, delay: int) -> tuple[float, float]:
+    """a and b of `w <- w - lr (a v + b g)` (Kosson et al. 2021, arXiv 2003.11666, section 3.2).
+
+    a = m^D and b = (1 - m^D) / (1 - m): from its arrival on, a gradient has contributed what it would have
+    contributed without delay. D = 0 is plain momentum, D = 1 is Nesterov's.
+    """
+    a = momentum**delay
+    return a, (1 - a) / (1 - momentum)
+
+
+class SpikeCompensation:
+    """A step of torch.optim.SGD with momentum, then the difference that compensation makes.
+
+    The optimizer itself takes the step, so that schedulers, state and checkpoints are its own.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, delay: int) -> None:
+        self.optimizer = plain_momentum(optimizer, "spike compensation")
+        self.delay = delay
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """v <- m v + g; w <- w - lr (a v + b g), with g including weight decay."""
+        if self.delay == 0:
+            self.optimizer.step()
+            return
+        pending: list[tuple[Tensor, Tensor, float, float, float]] = []
+        for group in self.optimizer.param_groups:
+            a, b = spike_coefficients(group["momentum"], self.delay)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    sign = -1.0 if group["maximize"] else 1.0
+                    gradient = parameter.grad * sign + parameter * group["weight_decay"]
+                    pending.append((parameter, gradient, float(group["lr"]), a, b))
+        self.optimizer.step()
+        for parameter, gradient, lr, a, b in pending:
+            velocity = self.optimizer.state[parameter]["momentum_buffer"]
+            parameter.add_(velocity, alpha=lr * (1 - a)).add_(gradient, alpha=-lr * b)
+
+
+def plain_momentum(optimizer: torch.optim.Optimizer, what: str) -> torch.optim.Optimizer:
+    """Refuse optimizers whose step is not that of momentum SGD in PyTorch's form."""
+    wants = f"{what} wants torch.optim.SGD with momentum, without Nesterov and dampening"
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise UsageError(f"{wants}; the optimizer is {type(optimizer).__name__}")
+    for group in optimizer.param_groups:
+        if not 0 < group["momentum"] < 1 or group["nesterov"] or group["dampening"]:
+            given = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
+            raise UsageError(f"{wants}; it has {given}")
+    return optimizer
