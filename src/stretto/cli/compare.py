@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.progress import progress
 from stretto.config import CompareSettings, known
+from stretto.words import WHOLE
 
 if TYPE_CHECKING:
     from stretto.study import Outcome
@@ -21,7 +22,7 @@ def compare(
     *,
     settings: Annotated[CompareSettings, Parameter(name="*")] = CompareSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
-    jobs: int | None = None,
+    jobs: Annotated[int | None, WHOLE] = None,
 ) -> int:
     """Train a network under several methods and draw what each costs against the time it takes.
 
@@ -37,12 +38,11 @@ def compare(
     """
     from stretto import study
     from stretto.errors import UsageError
-    from stretto.study.prepare import resolve
 
     if jobs is not None and jobs < 1:
         raise UsageError(f"jobs={jobs}: choose a whole number of at least 1")
     if output.dry_run:
-        print_settings(resolve(settings), output)
+        print_settings(study.resolve_study(settings), output)
         return 0
     opened = study.open_study(settings, output.out)
     pending, steps = opened.pending, known(opened.settings.steps)

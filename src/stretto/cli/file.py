@@ -1,9 +1,10 @@
 """A TOML file of settings: weaker than the command line, stronger than the defaults."""
 
+import itertools
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from cyclopts import Token
 
@@ -16,7 +17,7 @@ def file_first(words: list[str]) -> list[str]:
     """Move a configuration file to right behind the verb: after a list of values it would be taken for one of them."""
     found = [
         i
-        for i, (before, word) in enumerate(zip(words, words[1:], strict=False), start=1)
+        for i, (before, word) in enumerate(itertools.pairwise(words), start=1)
         if word.endswith(".toml") and not word.startswith("-") and before not in TAKES_PATH
     ]
     if len(found) > 1:
@@ -30,32 +31,19 @@ def settings_from_file(app: Any, commands: tuple[str, ...], arguments: Any) -> N
     if given is None:
         return
     file = Path(given.tokens[0].value)
-    options = {argument.name.removeprefix("--").replace("-", "_"): argument for argument in arguments[1:]}
+    options = {spelled(argument.name[2:]): argument for argument in arguments if argument.name.startswith("--")}
     for key, value in read(file).items():
-        name = key.replace("-", "_")
-        if name not in options:
-            raise UsageError(f"{file}: unknown key {key!r}: {nearest(name, [each for each in options if each != '*'])}")
-        argument = options[name]
-        if isinstance(value, dict) != (get_origin(argument.hint) is dict):
-            raise UsageError(f"{file}: {key} = {value!r}: " + (NO_TABLE if isinstance(value, dict) else A_TABLE))
-        for token in tokens(f"{key} in {file}", value, argument.tokens):
+        argument = options.get(spelled(key))
+        if argument is None:
+            raise UsageError(f"{file}: unknown key {key!r}: {nearest(key, options)}")
+        check_shape(f"{file}: {key} = {value!r}", key, value, argument.hint)
+        for token in as_words(f"{key} in {file}", value, argument.tokens):
             argument.append(token)
 
 
-NO_TABLE = "this is no table; write {key} = value"
-A_TABLE = "this is a table; write its options as {key}.NAME = value"
-
-
-def tokens(where: str, value: Any, given: Sequence[Token]) -> Iterator[Token]:
-    """A value as the words it would have been on the command line, less what was `given` there."""
-    if isinstance(value, dict):
-        taken = [token.keys[-1] for token in given if token.keys]
-        for name, each in value.items():
-            if name not in taken:
-                yield Token(keyword=where, value=str(each), keys=(name,), source="file")
-    elif not given:
-        for index, each in enumerate(value if isinstance(value, list) else [value]):
-            yield Token(keyword=where, value=str(each), index=index, source="file")
+def spelled(key: str) -> str:
+    """Write batch-size and batch_size alike."""
+    return key.replace("-", "_")
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -68,3 +56,29 @@ def read(file: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read the configuration file {file}: {error.strerror}") from error
     except ValueError as error:  # TOML or UTF-8
         raise UsageError(f"{file} is no TOML file: {error}") from error
+
+
+def check_shape(where: str, key: str, value: Any, hint: Any) -> None:
+    """Refuse a table, a list or a single value where another of the three belongs."""
+    wanted = {get_origin(hint), *(get_origin(member) for member in get_args(hint))}
+    if (dict in wanted) != isinstance(value, dict):
+        raise UsageError(f"{where}: write {f'[{key}] and its options below' if dict in wanted else f'{key} = value'}")
+    if isinstance(value, list) and tuple not in wanted:
+        raise UsageError(f"{where}: one value, no list, belongs here")
+    if value == []:
+        raise UsageError(f"{where}: give at least one value, or leave {key} out")
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if any(isinstance(each, dict | list) for each in inner):
+        raise UsageError(f"{where}: only numbers, texts, true and false belong here")
+
+
+def as_words(where: str, value: Any, given: Sequence[Token]) -> Iterator[Token]:
+    """A value as the words it would have been on the command line, without what was `given` there."""
+    if isinstance(value, dict):
+        taken = [spelled(token.keys[-1]) for token in given if token.keys]
+        for name, each in value.items():
+            if spelled(name) not in taken:
+                yield Token(keyword=where, value=str(each), keys=(name,), source="file")
+    elif not given:
+        for index, each in enumerate(value if isinstance(value, list) else [value]):
+            yield Token(keyword=where, value=str(each), index=index, source="file")

@@ -3,6 +3,9 @@
 0 done, 1 something failed on the way, 2 a user's mistake, 130 interrupted.
 """
 
+import contextlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -32,26 +35,46 @@ for verb in (compare, train, show, report, doctor):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: no process stays behind
     try:
-        status: Any = call(words)
+        status: Any = call(list(sys.argv[1:] if arguments is None else arguments))
+        flush()
     except (CycloptsError, UsageError) as error:
         return complain(f"{error}", MISTAKE)
     except StrettoError as error:
         return complain(f"{error}", FAILED)
+    except BrokenPipeError:  # whoever read stdout has gone; nothing that Python says at its end may fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        return complain(f"{error.filename or 'the operating system refuses'}: {error.strerror or error}", FAILED)
     except KeyboardInterrupt:
-        return complain("interrupted; what was finished is kept, the same command goes on from there", INTERRUPTED)
+        return complain("interrupted; finished runs are kept, the same command makes the others", INTERRUPTED)
     return status if isinstance(status, int) else OK
 
 
 def call(words: list[str]) -> Any:
     """Parse and run. A TOML file may stand anywhere among the words; the options beside it win."""
     command, bound, _ = app.parse_args(file_first(words), exit_on_error=False, print_error=False)
-    return command(*bound.args, **bound.kwargs)
+    try:
+        return command(*bound.args, **bound.kwargs)
+    except UsageError as error:
+        file = bound.arguments.get("config")
+        if file is None:
+            raise
+        raise UsageError(f"{error} (with the settings in {file})") from error
 
 
 def complain(message: str, status: int) -> int:
     """Say on stderr what went wrong."""
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        flush()
     print(f"stretto: {message}", file=sys.stderr)
     return status
+
+
+def flush() -> None:
+    """Find out now, not at Python's end, whether stdout takes what was written; there may be none."""
+    if sys.stdout is not None:
+        sys.stdout.flush()

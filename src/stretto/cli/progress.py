@@ -63,10 +63,10 @@ def progress(title: str, total: int, *, done: int = 0, silent: bool = False) -> 
             rich.TaskProgressColumn(),
             rich.TextColumn("{task.fields[note]}"),
             rich.TimeElapsedColumn(),
-            rich.TextColumn("of about"),
-            rich.TimeRemainingColumn(elapsed_when_finished=True),
+            rich.TextColumn("left"),
+            rich.TimeRemainingColumn(),
         )
-        with rich.Progress(*columns[:-2], rich.TextColumn("left"), columns[-1], console=target) as bar:
+        with rich.Progress(*columns, console=target) as bar:
             task = bar.add_task(title, total=total, completed=done, note="")
 
             class Live:

@@ -1,18 +1,23 @@
 """stretto show: draw a schedule."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from stretto.cli.output import FLAG, print_json
+from stretto.words import WHOLE
+
+MOST = 128  # stages, micro-batches: more takes long to work out, and nobody could read it
 
 
 def show(
     method: str,
     /,
     *,
-    stages: int = 4,
-    workers: int | None = None,
-    microbatches: int = 4,
+    stages: Annotated[int, WHOLE] = 4,
+    workers: Annotated[int | None, WHOLE] = None,
+    microbatches: Annotated[int, WHOLE] = 4,
     svg: Path | None = None,
     json: Annotated[bool, FLAG] = False,
 ) -> None:
@@ -41,8 +46,8 @@ def show(
     from stretto.simulate import period, simulate, unit_costs
 
     for name, value in (("stages", stages), ("microbatches", microbatches)):
-        if value < 1:
-            raise UsageError(f"{name}={value}: choose a whole number of at least 1")
+        if not 1 <= value <= MOST:
+            raise UsageError(f"{name}={value}: choose a whole number from 1 to {MOST}")
     chosen = find(method)
     if workers is not None and not 1 <= workers <= stages:
         raise UsageError(f"workers={workers} for {stages} stages: choose between 1 and {stages}")
@@ -66,12 +71,13 @@ def show(
         "heads_after": list(rules.reach.heads[:-1]),
     }
     if svg is not None:
-        svg.write_text(draw.svg(timeline.spans, title=f"{chosen} on {schedule.num_workers} workers"), encoding="utf-8")
+        write(svg, draw.svg(timeline.spans, title=f"{chosen} on {schedule.num_workers} workers"))
     if json:
         actions = [[str(a) for a in schedule.unroll(w, turns)] for w in range(schedule.num_workers)]
         print_json({**facts, "actions": actions, "svg": None if svg is None else str(svg)})
         return
-    print(f"{chosen}: {chosen.summary}\n\n{draw.text(timeline.spans)}\n")
+    width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
+    print(f"{chosen}: {chosen.summary}\n\n{draw.text(timeline.spans, width=width)}\n")
     print(f"these {facts['microbatches']} micro-batches   {timeline.makespan:g} columns, {timeline.bubble:.0%} idle")
     print(f"steady state           {steady:g} columns a turn, {facts['steady_bubble']:.0%} idle")
     print(f"delay by stage         {by_stage(facts['delay'])} updates")
@@ -79,6 +85,17 @@ def show(
     print(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
     if svg is not None:
         print(f"drawn to {svg}")
+
+
+def write(svg: Path, picture: str) -> None:
+    """Put the picture where it was asked for."""
+    from stretto.errors import UsageError
+
+    try:
+        svg.parent.mkdir(parents=True, exist_ok=True)
+        svg.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot draw to --svg {svg}: {error.strerror}: choose another file") from error
 
 
 def by_stage(values: list[int]) -> str:

@@ -33,6 +33,7 @@ def train(
     from stretto.study.store import read_run
 
     resolved = resolve(settings)
+    prepare(resolved)
     if output.dry_run:
         print_settings(resolved, output)
         return 0
@@ -41,7 +42,6 @@ def train(
     if claim(folder, resolved):
         from stretto.study import run
 
-        prepare(resolved)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with progress(title, known(resolved.steps), silent=output.silent) as bar:
 

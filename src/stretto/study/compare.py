@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from stretto.errors import UsageError
 from stretto.report import METRICS, Page, Record, build, panels
 from stretto.schedule import draw
 from stretto.simulate import simulate
+from stretto.study.disk import FullDiskError, locked, writing
 from stretto.study.pool import Failure, Task, run_all
 from stretto.study.prepare import Prepared, prepare, resolve
-from stretto.study.store import RUN, STUDY, read_run, versions, write_json
+from stretto.study.store import LOCK, RUN, STUDY, read_run, versions, write_json
 
 ROOM = 64 * 2**20  # bytes that must be free before a study starts
 
@@ -39,12 +41,20 @@ class Study:
 
     @property
     def pending(self) -> list[Task]:
-        """The runs that are not finished."""
-        return [task for task in self.tasks if not (task.folder / RUN).is_file()]
+        """The runs that are not finished; one whose files are damaged is not."""
+        return [task for task in self.tasks if record_of(task) is None]
 
     def records(self) -> tuple[Record, ...]:
         """The finished runs."""
-        return tuple(read_run(task.folder)[1] for task in self.tasks if (task.folder / RUN).is_file())
+        return tuple(record for task in self.tasks if (record := record_of(task)) is not None)
+
+
+def record_of(task: Task) -> Record | None:
+    """What a finished run came to."""
+    try:
+        return read_run(task.folder)[1]
+    except UsageError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -68,20 +78,26 @@ class Outcome:
         }
 
 
+def resolve_study(settings: CompareSettings) -> CompareSettings:
+    """Resolve the settings and try every method. Raises UsageError for what cannot work."""
+    settings = resolve(settings)
+    for method in settings.methods:
+        prepare(sample(settings, method))
+    return settings
+
+
 def open_study(settings: CompareSettings, out: Path | None = None) -> Study:
-    """Resolve the settings, try every method, and claim the folder `out`, which may hold a part of this very study.
+    """Resolve the settings and look at the folder `out`, which may hold a part of this very study. Writes nothing.
 
     Without `out` the folder is named after the settings, so that the same study is found again. Raises UsageError if
     the folder holds a study with other settings.
     """
-    settings = resolve(settings)
-    for method in settings.methods:
-        prepare(sample(settings, method))
+    settings = resolve_study(settings)
     resolved = settings.to_json()
     if out is None:
         digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:8]
         out = Path("runs") / f"compare-{settings.model}-{settings.data}-{digest}"
-    claim(out, resolved)
+    check_folder(out, resolved)
     return Study(settings, out, tuple(Task(run, out / "runs" / run.id) for run in settings.runs()))
 
 
@@ -91,33 +107,48 @@ def sample(settings: CompareSettings, method: str) -> TrainSettings:
     return next(run for run in settings.runs() if run.method == method and run.batch_size == largest)
 
 
-def claim(out: Path, resolved: dict[str, Any]) -> None:
-    """Make the folder, or check that it belongs to these settings."""
+def check_folder(out: Path, resolved: dict[str, Any]) -> None:
+    """Raise UsageError for a folder that belongs to something else than a study with these settings."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file: name a folder")
     found = out / STUDY
     if found.is_file():
-        try:
-            there = json.loads(found.read_text(encoding="utf-8"))["settings"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{found} cannot be read ({error}): choose another --out, or delete that folder"
-            ) from error
+        there = read_settings(found)
         differing = [key for key in resolved if there.get(key) != resolved[key]]
         if differing:
             listing = "; ".join(f"{key}: {there.get(key)!r} there, {resolved[key]!r} here" for key in differing)
             raise UsageError(f"{out} holds a study with other settings ({listing}): choose another --out, or delete it")
-    elif out.is_dir() and any(out.iterdir()):
+    elif out.is_dir() and any(path.name != LOCK for path in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no study: choose another --out")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a study on the disk."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out).free
+        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        if not isinstance(settings, dict):
+            raise TypeError("no settings in it")
+        return settings
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): choose another --out, or delete that folder") from error
+
+
+@contextmanager
+def claimed(study: Study) -> Iterator[None]:
+    """Make the study's folder, and keep other processes out of it for a while."""
+    with writing(study.out):
+        study.out.mkdir(parents=True, exist_ok=True)
+        lock = locked(study.out / LOCK, study.out)
+    with lock:
+        resolved = study.settings.to_json()
+        check_folder(study.out, resolved)
+        free = shutil.disk_usage(study.out).free
         if free < ROOM:
-            raise UsageError(f"{out} has {free / 2**20:.0f} MiB free, a study needs {ROOM / 2**20:.0f}: free some, or "
-                             "choose an --out elsewhere")  # fmt: skip
-        write_json(found, {"settings": resolved, "versions": versions()})
-    except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}: choose another --out") from error
+            raise FullDiskError(f"{study.out} has {free / 2**20:.0f} MiB free, a study needs {ROOM / 2**20:.0f}: free "
+                             "some, or choose an --out elsewhere")  # fmt: skip
+        with writing(study.out):
+            write_json(study.out / STUDY, {"settings": resolved, "versions": versions()})
+        yield
 
 
 def default_jobs() -> int:
@@ -134,8 +165,9 @@ def compare(
     command: str = "",
 ) -> Outcome:
     """Make the runs that are missing, then the report. What was finished before is not repeated."""
-    failures = run_all(study.pending, default_jobs() if jobs is None else jobs, on_steps, on_run)
-    return Outcome(study.records(), tuple(failures), write_report(study, command))
+    with claimed(study):
+        failures = run_all(study.pending, default_jobs() if jobs is None else jobs, on_steps, on_run)
+        return Outcome(study.records(), tuple(failures), write_report(study, command))
 
 
 def write_report(study: Study, command: str = "") -> Path:
@@ -158,7 +190,8 @@ def write_report(study: Study, command: str = "") -> Path:
         pictures={method: picture(each) for method, each in prepared.items()},
         command=command,
     )
-    return build(page, study.out / "report.html")
+    with writing(study.out):
+        return build(page, study.out / "report.html")
 
 
 def costs_of(prepared: Prepared) -> Costs:
@@ -185,8 +218,8 @@ def read_study(out: Path) -> Study:
         raise UsageError(f"nothing to report in {out}: it has neither {STUDY} nor {RUN}. Name a folder that "
                          "`stretto compare` or `stretto train` has written")  # fmt: skip
     try:
-        settings = CompareSettings.from_json(json.loads(path.read_text(encoding="utf-8"))["settings"], str(path))
-    except (ValueError, KeyError, TypeError) as error:
+        settings = CompareSettings.from_json(read_settings(path), str(path))
+    except TypeError as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     return Study(settings, out, tuple(Task(run, out / "runs" / run.id) for run in settings.runs()))
 

@@ -1,21 +1,21 @@
 """Runs side by side in processes of one thread each; a process that dies costs one run, not the study."""
 
 import contextlib
-import errno
 import multiprocessing
 import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from stretto.config import TrainSettings, known
-from stretto.errors import StrettoError
+from stretto.study.disk import FullDiskError
 
 REPORT_EVERY = 0.1  # seconds between two words of a process about its progress
 
@@ -34,10 +34,6 @@ class Failure:
 
     task: Task
     reason: str
-
-
-class FullDiskError(StrettoError):
-    """There is no room for results: going on would only lose them."""
 
 
 @dataclass
@@ -69,7 +65,15 @@ def _run_here(tasks: Sequence[Task], on_steps: OnSteps, on_run: OnRun) -> list[F
     failures = []
     try:
         for task in tasks:
-            reason = _attempt(task, lambda step, _: on_steps(1))
+            done = 0
+
+            def on_step(step: int, _: float | None) -> None:
+                nonlocal done
+                on_steps(step - done)
+                done = step
+
+            reason = _attempt(task, on_step)
+            on_steps(known(task.settings.steps) - done)
             if reason is None:
                 on_run(task)
             else:
@@ -82,27 +86,25 @@ def _run_here(tasks: Sequence[Task], on_steps: OnSteps, on_run: OnRun) -> list[F
 def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | None:
     from stretto.study.run import run
 
+    story = task.folder.with_name(f"{task.folder.name}.failed.txt")
     try:
         run(task.settings, task.folder, on_step)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FullDiskError(_full_disk(task.folder)) from error
-        return traceback.format_exc()
-    except Exception:  # noqa: BLE001 - the study goes on; the reason is reported at its end
-        return traceback.format_exc()
+        story.unlink(missing_ok=True)
+    except FullDiskError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the study goes on; the reason is reported at its end
+        with contextlib.suppress(OSError):
+            story.write_text(traceback.format_exc(), encoding="utf-8")
+        return f"{type(error).__name__}: {error} (more in {story})"
     return None
 
 
-def _full_disk(folder: Path) -> str:
-    return f"no room on the disk for {folder}: free some and start the same command again; finished runs are kept"
-
-
 def _run_in_processes(tasks: Sequence[Task], jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    waiting, failures = deque(tasks), list[Failure]()
-    slots = [_start() for _ in range(min(jobs, len(tasks)))]
+    waiting, failures, slots = deque(tasks), list[Failure](), list[_Slot]()
     try:
-        for slot in slots:
-            _give(slot, waiting)
+        for _ in range(min(jobs, len(tasks))):
+            slots.append(_start())
+            _give(slots[-1], waiting)
         while any(slot.task is not None for slot in slots):
             wait([slot.pipe for slot in slots if slot.task is not None])
             for index, slot in enumerate(slots):
@@ -123,9 +125,24 @@ def _start() -> _Slot:
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs,), daemon=True)
-    process.start()
+    with _deaf_to_interrupts():
+        process.start()
     theirs.close()
     return _Slot(process, mine)
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started in here never hear Ctrl-C, not even while they import: ending them is the parent's business."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # its own start would end the blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _give(slot: _Slot, waiting: deque[Task]) -> None:
@@ -144,6 +161,7 @@ def _listen(slot: _Slot, on_steps: OnSteps, on_run: OnRun, failures: list[Failur
     except (EOFError, ConnectionResetError):
         slot.process.join()
         slot.pipe.close()
+        on_steps(known(slot.task.settings.steps) - slot.steps)
         failures.append(Failure(slot.task, _how_it_died(slot.process)))
         return False
     if kind == "steps":
@@ -169,7 +187,7 @@ def _how_it_died(process: BaseProcess) -> str:
 
 
 def _work(pipe: Connection) -> None:
-    """A process' life: runs until the pipe closes. Ctrl-C is the parent's business."""
+    """A process' life: runs until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from stretto import config, data, models
 from stretto.errors import UsageError
+from stretto.methods import method
 from stretto.splitting import split
 from stretto.trainer import Trainer
 
@@ -47,6 +48,7 @@ def build_model(settings: config.Settings, seed: int = 0) -> models.Model:
 
 def resolve(settings: S) -> S:
     """Fill in everything that was left to Stretto to choose. Raises UsageError for what cannot work."""
+    settings = with_methods(settings)
     config.check(settings)
     model = build_model(settings)
     stages = len(model.layers) if settings.stages is None else settings.stages
@@ -59,6 +61,15 @@ def resolve(settings: S) -> S:
     if workers > stages:
         raise UsageError(f"workers={workers} for {stages} stages: use at most {stages} workers")
     return config.with_defaults(replace(settings, stages=stages, workers=workers))
+
+
+def with_methods(settings: S) -> S:
+    """Write each method's name as Stretto itself does: two spellings of one method are one."""
+    if isinstance(settings, config.CompareSettings):
+        return replace(settings, methods=tuple(str(method(name)) for name in settings.methods))
+    if isinstance(settings, config.TrainSettings):
+        return replace(settings, method=str(method(settings.method)))
+    return settings
 
 
 def prepare(settings: config.TrainSettings) -> Prepared:

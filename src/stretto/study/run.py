@@ -16,7 +16,7 @@ from stretto.seeding import derive
 from stretto.study.prepare import Prepared, prepare
 from stretto.study.store import RunWriter, versions
 
-EVALUATION_BATCH = 512
+EVALUATION_BATCH = 128
 TRAIN_SAMPLE = 512  # training examples that the train loss is evaluated on
 
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)

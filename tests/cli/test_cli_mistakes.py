@@ -1,0 +1,127 @@
+"""A user's mistake: one line on stderr that says what, where and what to do, nothing on stdout, status 2."""
+
+import pytest
+
+from stretto.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(capsys, *words):
+    assert main([*words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("stretto: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+MISTAKES = {
+    "comapre": 'Did you mean "compare"',
+    "compare --stpes 3": "Did you mean --steps?",
+    "compare --steps 3.5": "Invalid value for --steps: '3.5' is no whole number",
+    "compare --steps x --json": "'x' is no whole number",
+    "compare --steps -1": "steps=-1: choose a whole number of at least 1",
+    "compare --steps": "requires an argument",
+    "compare --lr 0": "lr=0.0: choose a positive number",
+    "compare --lr 0.1,x": "Invalid value for --lr: 'x' is no number",
+    "compare --lr -0.1": "lr=-0.1",
+    "compare --lr": "lr is empty",
+    "compare --batch-size 16.5": "'16.5' is no whole number",
+    "compare --batch-size 8 8": "batch_size lists 8 twice",
+    "compare --seeds 0": "seeds=0",
+    "compare --jobs 0": "jobs=0",
+    "compare --jobs 1.5": "'1.5' is no whole number",
+    "compare --momentum x": "Invalid value for --momentum: 'x' is no number",
+    "compare --stages 99": "stages=99, but mlp has 8 blocks: use at most 8 stages",
+    "compare --workers 9": "workers=9 for 8 stages: use at most 8 workers",
+    "compare --model mpl --json": "unknown model 'mpl'; did you mean 'mlp'",
+    "compare --model transformer": "take one of: mlp, cnn",
+    "compare --model-options 3": "write --model-options.NAME VALUE",
+    "compare --model-options.widht 3": "did you mean 'width'",
+    "compare --model-options.width x": "width='x' must be a whole number",
+    "compare --methods gredy": "did you mean 'greedy'",
+    "compare --methods chunked(chunks=x)": "chunked(chunks='x'): a whole number of at least 1",
+    "compare --methods chunked(chunks=9)": "chunked(chunks=9) on 8 stages: use at most 8 chunks",
+    "compare --methods chunked(chunks=": "write it as NAME or NAME(option=value, ...)",
+    "compare --methods overlapping(dely=1)": "did you mean 'delay'",
+    "compare --methods": "methods is empty",
+    "compare --accounting papr": "did you mean 'paper'",
+    "compare nothere.toml": "no configuration file nothere.toml",
+    "compare nothere": "no configuration file nothere",
+    "compare a.toml b.toml": "2 configuration files (a.toml, b.toml): give one",
+    "compare .": "cannot read the configuration file .: Is a directory",
+    "compare --out": "requires an argument",
+    "train --methods greedy": "Did you mean --method?",
+    "train --lr 1,2": "'1,2' is no number",
+    "train --seed 1.5": "'1.5' is no whole number",
+    "train --method gredy --dry-run": "did you mean 'greedy'",
+    "train --batch-size 3000 --dry-run": "batch_size=3000, but digits has 1083",
+    "show": "METHOD requires an argument",
+    "show x.toml": "unknown method 'x.toml'",
+    "show greedy --stages 0": "stages=0: choose a whole number from 1 to",
+    "show greedy --stages 9999": "stages=9999",
+    "show greedy --stages 2.5": "'2.5' is no whole number",
+    "show greedy --microbatches 0": "microbatches=0",
+    "show greedy --workers 9 --json": "workers=9 for 4 stages: choose between 1 and 4",
+    "show chunked(chunks=9)": "on 4 stages: use at most 4 chunks",
+    "show greedy --svg /proc/x.svg": "cannot draw to --svg /proc/x.svg",
+    "report": "FOLDER requires an argument",
+    "report nowhere --json": "nothing to report in nowhere",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_one_clear_message(capsys, words):
+    assert MISTAKES[words] in refused(capsys, *words.split())
+
+
+FILES = {
+    "stpes = 3": "s.toml: unknown key 'stpes': did you mean 'steps'? There are: accounting, ",
+    "[model_option]\nwidth = 3": "s.toml: unknown key 'model_option': did you mean 'model_options'",
+    "[model_options]\nwidht = 3": "did you mean 'width'? There are: depth, width (with the settings in s.toml)",
+    "[model_options]\nwidth = 'a'": "width='a' must be a whole number of at least 1 (with the settings in s.toml)",
+    "[model_options]\nwidth = [1, 2]": "only numbers, texts, true and false belong here",
+    "[compare]\nsteps = 3": "s.toml: unknown key 'compare'",
+    "model_options = 3": "s.toml: model_options = 3: write [model_options] and its options below",
+    "model = {a = 1}": "write model = value",
+    "model = ['mlp']": "one value, no list, belongs here",
+    "steps = 'many'": "Invalid value for steps in s.toml: 'many' is no whole number",
+    "steps = 3.5": "'3.5' is no whole number",
+    "steps = true": "'True' is no whole number",
+    "steps = [1, 2]": "one value, no list",
+    "steps = -3": "steps=-3: choose a whole number of at least 1 (with the settings in s.toml)",
+    "lr = [0.1, 'x']": "Invalid value for lr in s.toml: 'x' is no number",
+    "lr = [[0.1]]": "only numbers, texts",
+    "lr = []": "s.toml: lr = []: give at least one value, or leave lr out",
+    "lr = [nan]": "lr=nan: choose a positive number",
+    "methods = []": "give at least one value",
+    "methods = [1]": "unknown method '1'",
+    "steps = = 3": "s.toml is no TOML file: Invalid value (at line 1, column 9)",
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_mistakes_in_a_file_name_the_file(capsys, tmp_path, text):
+    (tmp_path / "s.toml").write_text(text)
+    message = refused(capsys, "compare", "s.toml", "--json")
+    assert FILES[text] in message
+    assert "s.toml" in message
+
+
+def test_a_file_that_is_no_text(capsys, tmp_path):
+    (tmp_path / "s.toml").write_bytes(b"\xff\xfe")
+    assert "s.toml is no TOML file" in refused(capsys, "compare", "s.toml")
+
+
+def test_out_that_cannot_be(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "--out file is a file" in refused(capsys, "compare", "--out", "file")
+    assert "file/x" in refused(capsys, "compare", "--out", "file/x")
+    assert "is not empty and holds no study" in refused(capsys, "compare", "--out", ".")
+    assert "is there already and holds no run" in refused(capsys, "train", "--out", "file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

@@ -1,0 +1,210 @@
+"""Each verb as a user calls it, in this process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from xml.etree import ElementTree
+
+import pytest
+
+from stretto.cli import main
+from stretto.cli.progress import progress
+
+SMALL = [
+    "--model-options.width",
+    "8",
+    "--model-options.depth",
+    "3",
+    "--steps",
+    "6",
+    "--evaluations",
+    "2",
+    "--batch-size",
+    "32",
+]
+STUDY = ["compare", *SMALL, "--seeds", "1", "--lr", "0.05", "--jobs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def answer(capsys, *words):
+    assert main([*words]) == 0
+    return capsys.readouterr()
+
+
+def strict(text):
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_compare_in_a_folder_named_after_its_settings(capsys, tmp_path):
+    out, err = answer(capsys, *STUDY)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("compare-mlp-digits-")
+    assert "chunked(chunks=2)" in out
+    assert "report.html" in out
+    assert "mlp on digits: 100 %" in err
+    again, err = answer(capsys, *STUDY)
+    assert "4 of 4 runs are finished already" in again.replace("\n", " ")
+    assert err == ""
+
+
+def test_quiet_says_nothing_and_json_one_object(capsys):
+    assert answer(capsys, *STUDY, "--out", "s", "--quiet") == ("", "")
+    out, err = answer(capsys, *STUDY, "--out", "s", "--json")
+    assert err == ""
+    content = strict(out)
+    assert [each["method"] for each in content["runs"]] == ["backprop", "greedy", "overlapping", "chunked(chunks=2)"]
+    assert content["report"] == "s/report.html"
+    assert answer(capsys, "report", "s", "--quiet") == ("", "")
+    assert strict(answer(capsys, "report", "s", "--json").out) == content
+
+
+def test_the_json_of_runs_that_diverge(capsys):
+    words = ["--methods", "backprop,greedy", "--json", "--lr", "1e12"]
+    content = strict(answer(capsys, *(word for word in STUDY if word not in ("--lr", "0.05")), *words).out)
+    assert {each["status"] for each in content["runs"]} == {"diverged"}
+    assert content["runs"][0]["train_loss"] is None
+    run = strict(answer(capsys, "train", *SMALL, "--lr", "1e12", "--json").out)
+    assert run["status"] == "diverged"
+
+
+def test_a_half_finished_study_has_a_report(capsys, tmp_path):
+    answer(capsys, *STUDY, "--out", "s", "--quiet")
+    (tmp_path / "s" / "runs" / "greedy-lr0.05-b32-s0" / "run.json").unlink()
+    out, _ = answer(capsys, "report", "s")
+    assert "1 of 4 runs are not finished yet" in out
+    assert len(strict(answer(capsys, "report", "s", "--json").out)["runs"]) == 3
+
+
+def test_train_and_its_report(capsys, tmp_path):
+    out, err = answer(capsys, "train", *SMALL, "--method", "overlapping", "--out", "run")
+    assert "test_accuracy" in out
+    assert "100 %" in err
+    content = strict(answer(capsys, "train", *SMALL, "--method", "overlapping", "--out", "run", "--json").out)
+    assert {"steps", "seconds_per_step", "train_loss", "test_loss", "test_accuracy", "out"} <= set(content)
+    assert content["steps"] == 6
+    assert "report: run/report.html" in answer(capsys, "report", "run").out
+    assert main(["train", *SMALL, "--out", "run"]) == 2
+    assert "method: 'overlapping' there, 'backprop' here" in capsys.readouterr().err
+
+
+def test_defaults_then_file_then_command_line(capsys, tmp_path):
+    (tmp_path / "s.toml").write_text("steps = 7\nseeds = 3\nlr = 0.5\n[model-options]\nwidth = 16\ndepth = 4\n")
+    for words in (["s.toml", "--steps", "9"], ["--steps", "9", "s.toml"], ["--lr", "0.1", "0.2", "s.toml"]):
+        settings = tomllib.loads(answer(capsys, "compare", *words, "--dry-run").out)
+        assert settings["steps"] == (9 if "9" in words else 7)
+        assert settings["lr"] == ([0.5] if "9" in words else [0.1, 0.2])
+        assert settings["seeds"] == 3
+        assert settings["momentum"] == 0.9
+    settings = strict(answer(capsys, "compare", "s.toml", "--model-options.width", "8", "--dry-run", "--json").out)
+    assert settings["model_options"] == {"width": 8, "depth": 4}
+    assert settings["stages"] == 4
+
+
+def test_a_file_may_hold_every_option(capsys, tmp_path):
+    (tmp_path / "s.toml").write_text(
+        'out = "x.toml"\nquiet = true\njobs = 1\nseeds = 1\nmethods = "greedy"\nlr = 0.1\n'
+    )
+    assert answer(capsys, *["compare", *SMALL, "s.toml"]) == ("", "")
+    assert (tmp_path / "x.toml" / "report.html").is_file()
+    assert answer(capsys, *["compare", *SMALL, "s.toml", "--out", "y.toml"]) == ("", "")
+    assert (tmp_path / "y.toml" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("verb", ["compare", "train"])
+def test_a_dry_run_can_be_fed_back_and_makes_nothing(capsys, tmp_path, verb):
+    method = ["--methods" if verb == "compare" else "--method", "chunked( chunks = 2 )"]
+    first = answer(capsys, verb, *SMALL, *method, "--dry-run").out
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "again.toml").write_text(first)
+    assert answer(capsys, verb, "again.toml", "--dry-run").out == first
+    assert "chunked(chunks=2)" in first
+
+
+def test_saved_settings_are_the_resolved_ones(capsys, tmp_path):
+    dry = strict(answer(capsys, *STUDY, "--dry-run", "--json").out)
+    answer(capsys, *STUDY, "--out", "s", "--quiet")
+    assert strict((tmp_path / "s" / "study.json").read_text())["settings"] == dry
+
+
+def test_show_as_text_json_and_svg(capsys, tmp_path):
+    out, _ = answer(capsys, "show", "greedy", "--stages", "3")
+    assert "worker 2  .   .   2F0 2B0====" in out
+    assert "auxiliary heads after  0 1" in out
+    words = ["show", "overlapping(delay=1)", "--stages", "4", "--workers", "2", "--svg", "new/folder/s.svg", "--json"]
+    facts = strict(answer(capsys, *words).out)
+    assert facts["delay"] == [1] * 4
+    assert facts["steady_bubble"] == pytest.approx(0.0)
+    assert facts["workers"] == len(facts["actions"]) == 2
+    assert ElementTree.parse(tmp_path / "new" / "folder" / "s.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("method", ["backprop", "greedy", "overlapping", "chunked(chunks=2)"])
+@pytest.mark.parametrize("stages", [2, 40])
+def test_show_draws_every_method(capsys, method, stages):
+    for workers in (1, stages):
+        out, _ = answer(capsys, "show", method, "--stages", str(stages), "--workers", str(workers))
+        assert len([line for line in out.splitlines() if line.startswith("worker ")]) == workers
+
+
+def test_doctor(capsys):
+    assert "everything Stretto needs is here" in answer(capsys, "doctor").out
+    content = strict(answer(capsys, "doctor", "--json").out)
+    assert content["ok"] is True
+    assert {each["state"] for each in content["checks"]} <= {"good", "missing"}
+
+
+def test_a_full_disk_is_a_failure_not_a_mistake(capsys, monkeypatch):
+    monkeypatch.setattr(sys.modules["stretto.study.compare"], "ROOM", 2**80)
+    assert main([*STUDY, "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "MiB free, a study needs" in err
+
+
+def test_lines_end_at_100_percent(capsys):
+    with progress("title", 4) as bar:
+        bar.note("1/2 runs")
+        bar.advance(1)
+        bar.advance(3)
+    assert capsys.readouterr().err.splitlines() == ["title: 25 % 1/2 runs", "title: 100 % 1/2 runs"]
+    with progress("title", 4, silent=True) as bar:
+        bar.advance(4)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_live_bar_ends_at_100_percent(capsys, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress("title", 4, done=1) as bar:
+        bar.note("2/2 runs")
+        bar.advance(3)
+    frames = capsys.readouterr().err.split("title")
+    assert "100% 2/2 runs" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frames[-1])
+
+
+def python(code):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "compare --help", "train --help", "show --help", "report --help", "--version"]
+)
+def test_help_imports_nothing_heavy(words):
+    done = python(
+        f"import sys; from stretto.cli import main; assert main({words.split()!r}) == 0; "
+        "heavy = {'torch', 'numpy', 'sklearn', 'altair', 'jinja2', 'vl_convert'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stretto" in done.stdout.lower() or done.stdout[0].isdigit()

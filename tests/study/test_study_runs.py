@@ -1,0 +1,395 @@
+"""Studies on the disk: what is finished stays, what is half written is nobody's result, same seed same numbers."""
+
+import errno
+import json
+import math
+import multiprocessing
+import shutil
+import sys
+from dataclasses import replace
+
+import pytest
+
+from stretto import UsageError
+from stretto.config import CompareSettings, TrainSettings
+from stretto.study import compare, open_study, pool, read_study, resolve_study, run, store, write_report
+from stretto.study.compare import check_folder
+from stretto.study.disk import FullDiskError, locked
+from stretto.study.prepare import resolve
+from stretto.study.run import evaluation_steps
+from stretto.study.single import claim, default_folder, summary
+
+# The package's functions have taken these modules' names.
+COMPARE, RUN = (sys.modules[f"stretto.study.{name}"] for name in ("compare", "run"))
+
+SETTINGS = CompareSettings(
+    model_options={"depth": 3, "width": 8},
+    steps=12,
+    evaluations=3,
+    methods=("backprop", "overlapping"),
+    lr=(0.05, 0.1),
+    batch_size=(32,),
+    seeds=1,
+)
+SINGLE = TrainSettings(model_options={"depth": 2, "width": 8}, steps=8, evaluations=2, batch_size=32, method="greedy")
+EVERYTHING = {
+    "backprop-lr0.05-b32-s0",
+    "overlapping-lr0.05-b32-s0",
+    "backprop-lr0.1-b32-s0",
+    "overlapping-lr0.1-b32-s0",
+}
+
+
+def made(out, settings=SETTINGS, **options):
+    return compare(open_study(settings, out), jobs=options.pop("jobs", 1), **options)
+
+
+def numbers(out):
+    """All that a study has written, without times."""
+
+    def timeless(value):
+        if isinstance(value, dict):
+            return {key: timeless(each) for key, each in value.items() if "seconds" not in key}
+        return [timeless(each) for each in value] if isinstance(value, list) else value
+
+    files = {}
+    for path in sorted(out.glob("runs/*/*")):
+        lines = path.read_bytes()
+        if path.suffix == ".json":
+            lines = timeless(json.loads(lines))
+        elif path.suffix == ".jsonl":
+            lines = [timeless(json.loads(line)) for line in lines.splitlines()]
+        files[str(path.relative_to(out))] = lines
+    return files
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("studies") / "whole"
+    outcome = made(out)
+    assert outcome.failures == ()
+    return out
+
+
+def test_what_a_study_leaves(whole):
+    assert {path.name for path in whole.iterdir()} == {"study.json", "report.html", "runs", ".lock"}
+    assert {path.name for path in (whole / "runs").iterdir()} == EVERYTHING
+    for folder in (whole / "runs").iterdir():
+        assert {path.name for path in folder.iterdir()} == {"run.json", "events.jsonl", "model.safetensors"}
+        content = json.loads((folder / "run.json").read_text())
+        assert content["settings"]["seed"] == 0
+        assert content["settings"]["steps"] == 12
+        assert {"torch", "python", "stretto"} <= content["versions"].keys()
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        assert [event["event"] for event in events] == ["start", *["evaluation"] * 3, "finished"]
+
+
+def test_same_seed_same_numbers_however_many_processes(whole, tmp_path):
+    made(tmp_path / "two", jobs=2)
+    assert numbers(tmp_path / "two") == numbers(whole)
+
+
+def test_the_json_object(whole):
+    outcome = made(whole)
+    content = json.loads(json.dumps(outcome.to_json(), allow_nan=False))
+    assert set(content) == {"runs", "frontier", "failed", "report"}
+    assert content["failed"] == []
+    wanted = ("method", "seed", "options", "train_loss", "test_loss", "test_accuracy", "total_flops", "serial_flops",
+              "seconds")  # fmt: skip
+    for each in content["runs"]:
+        assert set(wanted) <= set(each)
+        assert each["options"] == {"lr": each["options"]["lr"], "batch_size": 32}
+
+
+@pytest.mark.parametrize("step", [1, 12, 13, 30, 47])
+def test_an_interrupted_study_goes_on_where_it_stopped(whole, tmp_path, step):
+    out, done = tmp_path / "study", 0
+
+    def interrupt(steps):
+        nonlocal done
+        done += steps
+        if done >= step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(out, on_steps=interrupt)
+    study = open_study(SETTINGS, out)
+    pending = study.pending
+    finished = [task for task in study.tasks if task not in pending]
+    assert len(finished) <= step // 12
+    kept = {task.folder: task.folder.stat().st_mtime_ns for task in finished}
+    repeated = []
+    made(out, on_run=repeated.append)
+    assert repeated == pending
+    assert kept == {folder: folder.stat().st_mtime_ns for folder in kept}
+    assert numbers(out) == numbers(whole)
+    assert {path.name for path in (out / "runs").iterdir()} == EVERYTHING
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def drop_a_line(path):
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("run.json", truncate),
+        ("run.json", lambda path: path.unlink()),
+        ("run.json", lambda path: path.write_text("[]")),
+        ("events.jsonl", truncate),
+        ("events.jsonl", drop_a_line),
+        ("events.jsonl", lambda path: path.write_text("")),
+    ],
+)
+def test_a_damaged_run_is_not_finished_and_is_made_again(whole, tmp_path, file, damage):
+    out = tmp_path / "study"
+    shutil.copytree(whole, out)
+    damaged = out / "runs" / "overlapping-lr0.05-b32-s0"
+    damage(damaged / file)
+    with pytest.raises(UsageError, match=r"overlapping-lr0\.05-b32-s0 is damaged .* only this run is repeated"):
+        store.read_run(damaged)
+    study = read_study(out)
+    assert [task.folder for task in study.pending] == [damaged]
+    assert len(study.records()) == 3
+    made(out)
+    assert numbers(out) == numbers(whole)
+
+
+def test_a_full_disk_ends_the_study_and_keeps_what_is_finished(whole, tmp_path, monkeypatch):
+    out, saves = tmp_path / "study", 0
+    save = store.replace_into
+
+    def no_room(*arguments):
+        nonlocal saves
+        saves += 1
+        if saves == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(*arguments)
+
+    monkeypatch.setattr(store, "replace_into", no_room)
+    with pytest.raises(FullDiskError, match=r"no room on the disk for .*/backprop-lr0\.1-b32-s0: free some"):
+        made(out)
+    assert len(open_study(SETTINGS, out).pending) == 2
+    assert len(list((out / "runs").iterdir())) == 2  # the half-written one has given its room back
+    made(out)
+    assert numbers(out) == numbers(whole)
+
+
+def test_a_full_disk_while_events_are_written(tmp_path, monkeypatch):
+    def no_room(self, kind, **_):
+        if kind == "evaluation":
+            with store.writing(self.folder):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.RunWriter, "event", no_room)
+    with pytest.raises(FullDiskError):
+        made(tmp_path / "study")
+    assert list((tmp_path / "study" / "runs").iterdir()) == []
+
+
+def test_a_full_disk_while_the_report_is_written(whole, monkeypatch):
+    def no_room(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(COMPARE, "build", no_room)
+    with pytest.raises(FullDiskError, match="finished runs are kept"):
+        write_report(read_study(whole))
+
+
+def test_too_little_room_is_found_out_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(COMPARE, "ROOM", 2**80)
+    with pytest.raises(FullDiskError, match=r"study has \d+ MiB free, a study needs"):
+        made(tmp_path / "study")
+
+
+def test_a_process_that_dies_costs_one_run(whole, tmp_path):
+    out, killed = tmp_path / "study", []
+
+    def kill(steps):
+        if not killed and steps:
+            killed.append(multiprocessing.active_children()[0])
+            killed[0].kill()
+
+    slow = replace(SETTINGS, steps=400)
+    advanced = []
+    outcome = made(out, slow, jobs=2, on_steps=lambda steps: (advanced.append(steps), kill(steps)))
+    (failure,) = outcome.failures
+    assert "was ended by signal SIGKILL; the machine may be short of memory: try fewer --jobs" in failure.reason
+    assert f"id {killed[0].pid}" in failure.reason
+    assert len(outcome.records) == 3
+    assert sum(advanced) == 4 * 400
+    assert multiprocessing.active_children() == []
+    repaired = made(out, slow)
+    assert repaired.failures == ()
+    assert len(repaired.records) == 4
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
+    original, out = run, tmp_path / "study"
+
+    def breaks(settings, folder, on_step):
+        if settings.id == "backprop-lr0.1-b32-s0":
+            raise RuntimeError("out of luck")
+        return original(settings, folder, on_step)
+
+    monkeypatch.setattr(RUN, "run", breaks)
+    advanced = []
+    outcome = made(out, on_steps=advanced.append)
+    (failure,) = outcome.failures
+    story = out / "runs" / "backprop-lr0.1-b32-s0.failed.txt"
+    assert failure.reason == f"RuntimeError: out of luck (more in {story})"
+    assert "Traceback" in story.read_text()
+    assert outcome.to_json()["failed"] == ["backprop-lr0.1-b32-s0"]
+    assert sum(advanced) == 4 * 12
+    monkeypatch.undo()
+    assert made(out).failures == ()
+    assert not story.exists()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_diverged_runs_end_early_and_the_study_goes_on(tmp_path, jobs):
+    out, advanced = tmp_path / "study", []
+    outcome = made(out, replace(SETTINGS, lr=(0.05, 1e12)), jobs=jobs, on_steps=advanced.append)
+    assert sum(advanced) == 4 * 12
+    status = {record.id: record.status for record in outcome.records}
+    assert status["backprop-lr0.05-b32-s0"] == "finished"
+    assert status["overlapping-lr0.05-b32-s0"] == "finished"
+    diverged = next(record for record in outcome.records if record.options["lr"] == 1e12)
+    assert diverged.status == "diverged"
+    assert 1 <= diverged.diverged_at <= 12
+    assert diverged.test_loss is None
+    assert all(math.isfinite(point.train_loss) for point in diverged.points)
+    text = json.dumps(outcome.to_json(), allow_nan=False)
+    assert '"diverged"' in text
+    assert (out / "report.html").is_file()
+    again = []
+    made(out, replace(SETTINGS, lr=(0.05, 1e12)), on_run=again.append)
+    assert again == []  # a diverged run is finished too
+
+
+def test_a_study_in_which_everything_diverges_has_a_report(tmp_path):
+    outcome = made(tmp_path / "study", replace(SETTINGS, lr=(1e12,), methods=("backprop",)))
+    assert [record.status for record in outcome.records] == ["diverged"]
+    assert outcome.report.is_file()
+
+
+def test_one_process_at_a_time(whole):
+    with locked(whole / ".lock", whole), pytest.raises(UsageError, match=r"another process is at work on .*whole"):
+        made(whole)
+    made(whole)
+
+
+def test_one_process_a_run(tmp_path):
+    settings, folder = resolve(SINGLE), tmp_path / "run"
+    with (
+        store.RunWriter(folder),
+        pytest.raises(UsageError, match=r"another process is at work on .*run"),
+        store.RunWriter(folder),
+    ):
+        pass
+    run(settings, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_folders_that_are_something_else(whole, tmp_path):
+    resolved = resolve_study(SETTINGS).to_json()
+    check_folder(whole, resolved)
+    with pytest.raises(UsageError, match=r"steps: 12 there, 13 here\): choose another --out"):
+        check_folder(whole, {**resolved, "steps": 13})
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        check_folder(file, resolved)
+    with pytest.raises(UsageError, match="is not empty and holds no study"):
+        check_folder(tmp_path, resolved)
+    with pytest.raises(UsageError, match=r"cannot write to .*/inside: Not a directory"):
+        made(file / "inside")
+    for text in ("{", "[]", "{}", '{"settings": []}'):
+        (tmp_path / "study.json").write_text(text)
+        with pytest.raises(UsageError, match=r"study\.json cannot be read"):
+            check_folder(tmp_path, resolved)
+        with pytest.raises(UsageError, match=r"study\.json cannot be read"):
+            read_study(tmp_path)
+
+
+def test_the_same_settings_find_the_same_folder_again():
+    first, second = (open_study(SETTINGS).out for _ in range(2))
+    assert first == second
+    assert open_study(replace(SETTINGS, steps=13)).out != first
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": "mpl"}, "unknown model 'mpl'; did you mean 'mlp'"),
+        ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
+        ({"model_options": {"widht": 3}}, "no option 'widht'; did you mean 'width'"),
+        ({"model_options": {"seed": 3}}, "seed is no option of a network"),
+        ({"model": "transformer"}, "take one of: mlp, cnn"),
+        ({"methods": ("gredy",)}, "unknown method 'gredy': did you mean 'greedy'"),
+        ({"methods": ("chunked(chunks=9)",)}, r"chunked(chunks=9) on 3 stages: use at most 3 chunks"),
+        ({"methods": ("greedy(head=pooled)",)}, "head 'pooled' goes"),
+        ({"methods": ("greedy", "greedy()")}, "methods lists 'greedy' twice"),
+        ({"stages": 99}, "stages=99, but mlp has 3 blocks: use at most 3"),
+        ({"workers": 4}, "workers=4 for 3 stages: use at most 3 workers"),
+        ({"batch_size": (5000,)}, "batch_size=5000, but digits has 1083 training examples"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_written(tmp_path, wrong, message):
+    with pytest.raises(UsageError) as error:
+        open_study(replace(SETTINGS, **wrong), tmp_path / "study")
+    assert message in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_single_run(tmp_path):
+    settings, folder = resolve(SINGLE), tmp_path / "run"
+    assert claim(folder, settings)
+    steps = []
+    record = run(settings, folder, lambda step, _: steps.append(step))
+    assert steps == list(range(1, 9))
+    assert not claim(folder, settings)
+    run(settings, tmp_path / "again")
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "again" / "model.safetensors").read_bytes()
+    result = summary(*store.read_run(folder), folder)
+    assert result["steps"] == 8
+    assert result["test_accuracy"] == record.test_accuracy
+    with pytest.raises(UsageError, match=r"other settings \(lr: 0\.01 there, 0\.02 here\)"):
+        claim(folder, replace(settings, lr=0.02))
+    with pytest.raises(UsageError, match="is there already and holds no run"):
+        claim(tmp_path, settings)
+    study = read_study(folder)
+    assert study.records() == (record,)
+    assert write_report(study) == folder / "report.html"
+    assert default_folder(settings) != default_folder(replace(settings, momentum=0.5))
+    with pytest.raises(UsageError, match="nothing to report in"):
+        read_study(tmp_path)
+
+
+def test_stages_workers_and_schedule_reach_the_trainer(tmp_path):
+    base = replace(SINGLE, model_options={"depth": 4, "width": 8}, stages=2, method="backprop")
+    records = {workers: run(resolve(replace(base, workers=workers)), tmp_path / str(workers)) for workers in (1, 2)}
+    assert records[1].train_loss == records[2].train_loss  # placement changes costs, never numbers
+    cosine = run(resolve(replace(base, schedule="cosine")), tmp_path / "cosine")
+    assert cosine.train_loss != records[2].train_loss
+
+
+def test_evaluations_are_closer_together_at_the_start():
+    for steps, evaluations in [(600, 40), (1, 40), (7, 3), (400, 1)]:
+        chosen = sorted(evaluation_steps(steps, evaluations))
+        assert chosen[-1] == steps
+        assert chosen[0] >= 1
+        assert len(chosen) <= evaluations
+    assert sorted(evaluation_steps(100, 4)) == [7, 25, 57, 100]
+
+
+def test_processes_are_not_more_than_runs(tmp_path, monkeypatch):
+    started = []
+    start = pool._start
+    monkeypatch.setattr(pool, "_start", lambda: started.append(start()) or started[-1])
+    made(tmp_path / "study", replace(SETTINGS, lr=(0.1,), methods=("greedy",)), jobs=5)
+    assert len(started) == 1

@@ -1,0 +1,93 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from stretto import UsageError
+from stretto.config import CHOICES, DEFAULTS, CompareSettings, TrainSettings, check, with_defaults
+from stretto.words import option
+
+
+@pytest.mark.parametrize("model", DEFAULTS)
+def test_defaults_fill_everything_and_survive_json(model):
+    for kind in (TrainSettings, CompareSettings):
+        resolved = with_defaults(kind(model=model, stages=2, workers=2))
+        check(resolved)
+        assert None not in resolved.to_json().values()
+        assert resolved.optimizer in CHOICES["optimizer"][1:]
+        assert kind.from_json(json.loads(json.dumps(resolved.to_json())), "here") == resolved
+        assert with_defaults(resolved) == resolved
+
+
+def test_what_is_given_stays():
+    resolved = with_defaults(CompareSettings(optimizer="adam", lr=(0.5,), steps=3))
+    assert (resolved.optimizer, resolved.lr, resolved.steps) == ("adam", (0.5,), 3)
+    assert with_defaults(TrainSettings(optimizer="adam")).lr == 0.003
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": 0}, "steps=0: choose a whole number of at least 1"),
+        ({"evaluations": -1}, "evaluations=-1"),
+        ({"stages": 0}, "stages=0"),
+        ({"workers": 0}, "workers=0"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"optimizer": "sdg"}, "unknown optimizer 'sdg': did you mean 'sgd'"),
+        ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
+        ({"accounting": "papr"}, "unknown accounting 'papr': did you mean 'paper'"),
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"momentum": float("nan")}, "momentum=nan"),
+        ({"weight_decay": -1e-9}, "weight_decay=-1e-09"),
+        ({"weight_decay": float("nan")}, "weight_decay=nan"),
+        ({"lr": (0.0,)}, "lr=0.0: choose a positive number"),
+        ({"lr": (-0.1,)}, "lr=-0.1"),
+        ({"lr": (float("inf"),)}, "lr=inf"),
+        ({"lr": ()}, "lr is empty"),
+        ({"methods": ()}, "methods is empty"),
+        ({"batch_size": (0,)}, "batch_size=0"),
+        ({"batch_size": (8, 16, 8)}, "batch_size lists 8 twice"),
+    ],
+)
+def test_values_that_no_run_could_have(wrong, message):
+    with pytest.raises(UsageError) as error:
+        check(replace(CompareSettings(), **wrong))
+    assert message in str(error.value)
+
+
+def test_a_runs_folder_has_a_name_of_its_own():
+    settings = with_defaults(
+        CompareSettings(
+            methods=("greedy", "overlapping", "overlapping(delay=1)", "chunked(chunks=2)", "chunked(chunks=21)"),
+            lr=(0.1, 0.1000000001, 1.0, 1e-7),
+            batch_size=(8, 16),
+        )
+    )
+    runs = settings.runs()
+    assert len(runs) == 5 * 4 * 2 * 2
+    assert len({run.id for run in runs}) == len(runs)
+    assert runs[0].id == "greedy-lr0.1-b8-s0"
+    assert all(c.isalnum() or c in "-." for run in runs for c in run.id)
+
+
+def test_an_early_stop_leaves_whole_sweeps():
+    runs = with_defaults(CompareSettings(seeds=3)).runs()
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+
+
+def test_reading_refuses_unknown_and_missing_keys():
+    content = with_defaults(CompareSettings()).to_json()
+    with pytest.raises(UsageError, match=r"x\.json: unknown key 'stpes': did you mean 'steps'"):
+        CompareSettings.from_json({**content, "stpes": 1}, "x.json")
+    del content["lr"], content["seeds"]
+    with pytest.raises(UsageError, match=r"x\.json lacks lr, seeds"):
+        CompareSettings.from_json(content, "x.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("-2", -2), ("0.5", 0.5), ("1e-3", 0.001), ("true", True), ("False", False), ("a", "a")],
+)
+def test_options_of_networks_and_data(text, value):
+    assert option(text) == value
+    assert type(option(text)) is type(value)
