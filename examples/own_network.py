@@ -1,6 +1,6 @@
 """Train a network of your own under four methods and compare what they reach and cost.
 
-    python examples/own_network.py
+python examples/own_network.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """What emulation costs beside hand-written loops: see README.md in this folder.
 
-    OMP_NUM_THREADS=1 python benchmarks/emulation/main.py [--widths 64 256 512 1024] [--out result.json]
+OMP_NUM_THREADS=1 python benchmarks/emulation/main.py [--widths 64 256 512 1024] [--out result.json]
 """
 
 import argparse

@@ -5,22 +5,28 @@ import json
 import math
 import multiprocessing
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
 
 from stretto import UsageError
 from stretto.config import CompareSettings, TrainSettings
-from stretto.study import compare, open_study, pool, read_study, resolve_study, run, store, write_report
-from stretto.study.compare import check_folder
+from stretto.study import (
+    compare,
+    open_study,
+    page,
+    pool,
+    read_study,
+    resolve_study,
+    run,
+    store,
+    study,
+    training,
+    write_report,
+)
 from stretto.study.disk import FullDiskError, locked
 from stretto.study.prepare import resolve
-from stretto.study.run import evaluation_steps
 from stretto.study.single import claim, default_folder, summary
-
-# The package's functions have taken these modules' names.
-COMPARE, RUN = (sys.modules[f"stretto.study.{name}"] for name in ("compare", "run"))
 
 SETTINGS = CompareSettings(
     model_options={"depth": 3, "width": 8},
@@ -195,13 +201,13 @@ def test_a_full_disk_while_the_report_is_written(whole, monkeypatch):
     def no_room(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(COMPARE, "build", no_room)
+    monkeypatch.setattr(page, "build", no_room)
     with pytest.raises(FullDiskError, match="finished runs are kept"):
         write_report(read_study(whole))
 
 
 def test_too_little_room_is_found_out_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(COMPARE, "ROOM", 2**80)
+    monkeypatch.setattr(study, "ROOM", 2**80)
     with pytest.raises(FullDiskError, match=r"study has \d+ MiB free, a study needs"):
         made(tmp_path / "study")
 
@@ -236,7 +242,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
             raise RuntimeError("out of luck")
         return original(settings, folder, on_step)
 
-    monkeypatch.setattr(RUN, "run", breaks)
+    monkeypatch.setattr(training, "run", breaks)
     advanced = []
     outcome = made(out, on_steps=advanced.append)
     (failure,) = outcome.failures
@@ -297,21 +303,21 @@ def test_one_process_a_run(tmp_path):
 
 def test_folders_that_are_something_else(whole, tmp_path):
     resolved = resolve_study(SETTINGS).to_json()
-    check_folder(whole, resolved)
+    study.check_folder(whole, resolved)
     with pytest.raises(UsageError, match=r"steps: 12 there, 13 here\): choose another --out"):
-        check_folder(whole, {**resolved, "steps": 13})
+        study.check_folder(whole, {**resolved, "steps": 13})
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(UsageError, match="is a file"):
-        check_folder(file, resolved)
+        study.check_folder(file, resolved)
     with pytest.raises(UsageError, match="is not empty and holds no study"):
-        check_folder(tmp_path, resolved)
+        study.check_folder(tmp_path, resolved)
     with pytest.raises(UsageError, match=r"cannot write to .*/inside: Not a directory"):
         made(file / "inside")
     for text in ("{", "[]", "{}", '{"settings": []}'):
         (tmp_path / "study.json").write_text(text)
         with pytest.raises(UsageError, match=r"study\.json cannot be read"):
-            check_folder(tmp_path, resolved)
+            study.check_folder(tmp_path, resolved)
         with pytest.raises(UsageError, match=r"study\.json cannot be read"):
             read_study(tmp_path)
 
@@ -380,11 +386,11 @@ def test_stages_workers_and_schedule_reach_the_trainer(tmp_path):
 
 def test_evaluations_are_closer_together_at_the_start():
     for steps, evaluations in [(600, 40), (1, 40), (7, 3), (400, 1)]:
-        chosen = sorted(evaluation_steps(steps, evaluations))
+        chosen = sorted(training.evaluation_steps(steps, evaluations))
         assert chosen[-1] == steps
         assert chosen[0] >= 1
         assert len(chosen) <= evaluations
-    assert sorted(evaluation_steps(100, 4)) == [7, 25, 57, 100]
+    assert sorted(training.evaluation_steps(100, 4)) == [7, 25, 57, 100]
 
 
 def test_processes_are_not_more_than_runs(tmp_path, monkeypatch):

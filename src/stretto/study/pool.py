@@ -84,7 +84,7 @@ def _run_here(tasks: Sequence[Task], on_steps: OnSteps, on_run: OnRun) -> list[F
 
 
 def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | None:
-    from stretto.study.run import run
+    from stretto.study.training import run
 
     story = task.folder.with_name(f"{task.folder.name}.failed.txt")
     try:

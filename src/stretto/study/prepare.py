@@ -57,10 +57,9 @@ def resolve(settings: S) -> S:
             f"stages={stages}, but {model.name} has {len(model.layers)} blocks: use at most {len(model.layers)} "
             f"stages, or a deeper network (--model-options.depth {stages})"
         )
-    workers = stages if settings.workers is None else settings.workers
-    if workers > stages:
-        raise UsageError(f"workers={workers} for {stages} stages: use at most {stages} workers")
-    return config.with_defaults(replace(settings, stages=stages, workers=workers))
+    if settings.workers is not None and settings.workers > stages:
+        raise UsageError(f"workers={settings.workers} for {stages} stages: use at most {stages} workers")
+    return config.with_defaults(replace(settings, stages=stages))
 
 
 def with_methods(settings: S) -> S:

@@ -9,6 +9,7 @@ from stretto.config import TrainSettings
 from stretto.errors import UsageError
 from stretto.report.record import Record
 from stretto.study.store import RUN, read_run
+from stretto.study.study import refuse_other
 
 
 def default_folder(settings: TrainSettings) -> Path:
@@ -21,12 +22,7 @@ def claim(folder: Path, settings: TrainSettings) -> bool:
     """Whether the run is still to be made. Raises UsageError if the folder holds something else."""
     if (folder / RUN).is_file():
         there, here = read_run(folder)[0]["settings"], settings.to_json()
-        differing = [key for key in here if there.get(key) != here[key]]
-        if differing:
-            listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in differing)
-            raise UsageError(
-                f"{folder} holds a run with other settings ({listing}): choose another --out, or delete it"
-            )
+        refuse_other(folder, "a run", there, here)
         return False
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and holds no run: choose another --out")

@@ -1,34 +1,23 @@
-"""A study: every method over the same sweep, then one report."""
+"""A study on the disk: which runs it consists of, which are finished, and whose folder it is."""
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stretto.config import CompareSettings, Settings, TrainSettings, known
-from stretto.cost import NOTES, Costs, measure
-from stretto.cost.flops import durations
 from stretto.errors import UsageError
-from stretto.report import METRICS, Page, Record, build, panels
-from stretto.schedule import draw
-from stretto.simulate import simulate
+from stretto.report import Record
 from stretto.study.disk import FullDiskError, locked, writing
-from stretto.study.pool import Failure, Task, run_all
-from stretto.study.prepare import Prepared, prepare, resolve
+from stretto.study.pool import Task
+from stretto.study.prepare import prepare, resolve
 from stretto.study.store import LOCK, RUN, STUDY, read_run, versions, write_json
 
 ROOM = 64 * 2**20  # bytes that must be free before a study starts
-
-HEADS_NOTE = (
-    "The layers of the paper's auxiliary heads could not be retrieved; these are ours: one linear layer on vectors, "
-    "global average pooling and a linear layer on images, a final norm and an unembedding on text. Their cost is "
-    "included."
-)
 
 
 @dataclass(frozen=True)
@@ -55,27 +44,6 @@ def record_of(task: Task) -> Record | None:
         return read_run(task.folder)[1]
     except UsageError:
         return None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a study came to."""
-
-    records: tuple[Record, ...]
-    failures: tuple[Failure, ...]
-    report: Path
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that `stretto compare --json` prints."""
-        keys = ("id", "method", "seed", "options", "status", "diverged_at", "train_loss", "validation_loss",
-                "validation_accuracy", "test_loss", "test_accuracy", "total_flops", "serial_flops",
-                "seconds")  # fmt: skip
-        return {
-            "runs": [{key: record.to_json()[key] for key in keys} for record in self.records],
-            "frontier": [panel.to_json() for metric in METRICS for panel in panels(self.records, metric)],
-            "failed": [failure.task.settings.id for failure in self.failures],
-            "report": str(self.report),
-        }
 
 
 def resolve_study(settings: CompareSettings) -> CompareSettings:
@@ -114,12 +82,17 @@ def check_folder(out: Path, resolved: dict[str, Any]) -> None:
     found = out / STUDY
     if found.is_file():
         there = read_settings(found)
-        differing = [key for key in resolved if there.get(key) != resolved[key]]
-        if differing:
-            listing = "; ".join(f"{key}: {there.get(key)!r} there, {resolved[key]!r} here" for key in differing)
-            raise UsageError(f"{out} holds a study with other settings ({listing}): choose another --out, or delete it")
+        refuse_other(out, "a study", there, resolved)
     elif out.is_dir() and any(path.name != LOCK for path in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no study: choose another --out")
+
+
+def refuse_other(out: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise UsageError if a folder's settings are not the ones that are wanted, naming those that differ."""
+    differing = [key for key in here if there.get(key) != here[key]]
+    if differing:
+        listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in differing)
+        raise UsageError(f"{out} holds {what} with other settings ({listing}): choose another --out, or delete it")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -149,64 +122,6 @@ def claimed(study: Study) -> Iterator[None]:
         with writing(study.out):
             write_json(study.out / STUDY, {"settings": resolved, "versions": versions()})
         yield
-
-
-def default_jobs() -> int:
-    """One process a core that this one may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def compare(
-    study: Study,
-    *,
-    jobs: int | None = None,
-    on_steps: Callable[[int], None] = lambda _: None,
-    on_run: Callable[[Task], None] = lambda _: None,
-    command: str = "",
-) -> Outcome:
-    """Make the runs that are missing, then the report. What was finished before is not repeated."""
-    with claimed(study):
-        failures = run_all(study.pending, default_jobs() if jobs is None else jobs, on_steps, on_run)
-        return Outcome(study.records(), tuple(failures), write_report(study, command))
-
-
-def write_report(study: Study, command: str = "") -> Path:
-    """One HTML page from the runs that are finished."""
-    settings = study.settings
-    prepared = {method: prepare(sample(settings, method)) for method in settings.methods}
-    first = next(iter(prepared.values()))
-    heads = any(head is not None for each in prepared.values() for head in each.trainer.heads)
-    page = Page(
-        title=f"{settings.model} on {settings.data}: {', '.join(settings.methods)}",
-        records=study.records(),
-        planned=len(study.tasks),
-        accounting=settings.accounting,
-        accounting_note=NOTES[costs_of(first).accounting],
-        dataset=first.dataset.description,
-        model=f"{first.model.description}; {settings.stages} stages on {settings.workers} workers",
-        heads_note=HEADS_NOTE if heads else "",
-        settings=settings.to_json(),
-        versions=versions(),
-        pictures={method: picture(each) for method, each in prepared.items()},
-        command=command,
-    )
-    with writing(study.out):
-        return build(page, study.out / "report.html")
-
-
-def costs_of(prepared: Prepared) -> Costs:
-    """What a step of a prepared run costs."""
-    x, y = prepared.dataset.train.x, prepared.dataset.train.y
-    size = prepared.settings.batch_size
-    return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
-
-
-def picture(prepared: Prepared, turns: int = 3) -> str:
-    """The method's schedule to scale, with the costs of the run as durations."""
-    trainer, costs = prepared.trainer, costs_of(prepared)
-    megaflops = {key: value / 1e6 for key, value in costs.flops.items()}
-    timeline = simulate(trainer.schedule, trainer.rules, turns, durations(megaflops))
-    return draw.svg(timeline.spans, title=f"{trainer.method}: the first {turns} minibatches, to scale (MFLOP)")
 
 
 def read_study(out: Path) -> Study:

@@ -1,0 +1,52 @@
+"""The main job: make a study's runs, then its page."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.report import METRICS, Record, panels
+from stretto.study.page import write_report
+from stretto.study.pool import Failure, Task, run_all
+from stretto.study.study import Study, claimed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study came to."""
+
+    records: tuple[Record, ...]
+    failures: tuple[Failure, ...]
+    report: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `stretto compare --json` prints."""
+        keys = ("id", "method", "seed", "options", "status", "diverged_at", "train_loss", "validation_loss",
+                "validation_accuracy", "test_loss", "test_accuracy", "total_flops", "serial_flops",
+                "seconds")  # fmt: skip
+        return {
+            "runs": [{key: record.to_json()[key] for key in keys} for record in self.records],
+            "frontier": [panel.to_json() for metric in METRICS for panel in panels(self.records, metric)],
+            "failed": [failure.task.settings.id for failure in self.failures],
+            "report": str(self.report),
+        }
+
+
+def default_jobs() -> int:
+    """One process a core that this one may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compare(
+    study: Study,
+    *,
+    jobs: int | None = None,
+    on_steps: Callable[[int], None] = lambda _: None,
+    on_run: Callable[[Task], None] = lambda _: None,
+    command: str = "",
+) -> Outcome:
+    """Make the runs that are missing, then the report. What was finished before is not repeated."""
+    with claimed(study):
+        failures = run_all(study.pending, default_jobs() if jobs is None else jobs, on_steps, on_run)
+        return Outcome(study.records(), tuple(failures), write_report(study, command))

@@ -1,0 +1,59 @@
+"""What a study's report is made of."""
+
+from pathlib import Path
+
+from stretto.cost import NOTES, Costs, measure
+from stretto.cost.flops import durations
+from stretto.report import Page, build
+from stretto.schedule import draw
+from stretto.simulate import simulate
+from stretto.study.disk import writing
+from stretto.study.prepare import Prepared, prepare
+from stretto.study.store import versions
+from stretto.study.study import Study, sample
+
+HEADS_NOTE = (
+    "The layers of the paper's auxiliary heads could not be retrieved; these are ours: one linear layer on vectors, "
+    "global average pooling and a linear layer on images, a final norm and an unembedding on text. Their cost is "
+    "included."
+)
+
+
+def write_report(study: Study, command: str = "") -> Path:
+    """One HTML page from the runs that are finished."""
+    settings = study.settings
+    prepared = {method: prepare(sample(settings, method)) for method in settings.methods}
+    first = next(iter(prepared.values()))
+    workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
+    heads = any(head is not None for each in prepared.values() for head in each.trainer.heads)
+    page = Page(
+        title=f"{settings.model} on {settings.data}: {', '.join(settings.methods)}",
+        records=study.records(),
+        planned=len(study.tasks),
+        accounting=settings.accounting,
+        accounting_note=NOTES[costs_of(first).accounting],
+        dataset=first.dataset.description,
+        model=f"{first.model.description}; {settings.stages} stages on {workers}",
+        heads_note=HEADS_NOTE if heads else "",
+        settings=settings.to_json(),
+        versions=versions(),
+        pictures={method: picture(each) for method, each in prepared.items()},
+        command=command,
+    )
+    with writing(study.out):
+        return build(page, study.out / "report.html")
+
+
+def costs_of(prepared: Prepared) -> Costs:
+    """What a step of a prepared run costs."""
+    x, y = prepared.dataset.train.x, prepared.dataset.train.y
+    size = prepared.settings.batch_size
+    return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
+
+
+def picture(prepared: Prepared, turns: int = 3) -> str:
+    """The method's schedule to scale, with the costs of the run as durations."""
+    trainer, costs = prepared.trainer, costs_of(prepared)
+    megaflops = {key: value / 1e6 for key, value in costs.flops.items()}
+    timeline = simulate(trainer.schedule, trainer.rules, turns, durations(megaflops))
+    return draw.svg(timeline.spans, title=f"{trainer.method}: the first {turns} minibatches, to scale (MFLOP)")
