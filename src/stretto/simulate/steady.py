@@ -1,6 +1,8 @@
 """How long one turn takes once a pipeline is full: exactly, from the cycles of its dependences."""
 
 import itertools
+import math
+from fractions import Fraction
 from typing import NamedTuple
 
 from stretto.errors import ScheduleError
@@ -20,20 +22,22 @@ def period(schedule: Schedule, rules: Rules, durations: Durations) -> float:
     """The time of one turn in the steady state of the slowest worker, in the unit of `durations`.
 
     Every cycle of dependences that spans k turns and takes time t forces k turns to take at least t; the slowest
-    cycle is reached (max-plus algebra; Baccelli et al. 1992, chapter 2). Exact for whole numbers as durations.
+    cycle is reached (max-plus algebra; Baccelli et al. 1992, chapter 2). Exact.
     Raises ScheduleError for a cycle within one turn, which nothing could ever start.
     """
     actions = [action for body in schedule.body for action in body]
     edges = dependences(schedule, rules, actions)
-    cost = [durations(action) for action in actions]
-    best: float = 0
-    while (cycle := slower_cycle(len(actions), edges, cost, best)) is not None:
+    times = [Fraction(durations(action)) for action in actions]
+    unit = math.lcm(*(time.denominator for time in times))
+    cost = [int(time * unit) for time in times]  # whole numbers: comparisons of paces must be exact
+    pace = Fraction(0)
+    while (cycle := slower_cycle(len(actions), edges, cost, pace)) is not None:
         turns = sum(edge.turns for edge in cycle)
         if turns <= 0:
             names = " after ".join(str(actions[edge.after]) for edge in cycle)
             raise ScheduleError(f"deadlock: {names} after {actions[cycle[0].after]}, all within one turn")
-        best = sum(cost[edge.after] for edge in cycle) / turns
-    return best
+        pace = Fraction(sum(cost[edge.after] for edge in cycle), turns)
+    return float(pace / unit)
 
 
 def dependences(schedule: Schedule, rules: Rules, actions: list[Action]) -> list[Dependence]:
@@ -56,29 +60,69 @@ def dependences(schedule: Schedule, rules: Rules, actions: list[Action]) -> list
     return edges
 
 
-def slower_cycle(size: int, edges: list[Dependence], cost: list[float], pace: float) -> list[Dependence] | None:
-    """A cycle that takes longer than `pace` a turn, if there is one (Bellman and Ford on longest paths)."""
-    length = [0.0] * size
+def slower_cycle(size: int, edges: list[Dependence], cost: list[int], pace: Fraction) -> list[Dependence] | None:
+    """A cycle that takes longer than `pace` a turn, if there is one (Bellman and Ford on longest paths).
+
+    Within a turn dependences have no cycle, so that taking them in their order carries a length through a whole turn
+    at once; and a cycle among the edges that last lengthened each node is such a cycle, found as soon as it closes.
+    """
+    ordered = in_order(size, edges)
+    length = [0] * size
+    per_cost, per_turn = pace.denominator, pace.numerator
     last: list[Dependence | None] = [None] * size
-    changed = -1
     for _ in range(size + 1):
-        changed = -1
-        for edge in edges:
-            reached = length[edge.before] + cost[edge.after] - pace * edge.turns
-            if reached > length[edge.after] + 1e-12 * max(1.0, abs(reached)):
-                length[edge.after], last[edge.after], changed = reached, edge, edge.after
-        if changed < 0:
+        changed = False
+        for edge in ordered:
+            reached = length[edge.before] + per_cost * cost[edge.after] - per_turn * edge.turns
+            if reached > length[edge.after]:
+                length[edge.after], last[edge.after], changed = reached, edge, True
+        if not changed:
             return None
-    node = changed
-    for _ in range(size):  # walk back far enough to be on the cycle
-        edge_in = last[node]
-        assert edge_in is not None
-        node = edge_in.before
-    cycle: list[Dependence] = []
-    at = node
-    while not cycle or at != node:
-        edge_in = last[at]
-        assert edge_in is not None
-        cycle.append(edge_in)
-        at = edge_in.before
-    return cycle
+        cycle = closed(last)
+        if cycle:
+            return cycle
+    raise AssertionError("longest paths neither settle nor close a cycle")
+
+
+def in_order(size: int, edges: list[Dependence]) -> list[Dependence]:
+    """Edges within a turn sorted so that each comes after those that lead to it, then those between turns.
+
+    Where edges within a turn form a cycle (a deadlock), those on it and behind it come last.
+    """
+    within: list[list[Dependence]] = [[] for _ in range(size)]
+    open_edges = [0] * size
+    for edge in edges:
+        if edge.turns == 0:
+            within[edge.before].append(edge)
+            open_edges[edge.after] += 1
+    ready = [node for node in range(size) if not open_edges[node]]
+    ordered: list[Dependence] = []
+    while ready:
+        for edge in within[ready.pop()]:
+            ordered.append(edge)
+            open_edges[edge.after] -= 1
+            if not open_edges[edge.after]:
+                ready.append(edge.after)
+    known = set(ordered)
+    return ordered + [edge for edge in edges if edge not in known]
+
+
+def closed(last: list[Dependence | None]) -> list[Dependence]:
+    """A cycle among the edges that lead to each node, one a node, if there is one."""
+    seen = [-1] * len(last)
+    for start in range(len(last)):
+        node: int | None = start
+        while node is not None and seen[node] < 0:
+            seen[node] = start
+            edge = last[node]
+            node = None if edge is None else edge.before
+        if node is not None and seen[node] == start:
+            cycle: list[Dependence] = []
+            at = node
+            while not cycle or at != node:
+                edge = last[at]
+                assert edge is not None
+                cycle.append(edge)
+                at = edge.before
+            return cycle
+    return []
