@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from stretto.batch import inputs_on, target_on
+from stretto.counter import counting
 from stretto.emulate import Emulator
 from stretto.schedule import Action
 from stretto.stage import Stage, Target
@@ -22,8 +22,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
 
     Counted while a copy of the stages and heads really runs the method's actions, so that what a method spares is
     spared: the input gradient at a detached input, or a second forward. The trainer, its statistics and the global
-    generator are left alone. Element-wise work and optimizers count as nothing, as in torch's counter; attention on
-    the CPU, which that counter does not know, is counted by its formula for attention.
+    generator are left alone. Element-wise work and optimizers count as nothing, as in torch's counter.
     """
     reach, split = trainer.rules.reach, trainer.rules.split
     stages = []
@@ -58,27 +57,10 @@ class Counted(Stage):
         self, kind: str, microbatch: int, operands: Mapping[str, Any], version: int | None = None
     ) -> dict[str, Any]:
         """Run the action under torch's counter."""
-        with FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU) as counter:
+        with counting() as counter:
             made = super().run(kind, microbatch, operands, version)
         self.flops[kind] = self.flops.get(kind, 0) + counter.get_total_flops()
         return made
-
-
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
-    return flops
-
-
-def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    flops: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
-    return flops
-
-
-_aten = torch.ops.aten
-ATTENTION_ON_CPU: dict[Any, Callable[..., int]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
 
 
 def paper(counted: Flops) -> Flops:

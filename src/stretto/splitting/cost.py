@@ -2,16 +2,15 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from stretto.counter import counting
 from stretto.errors import UsageError
 from stretto.splitting.undisturbed import home, members, undisturbed
 from stretto.trace import describe
@@ -68,9 +67,9 @@ def flops(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> 
     """
     counted: list[int] = []
     tensors = inputs
-    with undisturbed(pieces, home(pieces)), torch.no_grad(), countable():
+    with undisturbed(pieces, home(pieces)), torch.no_grad():
         for piece, name in zip(pieces, names, strict=True):
-            with FlopCounterMode(display=False, custom_mapping=CPU_KERNELS) as counter:
+            with counting() as counter:
                 tensors = members(attempt(piece, name, tensors))
             counted.append(counter.get_total_flops())
     return counted
@@ -124,35 +123,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@contextmanager
-def countable() -> Iterator[None]:
-    """Keep torch from a fused kernel that its counter knows nothing of: transformer layers would cost 0."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of softmax(Q K') V from the shapes [N, H, T, d], as torch counts them for its GPU kernels."""
-    batch, heads, length, width = query
-    return int(2 * batch * heads * length * key[2] * (width + value[3]))
-
-
-def recurrence(x: Any, weight: Any, recurrent: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of one LSTM layer in one direction from the shapes: x [T, N, d], weights [4h, d] and [4h, h]."""
-    return int(2 * x[0] * x[1] * weight[0] * (weight[1] + recurrent[1]))
-
-
-# Kernels of the CPU that torch's counter leaves out.
-CPU_KERNELS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
-    torch.ops.aten.mkldnn_rnn_layer: recurrence,
-}
 
 
 def show_flops(cost: int) -> str:

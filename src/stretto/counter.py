@@ -1,0 +1,55 @@
+"""torch's FLOP counter, with the kernels of the CPU that it does not know (torch 2.13)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+
+@contextmanager
+def counting() -> Iterator[FlopCounterMode]:
+    """Count the FLOPs of what runs inside: matrix products, convolutions, attention, LSTM; the rest counts nothing.
+
+    A multiplication and an addition are two. Ask `get_total_flops()` of what this gives, afterwards. torch's fused
+    transformer kernel is switched off meanwhile: it is not counted, and a layer would cost 0.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with FlopCounterMode(display=False, custom_mapping=CPU_KERNELS) as counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of softmax(Q K') V from shapes [N, H, T, d], by torch's own formula."""
+    flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
+    return flops
+
+
+def attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of attention's backward, by torch's own formula."""
+    flops: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
+    return flops
+
+
+def recurrence(x: Any, weight: Any, recurrent: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of one LSTM layer in one direction from shapes: x [T, N, d], weights [4h, d] and [4h, h]."""
+    return int(2 * x[0] * x[1] * weight[0] * (weight[1] + recurrent[1]))
+
+
+def recurrence_backward(*shapes: Any, **named: Any) -> int:
+    """An LSTM layer's backward: every product of the forward twice, for its input and for its weight."""
+    return 2 * recurrence(*shapes, **named)
+
+
+_aten = torch.ops.aten
+CPU_KERNELS: dict[Any, Callable[..., int]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+    _aten.mkldnn_rnn_layer: recurrence,
+    _aten.mkldnn_rnn_layer_backward: recurrence_backward,
+}
