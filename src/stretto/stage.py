@@ -42,7 +42,8 @@ class Stage:
 
     `head` is None where the stage has no head, or is the last and its module's output is the model's output.
     `split` says that the backward comes as I and W. `mean` divides the weight gradient of the module by the number of
-    losses that train it, where they would be summed. `seed_forward` is called with a micro-batch before its forward,
+    losses that train it, where they would be summed. `step` updates, told how many updates came before; the
+    optimizer's own step unless given. `seed_forward` is called with a micro-batch before its forward,
     so that what a stage draws (dropout) depends on nothing else.
     """
 
@@ -56,6 +57,7 @@ class Stage:
         loss: Loss,
         head: nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        step: Callable[[int], object] | None = None,
         scheduler: Any = None,
         split: bool = False,
         mean: bool = False,
@@ -68,6 +70,7 @@ class Stage:
         self.head = head
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self._step: Callable[[int], object] = step or (lambda _: optimizer.step() if optimizer is not None else None)
         self.weights = weights
         self.loss = loss
         self.updates = 0
@@ -112,7 +115,7 @@ class Stage:
     def state_dict(self) -> dict[str, Any]:
         """Everything that training this stage changes."""
         parts = {name: None if part is None else part.state_dict() for name, part in self._parts()}
-        return {**parts, "updates": self.updates}
+        return {**parts, "updates": self.updates, "weights": self.weights.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
         """Go on from `state_dict`. Raises UsageError, naming `origin`, if it belongs to another kind of stage."""
@@ -128,6 +131,7 @@ class Stage:
         self.updates = state["updates"]
         self._begun = False
         self.weights.forget()
+        self.weights.load_state_dict(state["weights"])
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
         return (
@@ -231,10 +235,11 @@ class Stage:
         return {"weight-gradient": None}
 
     def _update(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        finished = self.updates
         self.updates += 1
         self._begun = False
         if self.optimizer is not None:
-            self.weights.update(self.optimizer.step)
+            self.weights.update(lambda: self._step(finished))
             self.optimizer.zero_grad(set_to_none=True)
             if self.scheduler is not None:
                 self.scheduler.step()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto import heads as head_kinds
+from stretto.assemble import build_step, build_weights, momentum_of
 from stretto.batch import inputs_on, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
@@ -20,11 +21,11 @@ from stretto.errors import StrettoError, UsageError
 from stretto.evaluate import evaluate
 from stretto.methods import Method
 from stretto.methods import method as find_method
+from stretto.methods.cure import Place
 from stretto.schedule import Reach
 from stretto.seeding import derive
 from stretto.stage import Loss, Stage, Target
 from stretto.trace import example_for_linear, trace
-from stretto.weights import WEIGHTS
 
 StageLike = nn.Module | Callable[[], nn.Module]
 Batch = Any  # a tensor, or a tuple of tensors
@@ -94,8 +95,9 @@ class Trainer:
             if head is not None:
                 head.to(self.device)
         wake(self.stages)
+        self._delays = self.method.delays(self.schedule)
         self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
-        self._emulator = Emulator(self.schedule, self.rules, self._stages, self.method.delays(self.schedule))
+        self._emulator = Emulator(self.schedule, self.rules, self._stages, self._delays)
         self._entered = 0  # minibatches
         self._drained = True
         self._broken: str | None = None
@@ -263,16 +265,19 @@ class Trainer:
         parts = [part for part in (module, head) if part is not None]
         parameters = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
         made = build_optimizer(optimizer, parameters) if parameters else None
+        delay = self._delays.steady[index]
+        place = Place(index, len(self.stages), delay, momentum_of(made))
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
         return Stage(
             index,
             module,
             reach=self.rules.reach,
-            weights=WEIGHTS[self.method.weights](module),
+            weights=build_weights(self.method, module, made, place),
             loss=self.loss,
             head=head,
             optimizer=made,
+            step=None if made is None else build_step(self.method, made, place),
             scheduler=build_scheduler(scheduler, made) if scheduler is not None and made is not None else None,
             split=index in self.rules.split,
             mean=self.method.combine == "mean",

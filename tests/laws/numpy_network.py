@@ -62,3 +62,71 @@ def train(network, data, delay, *, lr=0.1, momentum=0.9, decay=1e-3):
         for s in range(stages):
             versions[s].append(optimizers[s].step(versions[s][-1], gradients[s]))
     return [each[-1] for each in versions], losses
+
+
+class Delayed:
+    """One stage of an asynchronous pipeline, written out: its versions, velocities and corrections by number.
+
+    Version k is the weights after k updates. `delay` is the stage's steady-state delay D.
+    """
+
+    def __init__(self, start, delay, *, lr, momentum, decay, spike=False, until=None):
+        self.versions, self.velocities, self.deltas = [start], [None], [None]
+        self.delay, self.lr, self.momentum, self.decay = delay, lr, momentum, decay
+        self.a = momentum**delay if spike else 1.0
+        self.b = (1 - momentum**delay) / (1 - momentum) if spike else 0.0
+        self.until = until
+
+    def velocity_ahead(self, k, horizon):
+        """w_k - lr h v_k."""
+        v = self.velocities[k]
+        return (
+            self.versions[k]
+            if v is None
+            else [w - self.lr * horizon * u for w, u in zip(self.versions[k], v, strict=True)]
+        )
+
+    def weight_ahead(self, k, horizon):
+        """w_k + h (w_k - w_{k-1})."""
+        if k == 0:
+            return self.versions[0]
+        return [w + horizon * (w - u) for w, u in zip(self.versions[k], self.versions[k - 1], strict=True)]
+
+    def corrected(self, k):
+        """w_k - D delta_k."""
+        d = self.deltas[k]
+        return self.versions[k] if d is None else [w - self.delay * u for w, u in zip(self.versions[k], d, strict=True)]
+
+    def apply(self, gradients):
+        """The next version."""
+        w, v, k = self.versions[-1], self.velocities[-1], len(self.versions) - 1
+        g = [each + self.decay * x for each, x in zip(gradients, w, strict=True)]
+        v = g if v is None else [self.momentum * u + each for u, each in zip(v, g, strict=True)]
+        p = 0 if self.until is None else 1 - min(k / self.until, 1)
+        lr = self.lr / max(self.delay, 1) ** p
+        new = [x - lr * (self.a * u + self.b * each) for x, u, each in zip(w, v, g, strict=True)]
+        self.versions.append(new)
+        self.velocities.append(v)
+        if self.delay:
+            gamma = np.exp(-2 / self.delay)
+            old = self.deltas[-1] or [np.zeros_like(x) for x in w]
+            self.deltas.append([gamma * d + (1 - gamma) * (x - y) for d, x, y in zip(old, new, w, strict=True)])
+        else:
+            self.deltas.append(None)
+
+
+def train_delayed(network, data, delay, seen, read, **options):
+    """Minibatch t: stage s's forward sees seen(stage, s, k) with k = max(0, t - D) updates made, its backward reads
+    read(stage, s, t, k). Fill and drain need nothing of their own: only versions count."""
+    size = len(network.start)
+    stages = [Delayed(list(pair), delay(s), **options) for s, pair in enumerate(network.start)]
+    losses = []
+    for t, (x, y) in enumerate(data):
+        ks = [max(0, t - delay(s)) for s in range(size)]
+        forward = [seen(stage, s, k) for s, (stage, k) in enumerate(zip(stages, ks, strict=True))]
+        backward = [read(stage, s, t, f) for s, (stage, f) in enumerate(zip(stages, forward, strict=True))]
+        gradients, loss = network.gradient(forward, backward, x, y)
+        losses.append(loss)
+        for stage, g in zip(stages, gradients, strict=True):
+            stage.apply(g)
+    return [stage.versions[-1] for stage in stages], losses

@@ -1,12 +1,14 @@
 """Asynchronous and synchronous pipelines equal an explicit-version reference in numpy, from fill to drain."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import stretto
-from laws.numpy_network import Network, train
+from laws.numpy_network import Network, train, train_delayed
 
 S, STEPS, BATCH = 5, 23, 12
 WIDTHS = [6, 7, 8, 7, 6, 4]
@@ -61,3 +63,173 @@ def test_the_reference_knows_delay_from_none():
     for delay in (lambda s: 1, lambda s: S - 1 - s):
         other = train(network, data, delay)[0]
         assert max(np.abs(a[0] - b[0]).max() for a, b in zip(plain, other, strict=True)) > 1e-3
+
+
+LR, MOMENTUM, DECAY = 0.02, 0.9, 1e-3
+
+
+def pb_delay(s):
+    return 2 * (S - 1 - s)
+
+
+def async_delay(s):
+    return S - 1 - s
+
+
+def current(stage, s, k):
+    return stage.versions[k]
+
+
+def velocity(horizon):
+    return lambda stage, s, k: stage.velocity_ahead(k, horizon(s))
+
+
+def weight(horizon):
+    return lambda stage, s, k: stage.weight_ahead(k, horizon(s))
+
+
+def now(stage, s, t, forward):
+    return stage.versions[t]
+
+
+def stashed(stage, s, t, forward):
+    return forward
+
+
+def decayed(s):
+    return MOMENTUM * (1 - MOMENTUM ** pb_delay(s)) / (1 - MOMENTUM)
+
+
+# method: delay, what a forward sees, what its backward reads, options of the reference
+CURED = {
+    "pb": (pb_delay, current, now, {}),
+    "pb(stash=True)": (pb_delay, current, stashed, {}),
+    "pb-sc": (pb_delay, current, now, {"spike": True}),
+    "pb(spike=True, stash=True)": (pb_delay, current, stashed, {"spike": True}),
+    "pb-lwp": (pb_delay, velocity(pb_delay), now, {}),
+    "pb-lwp(horizon=3)": (pb_delay, velocity(lambda s: 3), now, {}),
+    "pb-lwp(horizon=decayed)": (pb_delay, velocity(decayed), now, {}),
+    "pb(predict=velocity, stash=True)": (pb_delay, velocity(pb_delay), stashed, {}),
+    "pb-lwpw": (pb_delay, weight(pb_delay), now, {}),
+    "pb(predict=weight, horizon=decayed, stash=True)": (pb_delay, weight(decayed), stashed, {}),
+    "pb-lwp-sc": (pb_delay, weight(pb_delay), now, {"spike": True}),
+    "pb(predict=velocity, spike=True)": (pb_delay, velocity(pb_delay), now, {"spike": True}),
+    "spectrain": (
+        async_delay,
+        velocity(lambda s: s // 2 + S - 1 - s),
+        lambda stage, s, t, forward: stage.velocity_ahead(t, s // 2),
+        {},
+    ),
+    "pipemare": (pb_delay, current, lambda stage, s, t, forward: stage.corrected(t), {}),
+    "pipemare(reschedule=15)": (pb_delay, current, lambda stage, s, t, forward: stage.corrected(t), {"until": 15}),
+    "pipemare(reschedule=15, correct=False)": (pb_delay, current, now, {"until": 15}),
+}
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("method", CURED)
+def test_cures_equal_the_reference(method, workers):
+    network, data = Network(WIDTHS), batches()
+    delay, seen, read, options = CURED[method]
+    expected, losses = train_delayed(network, data, delay, seen, read, lr=LR, momentum=MOMENTUM, decay=DECAY, **options)
+    trainer = stretto.Trainer(
+        modules(network), nn.functional.cross_entropy,
+        lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM, weight_decay=DECAY), method, workers=workers,
+    )  # fmt: skip
+    got = [trainer.step(torch.tensor(x), torch.tensor(y)) for x, y in data]
+    got = [loss for loss in got if loss is not None] + trainer.flush()
+    np.testing.assert_allclose(got, losses, rtol=0, atol=1e-10)
+    for (w, b), stage in zip(expected, trainer.stages, strict=True):
+        linear = stage if isinstance(stage, nn.Linear) else stage[0]
+        np.testing.assert_allclose(linear.weight.detach().numpy(), w, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(linear.bias.detach().numpy(), b, rtol=0, atol=1e-10)
+
+
+def test_the_cures_differ_from_each_other():
+    """Every row ends somewhere else, by far more than the tolerance; but for the two forms of prediction alone.
+
+    Those are equal for plain momentum SGD, and differ once spike compensation joins (Kosson et al. 2021).
+    """
+    network, data = Network(WIDTHS), batches()
+    ends = {}
+    for name, (delay, seen, read, options) in CURED.items():
+        found, _ = train_delayed(network, data, delay, seen, read, lr=LR, momentum=MOMENTUM, decay=DECAY, **options)
+        ends[name] = np.concatenate([each.ravel() for pair in found for each in pair])
+    assert np.abs(ends["pb-lwp"] - ends.pop("pb-lwpw")).max() < 1e-12
+    for one, other in combinations(ends, 2):
+        assert np.abs(ends[one] - ends[other]).max() > 1e-6, (one, other)
+
+
+@pytest.mark.parametrize("method", [*CURED, "pipedream", "pipedream-2bw", "1f1b", "paci(every=3)"])
+def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
+    """Whatever a cure keeps of the past is in the checkpoint."""
+    data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()]
+
+    def make(seed):
+        return stretto.Trainer(
+            modules(Network(WIDTHS, seed)), nn.functional.cross_entropy,
+            lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM), method,
+        )  # fmt: skip
+
+    one, other = make(0), make(1)
+    for x, y in data[:11]:
+        one.step(x, y)
+    one.save(tmp_path / "run.pt")
+    other.load(tmp_path / "run.pt")
+    for x, y in data[11:]:
+        assert one.step(x, y) == other.step(x, y)
+    assert one.flush() == other.flush()
+    for a, b in zip(one.stages, other.stages, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4])
+def test_paci(every):
+    """The gradient of a minibatch of `every` micro-batches, each forward at its own version, each backward now."""
+    network, data = Network(WIDTHS), batches()
+    stages = [list(pair) for pair in network.start]
+    versions, velocity = [[list(pair)] for pair in stages], [None] * S
+    losses = []
+    for t, (x, y) in enumerate(data):
+        sums, loss = [0.0] * S, 0.0
+        for i, (part, labels) in enumerate(zip(np.array_split(x, every), np.array_split(y, every), strict=True)):
+            # between the forward and the backward of micro-batch m, S-1-s others of the stage pass
+            m = t * every + i
+            seen = [versions[s][max(0, m - (S - 1 - s)) // every] for s in range(S)]
+            gradients, each = network.gradient(seen, [versions[s][t] for s in range(S)], part, labels)
+            share = len(part) / len(x)
+            loss += share * each
+            sums = [[share * g + (h[k] if isinstance(h, list) else 0) for k, g in enumerate(pair)]
+                    for pair, h in zip(gradients, sums, strict=True)]  # fmt: skip
+        losses.append(loss)
+        for s in range(S):
+            velocity[s] = (
+                sums[s]
+                if velocity[s] is None
+                else [MOMENTUM * v + g for v, g in zip(velocity[s], sums[s], strict=True)]
+            )
+            versions[s].append([w - LR * v for w, v in zip(versions[s][-1], velocity[s], strict=True)])
+    trainer = stretto.Trainer(
+        modules(network), nn.functional.cross_entropy,
+        lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM), f"paci(every={every})",
+    )  # fmt: skip
+    got = [trainer.step(torch.tensor(x), torch.tensor(y)) for x, y in data]
+    got = [loss for loss in got if loss is not None] + trainer.flush()
+    np.testing.assert_allclose(got, losses, rtol=0, atol=1e-10)
+    for each, stage in zip(versions, trainer.stages, strict=True):
+        linear = stage if isinstance(stage, nn.Linear) else stage[0]
+        np.testing.assert_allclose(linear.weight.detach().numpy(), each[-1][0], rtol=0, atol=1e-10)
+
+
+def test_a_prediction_that_overshoots_is_warned_of():
+    """D = 8 on stage 0 against a momentum of 0.5, gone after two updates."""
+
+    def make(method):
+        return stretto.Trainer(modules(Network(WIDTHS)), nn.functional.cross_entropy,
+                               lambda params: torch.optim.SGD(params, lr=LR, momentum=0.5), method)  # fmt: skip
+
+    with pytest.warns(
+        UserWarning, match="predicts its weights 8 updates ahead, but momentum 0.5 is gone after about 2"
+    ):
+        make("pb-lwp")
+    make("pb-lwp(horizon=decayed)")

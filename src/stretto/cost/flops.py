@@ -14,6 +14,9 @@ from stretto.stage import Stage, Target
 from stretto.trainer import PreservedGenerator, Trainer
 from stretto.weights import WEIGHTS
 
+# Predicting and correcting weights is element-wise, and counts as nothing; a graph that lives through an update needs
+# a stash to be counted on a copy whose optimizer never steps.
+COUNTED_AS = {"current": "current", "stash": "stash", "double-buffered": "double-buffered", "live": "stash"}
 Flops = Mapping[tuple[str, int], float]  # (kind, stage) -> FLOPs per example
 
 
@@ -27,7 +30,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     reach, split = trainer.rules.reach, trainer.rules.split
     stages = []
     for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
-        weights = WEIGHTS[trainer.method.weights](module)
+        weights = WEIGHTS[COUNTED_AS[trainer.method.weights]](module)
         mean = trainer.method.combine == "mean"
         stages.append(
             Counted(index, module, reach=reach, weights=weights, loss=trainer.loss, head=head,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stretto.methods.cure import Cure
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
 
 
@@ -17,7 +18,8 @@ class Method:
     """A way to train, for any number of stages.
 
     `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
-    says who does what in which order. `weights` names a policy of `stretto.weights`. `combine` says whether several
+    says who does what in which order. `weights` names a policy of `stretto.weights`, `cure` what is done about delay.
+    `combine` says whether several
     losses that train the same stage are summed or averaged. `head` names how auxiliary heads are built
     (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every minibatch before
     the next one enters.
@@ -28,7 +30,8 @@ class Method:
     reach: Callable[[int], Reach]
     schedule: Callable[[int, int], Schedule]
     synchronous: bool
-    weights: Literal["current", "stash", "double-buffered"] = "current"
+    weights: Literal["current", "stash", "double-buffered", "live"] = "current"
+    cure: Cure = field(default_factory=Cure)
     combine: Literal["sum", "mean"] = "sum"
     head: str = "auto"
     workers: Callable[[int], int] = one_each

@@ -11,7 +11,10 @@ from stretto.methods.backprop import backprop
 from stretto.methods.local_updates import chunked, greedy, overlapping
 from stretto.methods.method import Method
 from stretto.methods.pipedream import pipedream, pipedream_2bw
+from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc
 from stretto.methods.pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
+from stretto.methods.pipemare import pipemare
+from stretto.methods.spectrain import spectrain
 
 METHODS: dict[str, Callable[..., Method]] = {
     "backprop": backprop,
@@ -26,6 +29,14 @@ METHODS: dict[str, Callable[..., Method]] = {
     "zb-v": zb_v,
     "pipedream": pipedream,
     "pipedream-2bw": pipedream_2bw,
+    "paci": paci,
+    "pb": pb,
+    "pb-sc": pb_sc,
+    "pb-lwp": pb_lwp,
+    "pb-lwpw": pb_lwpw,
+    "pb-lwp-sc": pb_lwp_sc,
+    "spectrain": spectrain,
+    "pipemare": pipemare,
 }
 
 
@@ -49,7 +60,7 @@ def method(name: str | Method, **options: Any) -> Method:
     for key in chosen:
         if key not in known:
             raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")
-    return replace(build(**chosen), options={key: chosen[key] for key in known if key in chosen})
+    return replace(build(**chosen), name=bare, options={key: chosen[key] for key in known if key in chosen})
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:

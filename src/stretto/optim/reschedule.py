@@ -15,11 +15,11 @@ def divisor(delay: int, finished: int, until: int) -> float:
 class Rescheduled:
     """A step at the optimizer's learning rate divided by what the stage's delay asks for at this time."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, delay: int, until: int, step: Step | None = None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, delay: int, until: int, step: Step) -> None:
         self.optimizer = optimizer
         self.delay = delay
         self.until = until
-        self._step = optimizer.step if step is None else step
+        self._step = step
 
     def step(self, finished: int) -> None:
         """Take the step that comes after `finished` updates; leave the learning rate as it was found."""

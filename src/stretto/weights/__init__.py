@@ -2,9 +2,27 @@
 
 from stretto.weights.current import Current
 from stretto.weights.double_buffered import DoubleBuffered
+from stretto.weights.live import Live
+from stretto.weights.predicted import Predicted
+from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
 from stretto.weights.stash import Stash
+from stretto.weights.substituted import Substituted
 from stretto.weights.weights import Weights
 
 WEIGHTS: dict[str, type[Weights]] = {"current": Current, "stash": Stash, "double-buffered": DoubleBuffered}
 
-__all__ = ["WEIGHTS", "Current", "DoubleBuffered", "Stash", "Weights"]
+__all__ = [
+    "WEIGHTS",
+    "Correction",
+    "Current",
+    "CurrentRule",
+    "DoubleBuffered",
+    "Live",
+    "Predicted",
+    "Rule",
+    "Stash",
+    "Substituted",
+    "VelocityPrediction",
+    "WeightPrediction",
+    "Weights",
+]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from stretto.weights import check
 from stretto.weights.weights import Weights
 
 
@@ -30,6 +31,7 @@ class Stash(Weights):
         super().__init__(module)
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._standing: Version | None = None
+        self._checked = False  # a checkpoint in the module would run anew on the parameters, not on the leaves
 
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
         """Run the module on the leaves of the standing version."""
@@ -43,9 +45,19 @@ class Stash(Weights):
         return self._standing
 
     def run_on(self, version: Version, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
-        """Run the module on a version's leaves; the graph holds it until `collect`."""
+        """Run the module on a version's leaves; the graph holds it until `collect`.
+
+        The first time, raises UsageError for a module that recomputes in its backward.
+        """
         version.graphs += 1
-        return functional_call(self.module, dict(version.leaves), tuple(inputs)), version
+        if self._checked:
+            return self._call(version, inputs), version
+        output = check.unrecomputed(self.module, lambda: self._call(version, inputs))
+        self._checked = True
+        return output, version
+
+    def _call(self, version: Version, inputs: Sequence[Tensor]) -> Any:
+        return functional_call(self.module, dict(version.leaves), tuple(inputs))
 
     def leaves(self, version: Version) -> list[Tensor]:
         """The version's own leaves."""
@@ -69,7 +81,8 @@ class Stash(Weights):
     def update(self, step: Callable[[], object]) -> None:
         """Leave the storage to the graphs that hold it, if any does, and change a copy."""
         if self._standing is not None:
-            for parameter in self._parameters.values():
-                parameter.data = parameter.data.clone()
+            for name, parameter in self._parameters.items():
+                if self._standing.leaves[name].data_ptr() == parameter.data_ptr():
+                    parameter.data = parameter.data.clone()
             self._standing = None
         step()

@@ -35,3 +35,10 @@ class Weights(ABC):
     @abstractmethod
     def update(self, step: Callable[[], object]) -> None:
         """Let `step` change the module's parameters in place, and keep what versions in flight need."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of past updates and a checkpoint must hold; the module and the optimizer are not part of it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most know nothing of the past)
+        """Go on from `state_dict`, after the parameters have been loaded and `forget` called."""

@@ -1,0 +1,85 @@
+"""A stage put together from what its method wants: its weights, its step, its seeds."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from stretto.methods import Method
+from stretto.methods.cure import Correction as CorrectionWanted
+from stretto.methods.cure import Place, Prediction
+from stretto.optim import Rescheduled, SpikeCompensation
+from stretto.weights import WEIGHTS, Live, Predicted, Substituted, Weights
+from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
+
+Optimizer = torch.optim.Optimizer
+
+
+def build_weights(method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place) -> Weights:
+    """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
+    if optimizer is None or (method.weights == "live" and no_cure(method, place)):
+        return WEIGHTS["current"](module)
+    forward, backward = method.cure.forward, method.cure.backward
+    if method.weights == "live" and forward is None and backward is None:
+        return Live(module)
+    if method.weights == "live":
+        return Substituted(module, build_rule(forward, optimizer, place), build_rule(backward, optimizer, place))
+    if forward is not None:
+        return Predicted(module, build_rule(forward, optimizer, place))
+    return WEIGHTS[method.weights](module)
+
+
+def no_cure(method: Method, place: Place) -> bool:
+    """Whether a stage without delay also has nothing to predict: then its weights are simply the current ones."""
+    wanted = (method.cure.forward, method.cure.backward)
+    return place.delay == 0 and all(
+        each is None
+        or (isinstance(each, Prediction) and each.horizon(place) == 0)
+        or isinstance(each, CorrectionWanted)
+        for each in wanted
+    )
+
+
+def build_rule(wanted: Prediction | CorrectionWanted | None, optimizer: Optimizer, place: Place) -> Rule:
+    """The rule for the values of a stage's weights."""
+    if wanted is None:
+        return CurrentRule()
+    if isinstance(wanted, CorrectionWanted):
+        return Correction(wanted.span(place))
+    horizon = wanted.horizon(place)
+    warn_of_overshoot(horizon, place)
+    return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
+
+
+def warn_of_overshoot(horizon: float, place: Place) -> None:
+    """Momentum forgets within 1/(1-m) updates: looking much further ahead along it is worse than not looking."""
+    reach = 1 / (1 - place.momentum)
+    if horizon > 2 * reach:
+        warnings.warn(
+            f"stage {place.stage} predicts its weights {horizon:g} updates ahead, but momentum {place.momentum:g} is gone "
+            f"after about {reach:.0f}: it will overshoot. Use horizon='decayed', a smaller horizon, or more momentum",
+            stacklevel=2,
+        )
+
+
+def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[int], object]:
+    """What an update does, given how many the stage has made."""
+    cure = method.cure
+
+    def plain() -> object:  # looked up at each step: a scheduler replaces the optimizer's own
+        return optimizer.step()
+
+    step: Callable[[], object] = SpikeCompensation(optimizer, place.delay).step if cure.spike else plain
+    if cure.reschedule is not None:
+        return Rescheduled(optimizer, place.delay, cure.reschedule, step).step
+    return lambda _: step()
+
+
+def momentum_of(optimizer: Optimizer | None) -> float:
+    """The momentum of SGD, the first beta of Adam and its kin, 0 where there is neither."""
+    if optimizer is None:
+        return 0.0
+    group = optimizer.param_groups[0]
+    betas = group.get("betas")
+    return float(betas[0]) if betas else float(group.get("momentum", 0.0))

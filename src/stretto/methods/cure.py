@@ -1,0 +1,43 @@
+"""Cures for delay, as data: what a method wants of a stage's weights and of its optimizer's step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+class Place(NamedTuple):
+    """What a cure may depend on: the stage, how many there are, its steady-state delay, its optimizer's momentum."""
+
+    stage: int
+    num_stages: int
+    delay: int
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Look `horizon(place)` updates ahead, along the velocity or along the last change of the weights."""
+
+    form: Literal["velocity", "weight"]
+    horizon: Callable[[Place], float]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Look `span(place)` updates back, along the running average of the changes of the weights (PipeMare's T2)."""
+
+    span: Callable[[Place], float]
+
+
+@dataclass(frozen=True)
+class Cure:
+    """forward, backward: the weights that each sees; None for those its method's policy gives.
+
+    spike: whether the step makes up for the delay of what it applies (spike compensation). reschedule: updates until
+    the learning rate is no longer divided for the delay (PipeMare's T1); None for never dividing.
+    """
+
+    forward: Prediction | None = None
+    backward: Prediction | Correction | None = None
+    spike: bool = False
+    reschedule: int | None = None

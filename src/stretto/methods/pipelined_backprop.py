@@ -1,0 +1,99 @@
+"""Pipelined Backpropagation and its cures (Kosson et al. 2021, arXiv 2003.11666), and PACI.
+
+One forward and one backward of every stage in every tick, no flush: no worker is ever idle, and stage s works with
+gradients 2(S-1-s) updates old. A backward sees the weights as they stand, or with `stash` those of its forward.
+"""
+
+from typing import Literal
+
+from stretto.errors import UsageError
+from stretto.methods.backprop import whole_network
+from stretto.methods.cure import Cure, Place, Prediction
+from stretto.methods.method import Method
+from stretto.methods.pipelines import check_count
+from stretto.schedule.library.pipedream import paci as paci_schedule
+from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+
+Form = Literal["velocity", "weight"]
+
+
+def decayed(place: Place) -> float:
+    """m (1 - m^D) / (1 - m): how far the velocity of now carries in D updates if nothing is added to it."""
+    m = place.momentum
+    return m * (1 - m**place.delay) / (1 - m)
+
+
+def prediction(predict: Form | None, horizon: int | Literal["decayed"] | None) -> Prediction | None:
+    """Linear weight prediction over the stage's delay, a fixed horizon, or the decayed one."""
+    if predict not in (None, "velocity", "weight"):
+        raise UsageError(f"pb(predict={predict!r}): choose 'velocity', 'weight' or None")
+    if horizon is not None and predict is None:
+        raise UsageError(f"pb(horizon={horizon!r}) says how far to predict, but predict is None: choose its form too")
+    if predict is None:
+        return None
+    if horizon is None:
+        return Prediction(predict, lambda place: place.delay)
+    if horizon == "decayed":
+        return Prediction(predict, decayed)
+    if isinstance(horizon, bool) or not isinstance(horizon, int | float) or horizon < 0:
+        raise UsageError(f"pb(horizon={horizon!r}): a number of updates, 'decayed', or None for the stage's delay")
+    return Prediction(predict, lambda _: horizon)
+
+
+def pb(
+    *,
+    spike: bool = False,
+    predict: Form | None = None,
+    horizon: int | Literal["decayed"] | None = None,
+    stash: bool = False,
+) -> Method:
+    """spike: spike compensation. predict: linear weight prediction, along the velocity or the last change of weights.
+
+    Both use the stage's steady-state delay, also in fill and drain. horizon: how many updates to look ahead instead.
+    """
+    cures = [name for name, on in (("spike", spike), ("predict", predict), ("stash", stash)) if on]
+    return Method(
+        name="pb",
+        summary=f"Pipelined Backpropagation{' with ' if cures else ''}{', '.join(cures)}",
+        reach=whole_network,
+        schedule=pipelined_backprop,
+        synchronous=False,
+        weights="stash" if stash else "live",
+        cure=Cure(forward=prediction(predict, horizon), spike=spike),
+    )
+
+
+def pb_sc() -> Method:
+    """Spike compensation alone."""
+    return pb(spike=True)
+
+
+def pb_lwp(*, horizon: int | Literal["decayed"] | None = None) -> Method:
+    """Linear weight prediction, velocity form."""
+    return pb(predict="velocity", horizon=horizon)
+
+
+def pb_lwpw(*, horizon: int | Literal["decayed"] | None = None) -> Method:
+    """Linear weight prediction, weight form."""
+    return pb(predict="weight", horizon=horizon)
+
+
+def pb_lwp_sc(*, horizon: int | Literal["decayed"] | None = None) -> Method:
+    """Weight prediction (weight form) and spike compensation: the paper's best."""
+    return pb(predict="weight", spike=True, horizon=horizon)
+
+
+def paci(*, every: int = 2) -> Method:
+    """Asynchronous 1F1B, updated after every `every` backwards: fewer updates, less delay, one version of the weights.
+
+    Li et al. 2023. Delays are at most ceil((S-1)/every).
+    """
+    check_count("paci", "every", every)
+    return Method(
+        name="paci",
+        summary=f"asynchronous 1F1B, one update in {every} micro-batches",
+        reach=whole_network,
+        schedule=lambda num_stages, num_workers: paci_schedule(num_stages, num_workers, every),
+        synchronous=False,
+        weights="live",
+    )

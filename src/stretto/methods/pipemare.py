@@ -1,0 +1,25 @@
+"""PipeMare (Yang et al. 2021, arXiv 1910.05124): smaller steps where gradients are old, and a backward that looks back.
+
+T1 divides the learning rate by tau^p, p falling from 1 to 0 over K updates; T2 gives the backward an estimate of the
+weights its forward saw. tau_f = 2(S-1-s) with one micro-batch an update, tau_b = 0.
+"""
+
+from stretto.methods.backprop import whole_network
+from stretto.methods.cure import Correction, Cure
+from stretto.methods.method import Method
+from stretto.methods.pipelines import check_count
+from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+
+
+def pipemare(*, reschedule: int | None = None, correct: bool = True) -> Method:
+    """reschedule: T1 over so many updates, None for none. correct: T2."""
+    check_count("pipemare", "reschedule", reschedule)
+    return Method(
+        name="pipemare",
+        summary="the PB clock with a corrected backward" + (" and rescheduled steps" if reschedule else ""),
+        reach=whole_network,
+        schedule=pipelined_backprop,
+        synchronous=False,
+        weights="live",
+        cure=Cure(backward=Correction(lambda place: place.delay) if correct else None, reschedule=reschedule),
+    )

@@ -1,0 +1,29 @@
+"""SpecTrain (Chen et al. 2018, arXiv 1809.02839): forward and backward of a minibatch aim at the same version."""
+
+from stretto.methods.backprop import whole_network
+from stretto.methods.cure import Cure, Place, Prediction
+from stretto.methods.method import Method
+from stretto.schedule.library.pipedream import pipedream
+
+
+def forward_horizon(place: Place) -> float:
+    """floor(s/2) + S - 1 - s: from the forward on stage s to the backward on stage 0."""
+    return place.stage // 2 + place.num_stages - 1 - place.stage
+
+
+def backward_horizon(place: Place) -> float:
+    """floor(s/2): from the backward on stage s to that on stage 0."""
+    return place.stage // 2
+
+
+def spectrain() -> Method:
+    """Asynchronous 1F1B without stashes; both passes see weights predicted along the velocity."""
+    return Method(
+        name="spectrain",
+        summary="asynchronous 1F1B, both passes on predicted weights",
+        reach=whole_network,
+        schedule=pipedream,
+        synchronous=False,
+        weights="live",
+        cure=Cure(forward=Prediction("velocity", forward_horizon), backward=Prediction("velocity", backward_horizon)),
+    )

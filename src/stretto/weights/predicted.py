@@ -1,0 +1,51 @@
+"""A forward sees predicted weights, and its backward the same ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from stretto.weights.rules import Rule
+from stretto.weights.stash import Stash, Version
+
+
+class Predicted(Stash):
+    """`Predicted(module, rule)`: a stash of the rule's values, made once for all forwards between two updates.
+
+    Kosson et al. 2021 (arXiv 2003.11666), linear weight prediction with weight stashing. Where the rule answers with
+    the parameter itself, this is `Stash`, storage shared and copied only if a graph still holds it.
+    """
+
+    def __init__(self, module: nn.Module, rule: Rule) -> None:
+        super().__init__(module)
+        self.rule = rule
+
+    @torch.no_grad()
+    def standing(self) -> Version:
+        """The rule's values as of now."""
+        if self._standing is None:
+            values = {name: self.rule.value(name, p).data for name, p in self._parameters.items()}
+            self._standing = Version({name: nn.Parameter(value) for name, value in values.items()})
+        return self._standing
+
+    def forget(self) -> None:
+        """Start from the parameters as they are."""
+        super().forget()
+        self.rule.forget()
+
+    def update(self, step: Callable[[], object]) -> None:
+        """Tell the rule."""
+        with torch.no_grad():
+            self.rule.before(self._parameters)
+        super().update(step)
+        with torch.no_grad():
+            self.rule.after(self._parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rule keeps, for a checkpoint."""
+        return {"forward": self.rule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.rule.load_state_dict(state["forward"])

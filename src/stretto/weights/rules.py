@@ -1,0 +1,208 @@
+"""Rules for the values of a weight: as it is, as it will be, as it was.
+
+A rule answers `value(name, parameter)`: the parameter itself where it stands for its own values (nothing is copied
+then), else a new tensor. `Substituted` and `Predicted` call `before` and `after` around each update, so a rule can keep
+what it needs of the past; nothing else is kept. `state_dict` holds it for a checkpoint; `updates` counts the updates.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.errors import UsageError
+
+Horizon = float | Callable[[int], float]  # how many updates ahead; or a function of the updates so far
+Parameters = Mapping[str, Tensor]
+
+
+class Rule(ABC):
+    """Which values stand for a parameter."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    @abstractmethod
+    def value(self, name: str, parameter: Tensor) -> Tensor:
+        """The values to use now: `parameter` itself, or a new tensor of its size. Called without gradients."""
+
+    def before(self, parameters: Parameters) -> None:  # noqa: B027 (most rules keep nothing)
+        """The optimizer is about to change the parameters."""
+
+    def after(self, parameters: Parameters) -> None:
+        """The optimizer has changed them."""
+        self.updates += 1
+
+    def forget(self) -> None:
+        """The parameters have been set: what is known of their past no longer holds."""
+        self.updates = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs in order to go on from here: tensors by the parameter's name."""
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.updates = state["updates"]
+
+
+class CurrentRule(Rule):
+    """The weights as they stand."""
+
+    def value(self, name: str, parameter: Tensor) -> Tensor:
+        """The parameter."""
+        return parameter
+
+
+class VelocityPrediction(Rule):
+    """Where momentum alone would carry a weight: `w - lr h v`, v the optimizer's velocity, zero before its first step.
+
+    SpecTrain (Chen et al. 2018, arXiv 1809.02839) and the velocity form of linear weight prediction (Kosson et al.
+    2021, arXiv 2003.11666). Raises UsageError for an optimizer whose velocity means something else.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, horizon: Horizon) -> None:
+        super().__init__()
+        check_momentum(optimizer)
+        self.optimizer = optimizer
+        self.horizon = horizon
+        # By position: loading an optimizer's state replaces its groups and its state by other objects.
+        self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+
+    def value(self, name: str, parameter: Tensor) -> Tensor:
+        """`w - lr h v`."""
+        ahead = horizon_at(self.horizon, self.updates)
+        velocity = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if ahead == 0 or velocity is None:
+            return parameter
+        rate = float(self.optimizer.param_groups[self._group[id(parameter)]]["lr"])
+        return torch.add(parameter, velocity, alpha=-rate * ahead)
+
+
+class WeightPrediction(Rule):
+    """The last update, continued: `w + h (w_t - w_{t-1})`, whatever the optimizer; w before the first update.
+
+    The weight form of linear weight prediction (Kosson et al. 2021, arXiv 2003.11666). Keeps the weights before the
+    last update: one copy.
+    """
+
+    def __init__(self, horizon: Horizon) -> None:
+        super().__init__()
+        self.horizon = horizon
+        self._former: dict[str, Tensor] = {}
+
+    def value(self, name: str, parameter: Tensor) -> Tensor:
+        """`w + h (w_t - w_{t-1})`."""
+        ahead = horizon_at(self.horizon, self.updates)
+        if ahead == 0 or name not in self._former:
+            return parameter
+        return torch.lerp(self._former[name], parameter, 1 + ahead)  # from the end: w - (w - former) * -h
+
+    def before(self, parameters: Parameters) -> None:
+        """Keep the weights."""
+        if self.horizon != 0:
+            remember(self._former, parameters)
+
+    def forget(self) -> None:
+        """No update has happened."""
+        super().forget()
+        self._former.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights before the last update."""
+        return {**super().state_dict(), "former": dict(self._former)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        super().load_state_dict(state)
+        self._former = {name: tensor.clone() for name, tensor in state["former"].items()}
+
+
+class Correction(Rule):
+    """What a weight probably was `span` updates ago: `u = w - span delta`, delta the average of the last updates.
+
+    PipeMare's discrepancy correction T2 (Yang et al. 2021, arXiv 1910.05124): `delta <- gamma delta + (1 - gamma)
+    (w_{t+1} - w_t)`, `gamma = decay^(1/span)`, span = tau_f - tau_b, the updates between a forward and its backward.
+    Keeps delta: one copy; a second one for the time of an update. Span 0 keeps nothing: the weights as they stand.
+    """
+
+    def __init__(self, span: float, *, decay: float = math.exp(-2)) -> None:
+        super().__init__()
+        if span < 0 or not 0 < decay < 1:
+            raise UsageError(f"a correction wants span >= 0 and 0 < decay < 1, not span={span}, decay={decay}")
+        self.span = span
+        self.gamma = decay ** (1 / span) if span else 0.0
+        self._delta: dict[str, Tensor] = {}
+        self._former: dict[str, Tensor] = {}
+
+    def value(self, name: str, parameter: Tensor) -> Tensor:
+        """`w - span delta`."""
+        if self.span == 0 or name not in self._delta:
+            return parameter
+        return torch.add(parameter, self._delta[name], alpha=-self.span)
+
+    def before(self, parameters: Parameters) -> None:
+        """Keep the weights until the optimizer is done."""
+        if self.span:
+            remember(self._former, parameters)
+
+    def after(self, parameters: Parameters) -> None:
+        """Average the update."""
+        super().after(parameters)
+        for name, former in self._former.items():
+            change = torch.sub(parameters[name], former, out=former)
+            if name not in self._delta:
+                self._delta[name] = torch.zeros_like(change)
+            self._delta[name].lerp_(change, 1 - self.gamma)
+        self._former.clear()
+
+    def forget(self) -> None:
+        """No update has happened."""
+        super().forget()
+        self._delta.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average."""
+        return {**super().state_dict(), "delta": dict(self._delta)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        super().load_state_dict(state)
+        self._delta = {name: tensor.clone() for name, tensor in state["delta"].items()}
+
+
+def decayed(momentum: float, delay: float) -> float:
+    """The horizon that does not over-predict when the delay is long: `m (1 - m^D) / (1 - m)`, at most `m / (1 - m)`.
+
+    On quadratics, prediction that far ahead equals spike compensation (Kosson et al. 2021, arXiv 2003.11666).
+    """
+    return float(momentum * (1 - momentum**delay) / (1 - momentum))
+
+
+def horizon_at(horizon: Horizon, updates: int) -> float:
+    """How many updates ahead to look after so many updates."""
+    return horizon(updates) if callable(horizon) else horizon
+
+
+def remember(copies: dict[str, Tensor], parameters: Parameters) -> None:
+    """Copy the parameters, into the tensors of an earlier copy where there is one."""
+    for name, parameter in parameters.items():
+        if name in copies:
+            copies[name].copy_(parameter)
+        else:
+            copies[name] = parameter.detach().clone()
+
+
+def check_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError unless the optimizer's velocity is `v <- m v + g` and its step `w <- w - lr v`."""
+    wanted = "velocity prediction wants torch.optim.SGD with momentum > 0, without Nesterov and without dampening"
+    remedy = "use such an optimizer, or weight prediction (predict='weight'), which takes any"
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise UsageError(f"{wanted}; this optimizer is {type(optimizer).__name__}: {remedy}")
+    for group in optimizer.param_groups:
+        if group["momentum"] <= 0 or group["nesterov"] or group["dampening"] != 0:
+            found = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
+            raise UsageError(f"{wanted}; this one has {found}: {remedy}")
