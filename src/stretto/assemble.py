@@ -1,7 +1,7 @@
 """A stage put together from what its method wants: its weights, its step, its seeds."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -48,18 +48,21 @@ def build_rule(wanted: Prediction | CorrectionWanted | None, optimizer: Optimize
     if isinstance(wanted, CorrectionWanted):
         return Correction(wanted.span(place))
     horizon = wanted.horizon(place)
-    warn_of_overshoot(horizon, place)
     return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
 
 
-def warn_of_overshoot(horizon: float, place: Place) -> None:
+def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:
     """Momentum forgets within 1/(1-m) updates: looking much further ahead along it is worse than not looking."""
+    if method.cure.forward is None or not places:
+        return
+    horizon, place = max((method.cure.forward.horizon(place), place) for place in places)
     reach = 1 / (1 - place.momentum)
     if horizon > 2 * reach:
         warnings.warn(
-            f"stage {place.stage} predicts its weights {horizon:g} updates ahead, but momentum {place.momentum:g} is gone "
-            f"after about {reach:.0f}: it will overshoot. Use horizon='decayed', a smaller horizon, or more momentum",
-            stacklevel=2,
+            f"{method} predicts the weights of stage {place.stage} {horizon:g} updates ahead, but momentum "
+            f"{place.momentum:g} is gone after about {reach:.0f}: it will overshoot. Use horizon='decayed', a smaller "
+            "horizon, or more momentum",
+            stacklevel=3,
         )
 
 

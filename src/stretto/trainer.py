@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto import heads as head_kinds
-from stretto.assemble import build_step, build_weights, momentum_of
+from stretto.assemble import build_step, build_weights, momentum_of, warn_of_overshoot
 from stretto.batch import inputs_on, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
@@ -96,7 +96,9 @@ class Trainer:
                 head.to(self.device)
         wake(self.stages)
         self._delays = self.method.delays(self.schedule)
+        self._places: list[Place] = []
         self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
+        warn_of_overshoot(self.method, self._places)
         self._emulator = Emulator(self.schedule, self.rules, self._stages, self._delays)
         self._entered = 0  # minibatches
         self._drained = True
@@ -265,8 +267,9 @@ class Trainer:
         parts = [part for part in (module, head) if part is not None]
         parameters = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
         made = build_optimizer(optimizer, parameters) if parameters else None
-        delay = self._delays.steady[index]
-        place = Place(index, len(self.stages), delay, momentum_of(made))
+        place = Place(index, len(self.stages), self._delays.steady[index], momentum_of(made))
+        if made is not None:
+            self._places.append(place)
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
         return Stage(

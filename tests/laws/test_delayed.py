@@ -228,8 +228,6 @@ def test_a_prediction_that_overshoots_is_warned_of():
         return stretto.Trainer(modules(Network(WIDTHS)), nn.functional.cross_entropy,
                                lambda params: torch.optim.SGD(params, lr=LR, momentum=0.5), method)  # fmt: skip
 
-    with pytest.warns(
-        UserWarning, match="predicts its weights 8 updates ahead, but momentum 0.5 is gone after about 2"
-    ):
+    with pytest.warns(UserWarning, match="stage 0 8 updates ahead, but momentum 0.5 is gone after about 2"):
         make("pb-lwp")
     make("pb-lwp(horizon=decayed)")
