@@ -43,7 +43,7 @@ def momentum(m=0.9, rate=0.1):
     return history
 
 
-@pytest.mark.parametrize("horizon", [0, 1, 4, 2.5, lambda updates: updates / 2], ids=str)
+@pytest.mark.parametrize("horizon", [0, 1, 4, 2.5, lambda updates: updates / 2], ids=["0", "1", "4", "2.5", "growing"])
 @pytest.mark.parametrize("form", ["velocity", "weight"])
 def test_prediction(form, horizon):
     """The two forms are equal for plain momentum: w_t - w_{t-1} = -lr v."""
