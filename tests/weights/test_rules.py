@@ -9,7 +9,6 @@ from torch import nn
 
 from stretto.errors import UsageError
 from stretto.weights import Correction, CurrentRule, Predicted, Substituted, VelocityPrediction, WeightPrediction
-from stretto.weights.rules import decayed
 
 
 def scalar(value=1.0):
@@ -54,13 +53,6 @@ def test_prediction(form, horizon):
     ahead = horizon if callable(horizon) else lambda updates: horizon
     wanted = [w - 0.1 * ahead(t) * v for t, (w, v) in enumerate(momentum())]
     assert found == pytest.approx(wanted, rel=1e-13)
-
-
-def test_the_decayed_horizon():
-    """A sum of what is left of a velocity: m + m^2 + ... + m^D; nothing without delay."""
-    assert decayed(0.9, 0) == 0
-    assert decayed(0.9, 3) == pytest.approx(0.9 + 0.81 + 0.729)
-    assert decayed(0.5, 1000) == pytest.approx(1)
 
 
 def test_weight_prediction_takes_any_optimizer():

@@ -18,7 +18,10 @@ Form = Literal["velocity", "weight"]
 
 
 def decayed(place: Place) -> float:
-    """m (1 - m^D) / (1 - m): how far the velocity of now carries in D updates if nothing is added to it."""
+    """m (1 - m^D) / (1 - m) = m + m^2 + ... + m^D: how far the velocity of now carries in D updates by itself.
+
+    On quadratics, prediction that far ahead equals spike compensation (Kosson et al. 2021).
+    """
     m = place.momentum
     return m * (1 - m**place.delay) / (1 - m)
 

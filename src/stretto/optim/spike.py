@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from stretto.errors import UsageError
+from stretto.optim.momentum import check_momentum
 
 
 def spike_coefficients(momentum: float, delay: int) -> tuple[float, float]:
@@ -23,7 +23,8 @@ class SpikeCompensation:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, delay: int) -> None:
-        self.optimizer = plain_momentum(optimizer, "spike compensation")
+        check_momentum(optimizer, "spike compensation", "use such an optimizer, or a method without it")
+        self.optimizer = optimizer
         self.delay = delay
 
     @torch.no_grad()
@@ -44,15 +45,3 @@ class SpikeCompensation:
         for parameter, gradient, lr, a, b in pending:
             velocity = self.optimizer.state[parameter]["momentum_buffer"]
             parameter.add_(velocity, alpha=lr * (1 - a)).add_(gradient, alpha=-lr * b)
-
-
-def plain_momentum(optimizer: torch.optim.Optimizer, what: str) -> torch.optim.Optimizer:
-    """Refuse optimizers whose step is not that of momentum SGD in PyTorch's form."""
-    wants = f"{what} wants torch.optim.SGD with momentum, without Nesterov and dampening"
-    if not isinstance(optimizer, torch.optim.SGD):
-        raise UsageError(f"{wants}; the optimizer is {type(optimizer).__name__}")
-    for group in optimizer.param_groups:
-        if not 0 < group["momentum"] < 1 or group["nesterov"] or group["dampening"]:
-            given = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
-            raise UsageError(f"{wants}; it has {given}")
-    return optimizer

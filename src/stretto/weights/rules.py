@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.optim.momentum import check_momentum
 
 Horizon = float | Callable[[int], float]  # how many updates ahead; or a function of the updates so far
 Parameters = Mapping[str, Tensor]
@@ -66,7 +67,8 @@ class VelocityPrediction(Rule):
 
     def __init__(self, optimizer: torch.optim.Optimizer, horizon: Horizon) -> None:
         super().__init__()
-        check_momentum(optimizer)
+        remedy = "use such an optimizer, or weight prediction (predict='weight'), which takes any"
+        check_momentum(optimizer, "velocity prediction", remedy)
         self.optimizer = optimizer
         self.horizon = horizon
         # By position: loading an optimizer's state replaces its groups and its state by other objects.
@@ -174,14 +176,6 @@ class Correction(Rule):
         self._delta = {name: tensor.clone() for name, tensor in state["delta"].items()}
 
 
-def decayed(momentum: float, delay: float) -> float:
-    """The horizon that does not over-predict when the delay is long: `m (1 - m^D) / (1 - m)`, at most `m / (1 - m)`.
-
-    On quadratics, prediction that far ahead equals spike compensation (Kosson et al. 2021, arXiv 2003.11666).
-    """
-    return float(momentum * (1 - momentum**delay) / (1 - momentum))
-
-
 def horizon_at(horizon: Horizon, updates: int) -> float:
     """How many updates ahead to look after so many updates."""
     return horizon(updates) if callable(horizon) else horizon
@@ -194,15 +188,3 @@ def remember(copies: dict[str, Tensor], parameters: Parameters) -> None:
             copies[name].copy_(parameter)
         else:
             copies[name] = parameter.detach().clone()
-
-
-def check_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError unless the optimizer's velocity is `v <- m v + g` and its step `w <- w - lr v`."""
-    wanted = "velocity prediction wants torch.optim.SGD with momentum > 0, without Nesterov and without dampening"
-    remedy = "use such an optimizer, or weight prediction (predict='weight'), which takes any"
-    if not isinstance(optimizer, torch.optim.SGD):
-        raise UsageError(f"{wanted}; this optimizer is {type(optimizer).__name__}: {remedy}")
-    for group in optimizer.param_groups:
-        if group["momentum"] <= 0 or group["nesterov"] or group["dampening"] != 0:
-            found = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
-            raise UsageError(f"{wanted}; this one has {found}: {remedy}")

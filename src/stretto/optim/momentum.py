@@ -1,0 +1,16 @@
+"""What "momentum SGD" has to mean for the cures that build on its velocity."""
+
+import torch
+
+from stretto.errors import UsageError
+
+
+def check_momentum(optimizer: torch.optim.Optimizer, what: str, remedy: str) -> None:
+    """Raise UsageError unless the optimizer's velocity is `v <- m v + g` and its step `w <- w - lr v`."""
+    wanted = f"{what} wants torch.optim.SGD with momentum > 0, without Nesterov and without dampening"
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise UsageError(f"{wanted}; this optimizer is {type(optimizer).__name__}: {remedy}")
+    for group in optimizer.param_groups:
+        if not 0 < group["momentum"] < 1 or group["nesterov"] or group["dampening"] != 0:
+            found = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
+            raise UsageError(f"{wanted}; this one has {found}: {remedy}")

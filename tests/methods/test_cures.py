@@ -1,0 +1,93 @@
+"""Cures as data: horizons, combinations that make no sense, optimizers that cannot carry them."""
+
+import pytest
+import torch
+from torch import nn
+
+import stretto
+from stretto import UsageError
+from stretto.methods.cure import Place
+from stretto.methods.pipelined_backprop import decayed
+from stretto.methods.spectrain import backward_horizon, forward_horizon
+from stretto.optim.spike import spike_coefficients
+
+
+def test_the_decayed_horizon():
+    """A sum of what is left of a velocity: m + m^2 + ... + m^D; nothing without delay."""
+    assert decayed(Place(0, 4, 0, 0.9)) == 0
+    assert decayed(Place(0, 4, 3, 0.9)) == pytest.approx(0.9 + 0.81 + 0.729)
+    assert decayed(Place(0, 4, 1000, 0.5)) == pytest.approx(1)
+
+
+def test_spectrain_aims_both_passes_at_one_version():
+    """Forward on s at tick t, backward S-1-s updates of s later: both horizons end floor(s/2) after the backward."""
+    for S in range(1, 9):
+        for s in range(S):
+            place = Place(s, S, S - 1 - s, 0.9)
+            assert forward_horizon(place) == place.delay + backward_horizon(place)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("delay", [0, 1, 2, 7])
+def test_spike_compensation_makes_up_for_the_delay(momentum, delay):
+    """From its arrival on, a gradient's total contribution is what it would have been without delay."""
+    a, b = spike_coefficients(momentum, delay)
+    total = a + b  # in the step in which it arrives, at velocity 1
+    for later in range(40):
+        assert total == pytest.approx(sum(momentum**k for k in range(delay + later + 1)))
+        total += a * momentum ** (later + 1)
+    if delay == 0:
+        assert (a, b) == (1, 0)
+    if delay == 1:
+        assert (a, b) == (momentum, pytest.approx(1))  # Nesterov's
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("pb(horizon=3)", "predict is None"),
+        ("pb(predict=sideways)", "choose 'velocity', 'weight' or None"),
+        ("pb-lwp(horizon=-1)", "a number of updates, 'decayed', or None"),
+        ("paci(every=0)", "a whole number of at least 1"),
+        ("pipemare(reschedule=0)", "a whole number of at least 1"),
+    ],
+)
+def test_refused_as_methods(method, message):
+    with pytest.raises(UsageError, match=message):
+        stretto.method(method)
+
+
+@pytest.mark.parametrize("method", ["pb-sc", "pb-lwp", "spectrain", "pb-lwp-sc"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [torch.optim.Adam, lambda p: torch.optim.SGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True)],
+    ids=["adam", "no-momentum", "nesterov"],
+)
+def test_refused_with_this_optimizer(method, optimizer):
+    with pytest.raises(UsageError, match=r"wants torch\.optim\.SGD with momentum"):
+        stretto.Trainer([nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, optimizer, method)
+
+
+@pytest.mark.parametrize(
+    "method", ["pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "spectrain", "pipemare(reschedule=9)"]
+)
+def test_every_cure_at_delay_0_is_the_plain_optimizer(method):
+    """Law 5: one stage has no delay, and equals plain training bit for bit."""
+    torch.manual_seed(0)
+    stage = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    plain.load_state_dict(stage.state_dict())
+
+    def sgd(params):
+        return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+    trainer, made = stretto.Trainer([stage], nn.functional.cross_entropy, sgd, method), sgd(plain.parameters())
+    for seed in range(9):
+        torch.manual_seed(seed)
+        x, y = torch.randn(6, 4, dtype=torch.float64), torch.randint(3, (6,))
+        trainer.step(x, y)
+        made.zero_grad()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        made.step()
+    trainer.flush()
+    assert all(torch.equal(a, b) for a, b in zip(stage.parameters(), plain.parameters(), strict=True))
