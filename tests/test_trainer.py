@@ -773,6 +773,20 @@ def test_a_checkpoint_heals_a_failed_step(method, where, tmp_path):
     assert_same_run(go_on(failing, data[2:]), go_on(sound, data[2:]))
 
 
+def test_targets_of_several_tensors_are_cut_into_micro_batches():
+    def loss(output, target):
+        return cross_entropy(output, target[0]) + (output.mean(1) - target[1]).square().mean()
+
+    data = [(x, (y, torch.linspace(0, 1, len(y), dtype=torch.float64))) for x, y in batches(4)]
+    whole, cut = (make(method, linears(6, 5, 4), loss=loss) for method in ("backprop", "gpipe"))
+    for x, y in data:
+        assert whole.step(x, y) == pytest.approx(cut.step(x, y), abs=1e-12)
+    for a, b in zip(whole.stages, cut.stages, strict=True):
+        torch.testing.assert_close(a.weight, b.weight, rtol=0, atol=1e-12)
+    with pytest.raises(UsageError, match="a target of type str cannot be cut into 4 micro-batches"):
+        cut.step(data[0][0], "cats")
+
+
 # -- methods of the user's own ----------------------------------------------------------------------------------------
 
 

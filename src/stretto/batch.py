@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto.errors import UsageError
+
 
 def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
     """The tensors of x on the device; x is one tensor, or a tuple or list of them (a DataLoader makes lists)."""
@@ -18,3 +20,15 @@ def target_on(y: Any, device: torch.device) -> Any:
     if isinstance(y, tuple | list):
         return tuple(target_on(part, device) for part in y)
     return y
+
+
+def micro_batches(value: Any, pieces: int) -> list[Any]:
+    """Cut a tensor, or a tuple of tensors, along its first dimension as torch.tensor_split cuts."""
+    if isinstance(value, Tensor):
+        return list(value.tensor_split(pieces))
+    if isinstance(value, tuple) and value:
+        return list(zip(*(micro_batches(part, pieces) for part in value), strict=True))
+    raise UsageError(
+        f"a target of type {type(value).__name__} cannot be cut into {pieces} micro-batches: give a tensor, or a tuple "
+        "of tensors, whose first dimension is the examples'"
+    )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stretto import heads as head_kinds
 from stretto.assemble import build_step, build_weights, momentum_of, warn_of_overshoot
-from stretto.batch import inputs_on, target_on
+from stretto.batch import inputs_on, micro_batches, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
 from stretto.emulate import Emulator
@@ -159,10 +159,9 @@ class Trainer:
         examples = inputs[0].shape[0]
         if examples < pieces:
             raise UsageError(f"{examples} examples cannot be cut into {pieces} micro-batches: use larger minibatches")
-        cut = [tensor.tensor_split(pieces) for tensor in inputs]
         return [
-            {"activation": parts, "target": Target(target_part, parts[0].shape[0] / examples)}
-            for *parts, target_part in zip(*cut, target.tensor_split(pieces), strict=True)
+            {"activation": x_part, "target": Target(y_part, x_part[0].shape[0] / examples)}
+            for x_part, y_part in zip(micro_batches(inputs, pieces), micro_batches(target, pieces), strict=True)
         ]
 
     def _collect_losses(self) -> None:
