@@ -28,7 +28,7 @@ class Settings:
     workers: Annotated[int | None, WHOLE] = None
     """Workers the schedule is laid out for; one a stage unless said otherwise. Changes costs, never numbers."""
     steps: Annotated[int | None, WHOLE] = None
-    """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 400 for transformer."""
+    """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 300 for transformer."""
     optimizer: str = "auto"
     """sgd, adam or adamw; auto takes sgd for mlp and cnn, adamw for transformer."""
     momentum: Annotated[float, NUMBER] = 0.9
@@ -38,7 +38,7 @@ class Settings:
     schedule: str = "constant"
     """Learning rate over time: constant, or cosine (down to zero)."""
     evaluations: Annotated[int | None, WHOLE] = None
-    """How often a run is evaluated, closer together at its start; unless said otherwise 40, transformer 20."""
+    """How often a run is evaluated, closer together at its start; unless said otherwise 40, transformer 15."""
     accounting: str = "counted"
     """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
 
@@ -126,7 +126,7 @@ class Defaults:
 DEFAULTS = {
     "mlp": Defaults("sgd", 600, 40, (32, 128)),
     "cnn": Defaults("sgd", 200, 40, (32, 128)),
-    "transformer": Defaults("adamw", 400, 20, (16,)),
+    "transformer": Defaults("adamw", 300, 15, (16,)),
 }
 ADAM_RATES = (0.001, 0.003, 0.01)
 RATES = {"sgd": (0.003, 0.01, 0.03, 0.1), "adam": ADAM_RATES, "adamw": ADAM_RATES}
