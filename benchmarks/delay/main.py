@@ -1,6 +1,6 @@
 """What emulating delay costs beside a hand-written synchronous loop: see README.md in this folder.
 
-    OMP_NUM_THREADS=1 python benchmarks/delay/main.py [--out result.json]
+OMP_NUM_THREADS=1 python benchmarks/delay/main.py [--out result.json]
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """The one object a user's script needs: stages, a loss, an optimizer and a method, trained step by step."""
 
 import copy
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +18,25 @@ from stretto.checkpoint import read, write
 from stretto.emulate import Emulator
 from stretto.errors import StrettoError, UsageError
 from stretto.evaluate import evaluate
+from stretto.generator import PreservedGenerator
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.methods.cure import Place
-from stretto.schedule import Reach
+from stretto.parts import (
+    StageLike,
+    build_optimizer,
+    build_scheduler,
+    build_stage,
+    check_heads,
+    check_sharing,
+    pick_device,
+    refuse_processes,
+    wake,
+)
 from stretto.seeding import derive
 from stretto.stage import Loss, Stage, Target
 from stretto.trace import example_for_linear, trace
 
-StageLike = nn.Module | Callable[[], nn.Module]
 Batch = Any  # a tensor, or a tuple of tensors
 
 
@@ -287,135 +296,6 @@ class Trainer:
         )
 
 
-class PreservedGenerator:
-    """The device's global random generator, given back as it was found."""
-
-    def __init__(self, device: torch.device) -> None:
-        if device.type == "cuda":
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._generator = torch.cuda.default_generators[index]
-        else:
-            self._generator = torch.default_generator
-        self._state: Tensor | None = None
-
-    def seed(self, seed: int) -> None:
-        """Start the generator anew."""
-        self._generator.manual_seed(seed)
-
-    def __enter__(self) -> "PreservedGenerator":
-        self._state = self._generator.get_state()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._state is not None
-        self._generator.set_state(self._state)
-
-
-def refuse_processes() -> None:
-    """Until the runtime for real processes is there, training N copies by mistake must not look like it."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world not in ("", "1"):
-        raise UsageError(
-            f"started as one of {world} processes: this version emulates on one. Start it without torchrun"
-        )
-
-
-def pick_device(device: str | torch.device) -> torch.device:
-    """Turn "auto" into the best device there is; refuse one that is not there."""
-    if not isinstance(device, str | torch.device):
-        raise UsageError(f"device={device!r}: give 'auto', a name such as 'cpu' or 'cuda:1', or a torch.device")
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {device!r} cannot be used here: {error}. Try device='auto'") from error
-    return chosen
-
-
-def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
-    """A stage as a module, built here if it came as a function."""
-    if isinstance(stage, nn.Module):
-        return stage
-    if not callable(stage):
-        raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
-    with PreservedGenerator(torch.device("cpu")) as generator:
-        generator.seed(derive(seed, "stage", index))
-        built = stage()
-    if not isinstance(built, nn.Module):
-        raise UsageError(f"stage {index}: its function returned {type(built).__name__}, not an nn.Module")
-    return built
-
-
-def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
-    """Refuse parameters that two stages (with their heads) share: each stage has its own optimizer."""
-    owner: dict[int, int] = {}
-    for index, parts in enumerate(zip(stages, heads, strict=True)):
-        for name, parameter in (named for part in parts if part is not None for named in part.named_parameters()):
-            first = owner.setdefault(id(parameter), index)
-            if first != index:
-                raise UsageError(
-                    f"stages {first} and {index} share the parameter {name!r} (tied weights; heads count as their "
-                    "stage's), but each is updated by its own optimizer: put both into one stage, or untie them"
-                )
-
-
-def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[nn.Module | None]:
-    """The heads a user gave, one entry a stage; refuse those that no loss would use."""
-    if given is None:
-        return [None] * reach.num_stages
-    if len(given) != reach.num_stages:
-        raise UsageError(f"heads has {len(given)} entries for {reach.num_stages} stages: give one (or None) for each")
-    for stage, head in enumerate(given):
-        if head is not None and not isinstance(head, nn.Module):
-            raise UsageError(f"heads[{stage}] is {head!r}: give an nn.Module, or None to have it built")
-        if head is not None and stage == reach.num_stages - 1:
-            raise UsageError(
-                f"heads[{stage}]: the last stage's output is the model's output; put the head into the stage"
-            )
-        if head is not None and reach.hops[stage] is None:
-            raise UsageError(f"heads[{stage}] is given, but the method has no loss there; heads go after {reach.heads}")
-    return list(given)
-
-
-def wake(stages: Sequence[nn.Module]) -> None:
-    """Put a model that is in evaluation mode as a whole in training mode; single frozen layers stay as they are."""
-    layers = [layer for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
-    if not any(layer.training for layer in layers):
-        for stage in stages:
-            stage.train()
-
-
 def add_up(losses: list[Tensor]) -> float:
     """The loss of a minibatch from those of its micro-batches, which carry their shares."""
     return sum(float(loss) for loss in losses)
-
-
-def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
-    """Call the user's function and make sure that what it gave can be stepped without a metric."""
-    made = scheduler(optimizer)
-    if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise UsageError("ReduceLROnPlateau wants a metric, which a stage's update does not have: choose a scheduler "
-                         "that depends on the number of updates alone")  # fmt: skip
-    if not callable(getattr(made, "step", None)):
-        raise UsageError(
-            f"scheduler returned {type(made).__name__}, which has no step(): give a function of the optimizer"
-        )
-    return made
-
-
-def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Call the user's function and make sure it gave an optimizer."""
-    if not callable(optimizer):
-        raise UsageError(
-            f"optimizer is a {type(optimizer).__name__}: each stage has its own, so give a function of the parameters, "
-            "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
-        )
-    made = optimizer(parameters)
-    if not isinstance(made, torch.optim.Optimizer):
-        raise UsageError(f"optimizer returned {type(made).__name__}, not a torch.optim.Optimizer")
-    if "closure" in inspect.signature(made.step).parameters and isinstance(made, torch.optim.LBFGS):
-        raise UsageError("LBFGS evaluates the loss several times a step; a pipeline cannot. Choose another optimizer")
-    return made

@@ -57,6 +57,6 @@ def print_settings(settings: "Settings", output: Output) -> None:
     if output.json:
         print_json(settings.to_json())
     else:
-        import tomli_w
+        from stretto.report.settings import as_toml
 
-        print(tomli_w.dumps({key: value for key, value in settings.to_json().items() if value is not None}), end="")
+        print(as_toml(settings.to_json()))

@@ -9,9 +9,10 @@ import torch
 from stretto.batch import inputs_on, target_on
 from stretto.counter import counting
 from stretto.emulate import Emulator
+from stretto.generator import PreservedGenerator
 from stretto.schedule import Action
 from stretto.stage import Stage, Target
-from stretto.trainer import PreservedGenerator, Trainer
+from stretto.trainer import Trainer
 from stretto.weights import WEIGHTS
 
 # Predicting and correcting weights is element-wise, and counts as nothing; a graph that lives through an update needs

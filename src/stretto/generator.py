@@ -1,0 +1,29 @@
+"""The global random generator of a device, borrowed."""
+
+import torch
+from torch import Tensor
+
+
+class PreservedGenerator:
+    """The device's global random generator, given back as it was found."""
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generator = torch.cuda.default_generators[index]
+        else:
+            self._generator = torch.default_generator
+        self._state: Tensor | None = None
+
+    def seed(self, seed: int) -> None:
+        """Start the generator anew."""
+        self._generator.manual_seed(seed)
+
+    def __enter__(self) -> "PreservedGenerator":
+        self._state = self._generator.get_state()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._state is not None
+        self._generator.set_state(self._state)

@@ -1,0 +1,120 @@
+"""What a user gives a Trainer, checked and built: a mistake is said before anything is trained."""
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from stretto.errors import UsageError
+from stretto.generator import PreservedGenerator
+from stretto.schedule import Reach
+from stretto.seeding import derive
+
+StageLike = nn.Module | Callable[[], nn.Module]
+
+
+def refuse_processes() -> None:
+    """Until the runtime for real processes is there, training N copies by mistake must not look like it."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world not in ("", "1"):
+        raise UsageError(
+            f"started as one of {world} processes: this version emulates on one. Start it without torchrun"
+        )
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Turn "auto" into the best device there is; refuse one that is not there."""
+    if not isinstance(device, str | torch.device):
+        raise UsageError(f"device={device!r}: give 'auto', a name such as 'cpu' or 'cuda:1', or a torch.device")
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {device!r} cannot be used here: {error}. Try device='auto'") from error
+    return chosen
+
+
+def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
+    """A stage as a module, built here if it came as a function."""
+    if isinstance(stage, nn.Module):
+        return stage
+    if not callable(stage):
+        raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
+    with PreservedGenerator(torch.device("cpu")) as generator:
+        generator.seed(derive(seed, "stage", index))
+        built = stage()
+    if not isinstance(built, nn.Module):
+        raise UsageError(f"stage {index}: its function returned {type(built).__name__}, not an nn.Module")
+    return built
+
+
+def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
+    """Refuse parameters that two stages (with their heads) share: each stage has its own optimizer."""
+    owner: dict[int, int] = {}
+    for index, parts in enumerate(zip(stages, heads, strict=True)):
+        for name, parameter in (named for part in parts if part is not None for named in part.named_parameters()):
+            first = owner.setdefault(id(parameter), index)
+            if first != index:
+                raise UsageError(
+                    f"stages {first} and {index} share the parameter {name!r} (tied weights; heads count as their "
+                    "stage's), but each is updated by its own optimizer: put both into one stage, or untie them"
+                )
+
+
+def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[nn.Module | None]:
+    """The heads a user gave, one entry a stage; refuse those that no loss would use."""
+    if given is None:
+        return [None] * reach.num_stages
+    if len(given) != reach.num_stages:
+        raise UsageError(f"heads has {len(given)} entries for {reach.num_stages} stages: give one (or None) for each")
+    for stage, head in enumerate(given):
+        if head is not None and not isinstance(head, nn.Module):
+            raise UsageError(f"heads[{stage}] is {head!r}: give an nn.Module, or None to have it built")
+        if head is not None and stage == reach.num_stages - 1:
+            raise UsageError(
+                f"heads[{stage}]: the last stage's output is the model's output; put the head into the stage"
+            )
+        if head is not None and reach.hops[stage] is None:
+            raise UsageError(f"heads[{stage}] is given, but the method has no loss there; heads go after {reach.heads}")
+    return list(given)
+
+
+def wake(stages: Sequence[nn.Module]) -> None:
+    """Put a model that is in evaluation mode as a whole in training mode; single frozen layers stay as they are."""
+    layers = [layer for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
+    if not any(layer.training for layer in layers):
+        for stage in stages:
+            stage.train()
+
+
+def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
+    """Call the user's function and make sure that what it gave can be stepped without a metric."""
+    made = scheduler(optimizer)
+    if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UsageError("ReduceLROnPlateau wants a metric, which a stage's update does not have: choose a scheduler "
+                         "that depends on the number of updates alone")  # fmt: skip
+    if not callable(getattr(made, "step", None)):
+        raise UsageError(
+            f"scheduler returned {type(made).__name__}, which has no step(): give a function of the optimizer"
+        )
+    return made
+
+
+def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Call the user's function and make sure it gave an optimizer."""
+    if not callable(optimizer):
+        raise UsageError(
+            f"optimizer is a {type(optimizer).__name__}: each stage has its own, so give a function of the parameters, "
+            "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+        )
+    made = optimizer(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UsageError(f"optimizer returned {type(made).__name__}, not a torch.optim.Optimizer")
+    if "closure" in inspect.signature(made.step).parameters and isinstance(made, torch.optim.LBFGS):
+        raise UsageError("LBFGS evaluates the loss several times a step; a pipeline cannot. Choose another optimizer")
+    return made
