@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from stretto.errors import UsageError
 from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionWanted
 from stretto.methods.cure import Place, Prediction
@@ -67,8 +68,13 @@ def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:
 
 
 def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[int], object]:
-    """What an update does, given how many the stage has made."""
+    """What an update does, given how many the stage has made. Raises UsageError for an optimizer that will not do."""
     cure = method.cure
+    if cure.optimizer is not None and type(optimizer).__name__ != cure.optimizer:
+        raise UsageError(
+            f"method {method} is built on torch.optim.{cure.optimizer}; this optimizer is {type(optimizer).__name__}. "
+            f"Use optimizer=lambda params: torch.optim.{cure.optimizer}(params, ...), or method 'pipedream'"
+        )
 
     def plain() -> object:  # looked up at each step: a scheduler replaces the optimizer's own
         return optimizer.step()

@@ -91,3 +91,35 @@ def test_every_cure_at_delay_0_is_the_plain_optimizer(method):
         made.step()
     trainer.flush()
     assert all(torch.equal(a, b) for a, b in zip(stage.parameters(), plain.parameters(), strict=True))
+
+
+def test_nesterov_is_pipedream_with_nadam():
+    def run(method):
+        torch.manual_seed(0)
+        stages = [nn.Linear(4, 4).double() for _ in range(3)]
+        trainer = stretto.Trainer(
+            stages, nn.functional.cross_entropy, lambda p: torch.optim.NAdam(p, lr=0.01, betas=(0.99, 0.999)), method
+        )
+        for _ in range(9):
+            trainer.step(torch.randn(6, 4, dtype=torch.float64), torch.randint(4, (6,)))
+        trainer.flush()
+        return [p for stage in stages for p in stage.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run("nesterov"), run("pipedream"), strict=True))
+    with pytest.raises(UsageError, match=r"built on torch\.optim\.NAdam; this optimizer is Adam"):
+        stretto.Trainer([nn.Linear(2, 2)] * 1, nn.functional.cross_entropy, torch.optim.Adam, "nesterov")
+
+
+def test_versions_of_the_weights():
+    """Stash S-s (PipeDream), two (2BW), one where nothing is kept; PB with a stash one more than its delay."""
+    versions = {
+        "pipedream": (4, 3, 2, 1),
+        "pipedream-2bw": (2, 2, 2, 2),
+        "pb": (1, 1, 1, 1),
+        "pb(stash=True)": (7, 5, 3, 1),
+        "1f1b": (1, 1, 1, 1),
+        "greedy": (1, 1, 1, 1),
+    }
+    for name, expected in versions.items():
+        method = stretto.method(name)
+        assert method.versions(method.plan(4)[0]) == expected, name

@@ -42,7 +42,7 @@ def show(
     """
     from stretto.errors import UsageError
     from stretto.methods import method as find
-    from stretto.schedule import Delays, check, draw
+    from stretto.schedule import check, draw
     from stretto.simulate import period, simulate, unit_costs
 
     for name, value in (("stages", stages), ("microbatches", microbatches)):
@@ -66,8 +66,9 @@ def show(
         "bubble": timeline.bubble,
         "steady_period": steady,
         "steady_bubble": 1 - work / (steady * schedule.num_workers),
-        "delay": list(Delays(schedule).steady),
+        "delay": list(chosen.delays(schedule).steady),
         "peak_activations": list(timeline.peak_graphs),
+        "weight_versions": list(chosen.versions(schedule)),
         "heads_after": list(rules.reach.heads[:-1]),
     }
     if svg is not None:
@@ -82,6 +83,7 @@ def show(
     print(f"steady state           {steady:g} columns a turn, {facts['steady_bubble']:.0%} idle")
     print(f"delay by stage         {by_stage(facts['delay'])} updates")
     print(f"forwards held by stage {by_stage(facts['peak_activations'])}")
+    print(f"weight versions        {by_stage(facts['weight_versions'])}")
     print(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
     if svg is not None:
         print(f"drawn to {svg}")

@@ -34,10 +34,12 @@ class Cure:
     """forward, backward: the weights that each sees; None for those its method's policy gives.
 
     spike: whether the step makes up for the delay of what it applies (spike compensation). reschedule: updates until
-    the learning rate is no longer divided for the delay (PipeMare's T1); None for never dividing.
+    the learning rate is no longer divided for the delay (PipeMare's T1); None for never dividing. optimizer: the class
+    of torch.optim that the method is built on, if only one will do.
     """
 
     forward: Prediction | None = None
     backward: Prediction | Correction | None = None
     spike: bool = False
     reschedule: int | None = None
+    optimizer: str | None = None

@@ -50,6 +50,12 @@ class Method:
         """How old the gradients are that the stages of `schedule` work with."""
         return Delays(schedule, buffered=self.weights == "double-buffered")
 
+    def versions(self, schedule: Schedule) -> tuple[int, ...]:
+        """How many versions of its weights each stage holds in the steady state, the current one included."""
+        if self.weights == "stash":
+            return tuple(delay + 1 for delay in self.delays(schedule).steady)
+        return (2 if self.weights == "double-buffered" else 1,) * schedule.num_stages
+
     def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.
 

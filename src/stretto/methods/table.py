@@ -10,6 +10,7 @@ from stretto.errors import UsageError, nearest
 from stretto.methods.backprop import backprop
 from stretto.methods.local_updates import chunked, greedy, overlapping
 from stretto.methods.method import Method
+from stretto.methods.nesterov import nesterov
 from stretto.methods.pipedream import pipedream, pipedream_2bw
 from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc
 from stretto.methods.pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
@@ -36,6 +37,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "pb-lwpw": pb_lwpw,
     "pb-lwp-sc": pb_lwp_sc,
     "spectrain": spectrain,
+    "nesterov": nesterov,
     "pipemare": pipemare,
 }
 

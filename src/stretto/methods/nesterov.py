@@ -1,0 +1,19 @@
+"""Nesterov-asynchronous training (AsyncPP, 2025, arXiv 2505.01099): look-ahead momentum against delay."""
+
+from stretto.methods.backprop import whole_network
+from stretto.methods.cure import Cure
+from stretto.methods.method import Method
+from stretto.schedule.library.pipedream import pipedream
+
+
+def nesterov() -> Method:
+    """PipeDream with torch.optim.NAdam, whose look-ahead counters old gradients; the paper's first beta is 0.99."""
+    return Method(
+        name="nesterov",
+        summary="asynchronous 1F1B with stashed weights and NAdam",
+        reach=whole_network,
+        schedule=pipedream,
+        synchronous=False,
+        weights="stash",
+        cure=Cure(optimizer="NAdam"),
+    )
