@@ -264,7 +264,8 @@ class Trainer:
             return heads
         outputs = trace(self.stages, example, self.device)
         for stage in missing:
-            with PreservedGenerator(self.device) as generator:
+            cpu = torch.device("cpu")  # the same weights on every device
+            with cpu, PreservedGenerator(cpu) as generator:
                 generator.seed(derive(self.seed, "head", stage))
                 head = head_kinds.build(self.method.head, stage, outputs[stage], outputs[-1][0])
             heads[stage] = head.to(device=self.device, dtype=outputs[stage][0].dtype)
