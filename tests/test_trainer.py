@@ -773,6 +773,32 @@ def test_a_checkpoint_heals_a_failed_step(method, where, tmp_path):
     assert_same_run(go_on(failing, data[2:]), go_on(sound, data[2:]))
 
 
+@pytest.mark.parametrize("method", ["backprop", "gpipe", "greedy"])
+@pytest.mark.parametrize("where", ["forward", "target"])
+def test_a_bad_batch_that_updated_nothing_is_forgotten(method, where):
+    """Caught by the script; what follows is as if it had not been tried."""
+    clean, tried = make(method, linears(6, 5, 5, 4)), make(method, linears(6, 5, 5, 4))
+    for step, (x, y) in enumerate(batches(4)):
+        clean.step(x, y)
+        if step == 2 and not (method == "greedy" and where == "forward"):
+            with pytest.raises((RuntimeError, ValueError, IndexError)):
+                tried.step(x[:, :5], y) if where == "forward" else tried.step(x, y[:3] if method != "gpipe" else y + 99)
+        tried.step(x, y)
+    clean.flush()
+    tried.flush()
+    assert_equal(everything(tried), everything(clean))
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"workers": "2"}, "workers='2': give a whole number"), ({"workers": 2.0}, "workers=2.0"),
+    ({"seed": "a"}, "seed='a'"), ({"scheduler": 3}, "scheduler=3: give a function"), ({"loss": 3}, "loss=3"),
+    ({"heads": nn.Linear(2, 2)}, "heads=Linear"),
+])  # fmt: skip
+def test_arguments_of_another_kind(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        make(**arguments)
+
+
 def test_targets_of_several_tensors_are_cut_into_micro_batches():
     def loss(output, target):
         return cross_entropy(output, target[0]) + (output.mean(1) - target[1]).square().mean()

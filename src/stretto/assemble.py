@@ -1,5 +1,6 @@
 """A stage put together from what its method wants: its weights, its step, its seeds."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -57,7 +58,7 @@ def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:
     if method.cure.forward is None or not places:
         return
     horizon, place = max((method.cure.forward.horizon(place), place) for place in places)
-    reach = 1 / (1 - place.momentum)
+    reach = 1 / (1 - place.momentum) if place.momentum < 1 else math.inf
     if horizon > 2 * reach:
         warnings.warn(
             f"{method} predicts the weights of stage {place.stage} {horizon:g} updates ahead, but momentum "
@@ -73,7 +74,8 @@ def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[
     if cure.optimizer is not None and type(optimizer).__name__ != cure.optimizer:
         raise UsageError(
             f"method {method} is built on torch.optim.{cure.optimizer}; this optimizer is {type(optimizer).__name__}. "
-            f"Use optimizer=lambda params: torch.optim.{cure.optimizer}(params, ...), or method 'pipedream'"
+            f"Use optimizer=lambda params: torch.optim.{cure.optimizer}(params, ...), on the command line "
+            f"--optimizer {cure.optimizer.lower()}; or method 'pipedream'"
         )
 
     def plain() -> object:  # looked up at each step: a scheduler replaces the optimizer's own

@@ -30,7 +30,7 @@ class Settings:
     steps: Annotated[int | None, WHOLE] = None
     """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 300 for transformer."""
     optimizer: str = "auto"
-    """sgd, adam or adamw; auto takes sgd for mlp and cnn, adamw for transformer."""
+    """sgd, adam, adamw or nadam; auto takes sgd for mlp and cnn, adamw for transformer."""
     momentum: Annotated[float, NUMBER] = 0.9
     """Momentum of sgd, first beta of adam and adamw."""
     weight_decay: Annotated[float, NUMBER] = 0.0
@@ -107,7 +107,7 @@ class CompareSettings(Settings):
 
 
 CHOICES = {
-    "optimizer": ("auto", "sgd", "adam", "adamw"),
+    "optimizer": ("auto", "sgd", "adam", "adamw", "nadam"),
     "schedule": ("constant", "cosine"),
     "accounting": ("counted", "paper"),
 }
@@ -129,7 +129,7 @@ DEFAULTS = {
     "transformer": Defaults("adamw", 300, 15, (16,)),
 }
 ADAM_RATES = (0.001, 0.003, 0.01)
-RATES = {"sgd": (0.003, 0.01, 0.03, 0.1), "adam": ADAM_RATES, "adamw": ADAM_RATES}
+RATES = {"sgd": (0.003, 0.01, 0.03, 0.1), "adam": ADAM_RATES, "adamw": ADAM_RATES, "nadam": ADAM_RATES}
 
 
 def check(settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +18,36 @@ StageLike = nn.Module | Callable[[], nn.Module]
 
 def refuse_processes() -> None:
     """Until the runtime for real processes is there, training N copies by mistake must not look like it."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world not in ("", "1"):
+    for variable, launcher in (("WORLD_SIZE", "torchrun"), ("SLURM_STEP_NUM_TASKS", "srun with several tasks")):
+        world = os.environ.get(variable, "1")
+        if world not in ("", "1"):
+            raise UsageError(
+                f"started as one of {world} processes ({variable}): this version emulates on one. Start it without "
+                f"{launcher}"
+            )
+
+
+def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any, seed: Any) -> None:
+    """Refuse arguments that are not of the kind they have to be."""
+    if isinstance(stages, nn.Module) and not isinstance(stages, nn.Sequential | nn.ModuleList):
         raise UsageError(
-            f"started as one of {world} processes: this version emulates on one. Start it without torchrun"
+            f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
         )
+    for name, value, fits, wanted in (
+        ("stages", stages, isinstance(stages, Iterable), "a list of modules"),
+        ("loss", loss, callable(loss), "a function (output, target) -> mean loss"),
+        ("scheduler", scheduler, scheduler is None or callable(scheduler), "a function of the optimizer"),
+        ("heads", heads, heads is None or isinstance(heads, Sequence | nn.ModuleList), "a list, one entry a stage"),
+        ("workers", workers, workers is None or is_whole(workers), "a whole number, or None"),
+        ("seed", seed, is_whole(seed), "a whole number"),
+    ):
+        if not fits:
+            raise UsageError(f"{name}={value!r}: give {wanted}")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an int; True is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def pick_device(device: str | torch.device) -> torch.device:

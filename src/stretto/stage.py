@@ -172,6 +172,13 @@ class Stage:
             return self.head(*outputs)
         return outputs if isinstance(output, tuple) else outputs[0]
 
+    def abandon(self) -> None:
+        """What is in flight will not come back: drop it, and whatever gradients it has left."""
+        self._begun = False
+        past = self.weights.state_dict()
+        self.weights.forget()
+        self.weights.load_state_dict(past)
+
     def _begin(self) -> None:
         # As a plain loop begins with zero_grad: what others have left on the parameters is not part of the update.
         if not self._begun:

@@ -28,6 +28,7 @@ from stretto.parts import (
     build_scheduler,
     build_stage,
     check_heads,
+    check_kinds,
     check_sharing,
     pick_device,
     refuse_processes,
@@ -81,14 +82,11 @@ class Trainer:
         seed: int = 0,
     ) -> None:
         refuse_processes()
+        check_kinds(stages, loss, scheduler, heads, workers, seed)
         self.method = find_method(method)
         self.device = pick_device(device)
         self.seed = seed
         self.loss = loss
-        if isinstance(stages, nn.Module) and not isinstance(stages, nn.Sequential | nn.ModuleList):
-            raise UsageError(
-                f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
-            )
         self.stages = [build_stage(stage, index, seed).to(self.device) for index, stage in enumerate(stages)]
         num_stages = len(self.stages)
         if not num_stages:
@@ -135,7 +133,10 @@ class Trainer:
         return None if parts is None else add_up(parts)  # only now does the host wait for the device
 
     def flush(self) -> list[float]:
-        """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet."""
+        """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
+
+        Should training go on, later steps return them in their turn: collect from `step`, or from the last `flush`.
+        """
         self._refuse_if_broken()
         if not self._drained:
             with self._running("flush"):
@@ -146,11 +147,17 @@ class Trainer:
 
     @contextmanager
     def _running(self, what: str) -> Iterator[None]:
+        before, idle = [stage.updates for stage in self._stages], not self._emulator.values
         try:
             with torch.enable_grad(), PreservedGenerator(self.device):
                 yield
         except BaseException as error:
-            self._broken = f"{what} was cut short by {type(error).__name__}: {error}"
+            if idle and before == [stage.updates for stage in self._stages]:
+                for stage in self._stages:  # nothing was in flight, nothing was updated: as if it had not been tried
+                    stage.abandon()
+                self._emulator.restart(self._entered)
+            else:
+                self._broken = f"{what} was cut short by {type(error).__name__}: {error}"
             raise
 
     def _refuse_if_broken(self) -> None:
@@ -167,7 +174,10 @@ class Trainer:
             return [{"activation": inputs, "target": Target(target)}]
         examples = inputs[0].shape[0]
         if examples < pieces:
-            raise UsageError(f"{examples} examples cannot be cut into {pieces} micro-batches: use larger minibatches")
+            raise UsageError(
+                f"{examples} examples cannot be cut into {pieces} micro-batches: use larger minibatches, fewer "
+                "microbatches=, or a loader that drops the last, short batch (DataLoader(..., drop_last=True))"
+            )
         return [
             {"activation": x_part, "target": Target(y_part, x_part[0].shape[0] / examples)}
             for x_part, y_part in zip(micro_batches(inputs, pieces), micro_batches(target, pieces), strict=True)
@@ -225,7 +235,8 @@ class Trainer:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from `save`; what is in flight is dropped.
 
-        Raises UsageError, and changes nothing, if the file is not whole, or of other stages or another method.
+        Raises UsageError, and changes nothing, if the file is not whole, or of other stages, another seed, or a method
+        that is another or written otherwise.
         """
         state = read(Path(path))
         for what, mine in (("method", str(self.method)), ("seed", self.seed)):

@@ -69,7 +69,7 @@ MISTAKES = {
     "show greedy --microbatches 0": "microbatches=0",
     "show greedy --workers 9 --json": "workers=9 for 4 stages: choose between 1 and 4",
     "show chunked(chunks=9)": "on 4 stages: use at most 4 chunks",
-    "show greedy --svg /proc/x.svg": "cannot draw to --svg /proc/x.svg",
+    "show greedy --svg /proc/x.svg": "cannot write to /proc/x.svg",
     "report": "FOLDER requires an argument",
     "report nowhere --json": "nothing to report in nowhere",
 }

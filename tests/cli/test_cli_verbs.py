@@ -208,3 +208,12 @@ def test_help_imports_nothing_heavy(words):
     )
     assert done.returncode == 0, done.stderr
     assert "stretto" in done.stdout.lower() or done.stdout[0].isdigit()
+
+
+def test_a_schedule_goes_to_torch(capsys, tmp_path):
+    """The file that `show --csv` writes is what torch.distributed.pipelining reads."""
+    answer(capsys, "show", "1f1b", "--stages", "3", "--csv", str(tmp_path / "deep" / "1f1b.csv"))
+    rows = (tmp_path / "deep" / "1f1b.csv").read_text().split()
+    assert [row.split(",")[0] for row in rows] == ["0F0", "1F0", "2F0"]
+    assert main(["show", "pb", "--csv", str(tmp_path / "pb.csv")]) == 2
+    assert "pb.csv" not in [path.name for path in tmp_path.iterdir()]

@@ -6,6 +6,7 @@ from torch import nn
 
 import stretto
 from stretto import UsageError
+from stretto.methods import METHODS
 from stretto.methods.cure import Place
 from stretto.methods.pipelined_backprop import decayed
 from stretto.methods.spectrain import backward_horizon, forward_horizon
@@ -50,6 +51,9 @@ def test_spike_compensation_makes_up_for_the_delay(momentum, delay):
         ("pb-lwp(horizon=-1)", "a number of updates, 'decayed', or None"),
         ("paci(every=0)", "a whole number of at least 1"),
         ("pipemare(reschedule=0)", "a whole number of at least 1"),
+        ("pb(stash=no)", "choose True or False"),
+        ("pb(spike=3)", "choose True or False"),
+        ("pipemare(correct=7)", "choose True or False"),
     ],
 )
 def test_refused_as_methods(method, message):
@@ -64,7 +68,7 @@ def test_refused_as_methods(method, message):
     ids=["adam", "no-momentum", "nesterov"],
 )
 def test_refused_with_this_optimizer(method, optimizer):
-    with pytest.raises(UsageError, match=r"wants torch\.optim\.SGD with momentum"):
+    with pytest.raises(UsageError, match=r"wants torch\.optim\.SGD with 0 < momentum < 1"):
         stretto.Trainer([nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, optimizer, method)
 
 
@@ -123,3 +127,41 @@ def test_versions_of_the_weights():
     for name, expected in versions.items():
         method = stretto.method(name)
         assert method.versions(method.plan(4)[0]) == expected, name
+
+
+def test_words_for_true_and_false():
+    assert stretto.method("pb(stash=false, spike=TRUE)").cure.spike
+    assert stretto.method("pb(stash=false)").weights == "live"
+    assert stretto.method("pb(predict=none)").cure.forward is None
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"nesterov"}))
+def test_any_method_with_one_stage_is_plain_training(name):
+    """Law 1, up to the order in which micro-batches are summed."""
+    torch.manual_seed(0)
+    stage, plain = nn.Linear(5, 3).double(), nn.Linear(5, 3).double()
+    plain.load_state_dict(stage.state_dict())
+
+    def sgd(params):
+        return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+    trainer, made = stretto.Trainer([stage], nn.functional.cross_entropy, sgd, name), sgd(plain.parameters())
+    for _ in range(8):
+        x, y = torch.randn(8, 5, dtype=torch.float64), torch.randint(3, (8,))
+        trainer.step(x, y)
+        made.zero_grad()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        made.step()
+    trainer.flush()
+    torch.testing.assert_close(stage.weight, plain.weight, rtol=0, atol=1e-12)
+
+
+def test_a_v_wants_an_even_number_of_stages():
+    with pytest.raises(UsageError, match="there are 3: use 2 or 4 stages"):
+        stretto.method("zb-v").plan(3)
+
+
+def test_momentum_of_one_is_no_division_by_zero():
+    stages = [nn.Linear(2, 2) for _ in range(3)]
+    for name in ("pb-lwpw", "pb-lwpw(horizon=decayed)"):
+        stretto.Trainer(stages, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, 0.1, 1.0), name)

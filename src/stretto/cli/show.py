@@ -19,6 +19,7 @@ def show(
     workers: Annotated[int | None, WHOLE] = None,
     microbatches: Annotated[int, WHOLE] = 4,
     svg: Path | None = None,
+    csv: Path | None = None,
     json: Annotated[bool, FLAG] = False,
 ) -> None:
     """Draw the schedule of a method, with what can be read off it: delays, bubble, activations held.
@@ -37,12 +38,15 @@ def show(
         Micro-batches that enter before the pipeline drains.
     svg
         File to draw the schedule into.
+    csv
+        File to write a synchronous schedule into, as torch.distributed.pipelining reads it.
     json
         Print one JSON object on stdout, nothing else.
     """
     from stretto.errors import UsageError
     from stretto.methods import method as find
     from stretto.schedule import check, draw
+    from stretto.schedule.export import to_csv
     from stretto.simulate import period, simulate, unit_costs
 
     for name, value in (("stages", stages), ("microbatches", microbatches)):
@@ -67,10 +71,12 @@ def show(
         "steady_period": steady,
         "steady_bubble": 1 - work / (steady * schedule.num_workers),
         "delay": list(chosen.delays(schedule).steady),
-        "peak_activations": list(timeline.peak_graphs),
+        "peak_activations": list(simulate(schedule, rules, schedule.drain + 2).peak_graphs),
         "weight_versions": list(chosen.versions(schedule)),
         "heads_after": list(rules.reach.heads[:-1]),
     }
+    if csv is not None:
+        write(csv, to_csv(schedule))
     if svg is not None:
         write(svg, draw.svg(timeline.spans, title=f"{chosen} on {schedule.num_workers} workers"))
     if json:
@@ -85,19 +91,20 @@ def show(
     print(f"forwards held by stage {by_stage(facts['peak_activations'])}")
     print(f"weight versions        {by_stage(facts['weight_versions'])}")
     print(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
-    if svg is not None:
-        print(f"drawn to {svg}")
+    for file in (svg, csv):
+        if file is not None:
+            print(f"written to {file}")
 
 
-def write(svg: Path, picture: str) -> None:
-    """Put the picture where it was asked for."""
+def write(file: Path, content: str) -> None:
+    """Put a file where it was asked for."""
     from stretto.errors import UsageError
 
     try:
-        svg.parent.mkdir(parents=True, exist_ok=True)
-        svg.write_text(picture, encoding="utf-8")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot draw to --svg {svg}: {error.strerror}: choose another file") from error
+        raise UsageError(f"cannot write to {file}: {error.strerror}: choose another file") from error
 
 
 def by_stage(values: list[int]) -> str:

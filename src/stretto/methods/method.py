@@ -19,10 +19,9 @@ class Method:
 
     `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
     says who does what in which order. `weights` names a policy of `stretto.weights`, `cure` what is done about delay.
-    `combine` says whether several
-    losses that train the same stage are summed or averaged. `head` names how auxiliary heads are built
-    (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every minibatch before
-    the next one enters.
+    `combine` says whether several losses that train the same stage are summed or averaged. `head` names how auxiliary
+    heads are built (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every
+    minibatch before the next one enters.
     """
 
     name: str
@@ -48,13 +47,17 @@ class Method:
 
     def delays(self, schedule: Schedule) -> Delays:
         """How old the gradients are that the stages of `schedule` work with."""
-        return Delays(schedule, buffered=self.weights == "double-buffered")
+        return Delays(schedule, buffered=self._buffered(schedule))
 
     def versions(self, schedule: Schedule) -> tuple[int, ...]:
         """How many versions of its weights each stage holds in the steady state, the current one included."""
         if self.weights == "stash":
             return tuple(delay + 1 for delay in self.delays(schedule).steady)
-        return (2 if self.weights == "double-buffered" else 1,) * schedule.num_stages
+        return (2 if self._buffered(schedule) else 1,) * schedule.num_stages
+
+    def _buffered(self, schedule: Schedule) -> bool:
+        # A single stage never waits for another: its forwards can see the newest weights, as plain training does.
+        return self.weights == "double-buffered" and schedule.num_stages > 1
 
     def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.

@@ -10,7 +10,7 @@ from stretto.errors import UsageError
 from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.methods.method import Method
-from stretto.methods.pipelines import check_count
+from stretto.methods.pipelines import check_count, check_flag
 from stretto.schedule.library.pipedream import paci as paci_schedule
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
@@ -23,6 +23,8 @@ def decayed(place: Place) -> float:
     On quadratics, prediction that far ahead equals spike compensation (Kosson et al. 2021).
     """
     m = place.momentum
+    if m >= 1:
+        return place.delay
     return m * (1 - m**place.delay) / (1 - m)
 
 
@@ -54,6 +56,8 @@ def pb(
 
     Both use the stage's steady-state delay, also in fill and drain. horizon: how many updates to look ahead instead.
     """
+    check_flag("pb", "spike", spike)
+    check_flag("pb", "stash", stash)
     cures = [name for name, on in (("spike", spike), ("predict", predict), ("stash", stash)) if on]
     return Method(
         name="pb",

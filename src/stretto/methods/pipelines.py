@@ -28,6 +28,12 @@ def check_count(name: str, option: str, value: int | None) -> None:
         raise UsageError(f"{name}({option}={value!r}): a whole number of at least 1")
 
 
+def check_flag(name: str, option: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name}({option}={value!r}): choose True or False")
+
+
 def synchronous(
     name: str, summary: str, lay: Lay, microbatches: int | None, workers: Callable[[int], int] = one_each
 ) -> Method:
@@ -77,5 +83,15 @@ def zb_h1(*, microbatches: int | None = None) -> Method:
 
 def zb_v(*, microbatches: int | None = None) -> Method:
     """Two stages on each worker, down and up again, weight gradients in the bubble: none left, with 1F1B's memory."""
-    summary = "two stages a worker in a V, weight gradients in the bubble"
-    return synchronous("zb-v", summary, zb_v_schedule, microbatches, two_each)
+
+    def lay(num_stages: int, num_workers: int, count: int) -> Schedule:
+        if num_stages == 1:
+            return zb_h1_schedule(num_stages, num_workers, count)
+        if num_stages % 2:
+            raise UsageError(f"zb-v wants two stages for each worker, an even number of them; there are {num_stages}: "
+                             f"use {num_stages - 1} or {num_stages + 1} stages")  # fmt: skip
+        return zb_v_schedule(num_stages, num_workers, count)
+
+    return synchronous(
+        "zb-v", "two stages a worker in a V, weight gradients in the bubble", lay, microbatches, two_each
+    )

@@ -7,12 +7,13 @@ weights its forward saw. tau_f = 2(S-1-s) with one micro-batch an update, tau_b 
 from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Correction, Cure
 from stretto.methods.method import Method
-from stretto.methods.pipelines import check_count
+from stretto.methods.pipelines import check_count, check_flag
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
 
 def pipemare(*, reschedule: int | None = None, correct: bool = True) -> Method:
     """reschedule: T1 over so many updates, None for none. correct: T2."""
+    check_flag("pipemare", "correct", correct)
     check_count("pipemare", "reschedule", reschedule)
     return Method(
         name="pipemare",

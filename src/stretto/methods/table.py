@@ -85,8 +85,13 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def literal(node: ast.expr) -> Any:
-    """The value of a literal; a bare word stands for itself, so that `combine=mean` needs no quotes."""
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    """The value of a literal; a bare word stands for itself (`combine=mean`), but for true, false and none."""
+    if isinstance(node, ast.Name):
+        return WORDS.get(node.id.lower(), node.id)
+    return ast.literal_eval(node)
+
+
+WORDS = {"true": True, "false": False, "none": None}
 
 
 def split_list(text: str) -> list[str]:

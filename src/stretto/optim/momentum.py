@@ -7,7 +7,7 @@ from stretto.errors import UsageError
 
 def check_momentum(optimizer: torch.optim.Optimizer, what: str, remedy: str) -> None:
     """Raise UsageError unless the optimizer's velocity is `v <- m v + g` and its step `w <- w - lr v`."""
-    wanted = f"{what} wants torch.optim.SGD with momentum > 0, without Nesterov and without dampening"
+    wanted = f"{what} wants torch.optim.SGD with 0 < momentum < 1, without Nesterov and without dampening"
     if not isinstance(optimizer, torch.optim.SGD):
         raise UsageError(f"{wanted}; this optimizer is {type(optimizer).__name__}: {remedy}")
     for group in optimizer.param_groups:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto.methods import method
 from stretto.report import METRICS, Record, panels
 from stretto.study.page import write_report
 from stretto.study.pool import Failure, Task, run_all
@@ -26,7 +27,11 @@ class Outcome:
                 "validation_accuracy", "test_loss", "test_accuracy", "total_flops", "serial_flops",
                 "seconds")  # fmt: skip
         return {
-            "runs": [{key: record.to_json()[key] for key in keys} for record in self.records],
+            "runs": [
+                {key: record.to_json()[key] for key in keys}
+                | {"options": {**method(record.method).options, **record.options}}
+                for record in self.records
+            ],
             "frontier": [panel.to_json() for metric in METRICS for panel in panels(self.records, metric)],
             "failed": [failure.task.settings.id for failure in self.failures],
             "report": str(self.report),

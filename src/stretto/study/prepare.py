@@ -100,7 +100,8 @@ def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], 
     lr, momentum, decay = config.known(settings.lr), settings.momentum, settings.weight_decay
     if settings.optimizer == "sgd":
         return lambda params: torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=decay)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer]
+    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "nadam": torch.optim.NAdam}
+    kind = kinds[settings.optimizer]
     return lambda params: kind(params, lr=lr, betas=(momentum, 0.999), weight_decay=decay)
 
 

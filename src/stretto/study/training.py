@@ -48,6 +48,7 @@ def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None
         record = make_record(settings, costs, progress)
         writer.event(record.status, step=len(progress.step_seconds), **progress.final)
         weights = trainer.gather()
+        steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
         assert weights is not None
         writer.finish(
             {
@@ -57,7 +58,7 @@ def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None
                 "dataset": prepared.dataset.description,
                 "accounting": costs.accounting,
                 "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
-                "seconds_per_step": statistics.median(progress.step_seconds[settings.stages or 0 :] or [0.0]),
+                "seconds_per_step": statistics.median(steady or progress.step_seconds),
                 "record": {**record.to_json(), "points": []},
             },
             weights,
