@@ -3,6 +3,8 @@
 A field's docstring is its help text on the command line.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Self, TypeVar
@@ -45,6 +47,11 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """Plain data, each value as it was resolved."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @property
+    def digest(self) -> str:
+        """Eight characters that differ whenever a setting does, for the names of folders."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], origin: str) -> Self:

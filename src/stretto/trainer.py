@@ -98,9 +98,6 @@ class Trainer:
         self.lag = self.method.lag(num_stages)
         self.heads = self._heads(heads, example)
         check_sharing(self.stages, self.heads)
-        for head in self.heads:
-            if head is not None:
-                head.to(self.device)
         wake(self.stages)
         self._delays = self.method.delays(self.schedule)
         self._places: list[Place] = []
@@ -262,7 +259,7 @@ class Trainer:
 
     def _heads(self, given: Sequence[nn.Module | None] | None, example: Batch | None) -> list[nn.Module | None]:
         reach = self.rules.reach
-        heads = check_heads(given, reach)
+        heads = [None if head is None else head.to(self.device) for head in check_heads(given, reach)]
         missing = [stage for stage in reach.heads[:-1] if heads[stage] is None]
         if missing and example is None:
             example = example_for_linear(self.stages)

@@ -38,6 +38,17 @@ def batches(seed=1):
     return [(draw.normal(size=(BATCH, WIDTHS[0])), draw.integers(0, WIDTHS[-1], BATCH)) for _ in range(STEPS)]
 
 
+def assert_trains_as(trainer, data, expected, losses):
+    """Every loss and every weight, to 1e-10."""
+    got = [trainer.step(torch.tensor(x), torch.tensor(y)) for x, y in data]
+    got = [loss for loss in got if loss is not None] + trainer.flush()
+    np.testing.assert_allclose(got, losses, rtol=0, atol=1e-10)
+    for (w, b), stage in zip(expected, trainer.stages, strict=True):
+        linear = stage if isinstance(stage, nn.Linear) else stage[0]
+        np.testing.assert_allclose(linear.weight.detach().numpy(), w, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(linear.bias.detach().numpy(), b, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("workers", [None, 1, 3, 5])
 @pytest.mark.parametrize("method", DELAYS)
 def test_weights_and_losses_equal_the_reference(method, workers):
@@ -47,13 +58,7 @@ def test_weights_and_losses_equal_the_reference(method, workers):
         modules(network), nn.functional.cross_entropy,
         lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3), method, workers=workers,
     )  # fmt: skip
-    got = [trainer.step(torch.tensor(x), torch.tensor(y)) for x, y in data]
-    got = [loss for loss in got if loss is not None] + trainer.flush()
-    np.testing.assert_allclose(got, losses, rtol=0, atol=1e-10)
-    for (w, b), stage in zip(expected, trainer.stages, strict=True):
-        linear = stage if isinstance(stage, nn.Linear) else stage[0]
-        np.testing.assert_allclose(linear.weight.detach().numpy(), w, rtol=0, atol=1e-10)
-        np.testing.assert_allclose(linear.bias.detach().numpy(), b, rtol=0, atol=1e-10)
+    assert_trains_as(trainer, data, expected, losses)
 
 
 def test_the_reference_knows_delay_from_none():
@@ -136,13 +141,7 @@ def test_cures_equal_the_reference(method, workers):
         modules(network), nn.functional.cross_entropy,
         lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM, weight_decay=DECAY), method, workers=workers,
     )  # fmt: skip
-    got = [trainer.step(torch.tensor(x), torch.tensor(y)) for x, y in data]
-    got = [loss for loss in got if loss is not None] + trainer.flush()
-    np.testing.assert_allclose(got, losses, rtol=0, atol=1e-10)
-    for (w, b), stage in zip(expected, trainer.stages, strict=True):
-        linear = stage if isinstance(stage, nn.Linear) else stage[0]
-        np.testing.assert_allclose(linear.weight.detach().numpy(), w, rtol=0, atol=1e-10)
-        np.testing.assert_allclose(linear.bias.detach().numpy(), b, rtol=0, atol=1e-10)
+    assert_trains_as(trainer, data, expected, losses)
 
 
 def test_the_cures_differ_from_each_other():

@@ -1,7 +1,5 @@
 """A run of its own, outside a study."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ from stretto.study.study import refuse_other
 
 def default_folder(settings: TrainSettings) -> Path:
     """A folder named after everything the run depends on: the same run is found again, others get their own."""
-    digest = hashlib.sha256(json.dumps(settings.to_json(), sort_keys=True).encode()).hexdigest()[:8]
-    return Path("runs") / f"train-{settings.model}-{settings.data}-{settings.id}-{digest}"
+    return Path("runs") / f"train-{settings.model}-{settings.data}-{settings.id}-{settings.digest}"
 
 
 def claim(folder: Path, settings: TrainSettings) -> bool:

@@ -1,6 +1,5 @@
 """A study on the disk: which runs it consists of, which are finished, and whose folder it is."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -63,8 +62,7 @@ def open_study(settings: CompareSettings, out: Path | None = None) -> Study:
     settings = resolve_study(settings)
     resolved = settings.to_json()
     if out is None:
-        digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:8]
-        out = Path("runs") / f"compare-{settings.model}-{settings.data}-{digest}"
+        out = Path("runs") / f"compare-{settings.model}-{settings.data}-{settings.digest}"
     check_folder(out, resolved)
     return Study(settings, out, tuple(Task(run, out / "runs" / run.id) for run in settings.runs()))
 

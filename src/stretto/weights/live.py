@@ -9,11 +9,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stretto.errors import UsageError
 from stretto.weights import check, guard
+from stretto.weights.current import Current
 from stretto.weights.reads import Read, Reads
-from stretto.weights.weights import Weights
 
 
-class Live(Weights):
+class Live(Current):
     """Pipelined Backpropagation (Kosson et al. 2021, arXiv 2003.11666) and PACI: one version of the weights.
 
     `Live(module)`. The module is called as it is, its graph holds the parameters, and the optimizer changes them in
@@ -24,7 +24,6 @@ class Live(Weights):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self._named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._leaves: list[Tensor] = list(self._named.values())
         self._checked: set[tuple[Any, ...]] = set()
         self._by_name = not guard.available()
 
@@ -41,16 +40,6 @@ class Live(Weights):
             check.refuse("", self.module, *check.HOOKED)
         with saved_tensors_hooks(pack, self._unpack) if pack is not None else nullcontext():
             return self.module(*inputs), None
-
-    def leaves(self, version: Any) -> list[Tensor]:
-        """The trainable parameters themselves."""
-        return self._leaves
-
-    def collect(self, version: Any) -> None:
-        """Gradients are already where they belong."""
-
-    def forget(self) -> None:
-        """Nothing is kept."""
 
     def update(self, step: Callable[[], object]) -> None:
         """Change the weights under the graphs in flight. Raises UsageError if they are replaced, not changed."""
