@@ -12,10 +12,25 @@ from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionWanted
 from stretto.methods.cure import Place, Prediction
 from stretto.optim import Rescheduled, SpikeCompensation
-from stretto.weights import WEIGHTS, Live, Predicted, Substituted, Weights
+from stretto.stage import Practice
+from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
 from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
 
 Optimizer = torch.optim.Optimizer
+
+
+def build_practices(
+    method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place
+) -> tuple[Practice, Practice]:
+    """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot."""
+    weights = build_weights(method, module, optimizer, place)
+    if optimizer is None:
+        return Practice(weights, lambda _: None), Practice(Plain(weights), lambda _: None)
+    # The optimizer's step is looked up whenever it is taken: a scheduler replaces it.
+    return (
+        Practice(weights, build_step(method, optimizer, place)),
+        Practice(Plain(weights), lambda _: optimizer.step()),
+    )
 
 
 def build_weights(method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place) -> Weights:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +37,21 @@ class Graph:
     head_gradients: list[Tensor | None] = field(default_factory=list)
 
 
+class Practice(NamedTuple):
+    """How a stage trains for a while: which weights its passes see, and its update, told how many came before."""
+
+    weights: Weights
+    step: Callable[[int], object]
+
+
 class Stage:
     """One stage's module, head, weights and optimizer, and the five things that can happen to them.
 
     `head` is None where the stage has no head, or is the last and its module's output is the model's output.
     `split` says that the backward comes as I and W. `mean` divides the weight gradient of the module by the number of
     losses that train it, where they would be summed. `step` updates, told how many updates came before; the
-    optimizer's own step unless given. `seed_forward` is called with a micro-batch before its forward,
-    so that what a stage draws (dropout) depends on nothing else.
+    optimizer's own step unless given. `adopt` changes weights and step. `seed_forward` is called with a micro-batch
+    before its forward, so that what a stage draws (dropout) depends on nothing else.
     """
 
     def __init__(
@@ -111,6 +118,10 @@ class Stage:
         except Exception as error:
             error.add_note(f"in action {self.index}{kind}{microbatch}: stage {self.index}, micro-batch {microbatch}")
             raise
+
+    def adopt(self, practice: Practice) -> None:
+        """Train otherwise from now on; nothing may be in flight."""
+        self.weights, self._step = practice
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training this stage changes."""

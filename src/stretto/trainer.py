@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto import heads as head_kinds
-from stretto.assemble import build_step, build_weights, momentum_of, warn_of_overshoot
+from stretto.assemble import build_practices, momentum_of, warn_of_overshoot
 from stretto.batch import inputs_on, micro_batches, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
@@ -34,8 +34,9 @@ from stretto.parts import (
     refuse_processes,
     wake,
 )
+from stretto.phase import Phase
 from stretto.seeding import derive
-from stretto.stage import Loss, Stage, Target
+from stretto.stage import Loss, Practice, Stage, Target
 from stretto.trace import example_for_linear, trace
 
 Batch = Any  # a tensor, or a tuple of tensors
@@ -101,9 +102,12 @@ class Trainer:
         wake(self.stages)
         self._delays = self.method.delays(self.schedule)
         self._places: list[Place] = []
+        self._practices: list[tuple[Practice, Practice]] = []  # of each stage: as the method says, and synchronous
         self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
         warn_of_overshoot(self.method, self._places)
-        self._emulator = Emulator(self.schedule, self.rules, self._stages, self._delays)
+        self._phases = self._make_phases(workers)
+        self._phase = self._phases[self.method.phases.synchronous(0)]
+        self._phase.begin(0)
         self._entered = 0  # minibatches
         self._drained = True
         self._broken: str | None = None
@@ -122,6 +126,7 @@ class Trainer:
         loads = self._loads(x, y)
         n = self._entered
         with self._running(f"step {n}"):
+            self._change_phase(n)
             self._emulator.step(n, loads)
         self._entered += 1
         self._drained = False
@@ -141,6 +146,20 @@ class Trainer:
             self._drained = True
             self._collect_losses()
         return [add_up(self._losses[n]) for n in sorted(self._losses)]
+
+    @property
+    def _emulator(self) -> Emulator:
+        return self._phase.emulator
+
+    def _change_phase(self, n: int) -> None:
+        phase = self._phases[self.method.phases.synchronous(n)]
+        if phase is not self._phase:
+            if not self._drained:
+                self._emulator.drain(n)
+                self._drained = True
+                self._collect_losses()
+            phase.begin(n)
+            self._phase = phase
 
     @contextmanager
     def _running(self, what: str) -> Iterator[None]:
@@ -279,6 +298,16 @@ class Trainer:
             heads[stage] = head.to(device=self.device, dtype=outputs[stage][0].dtype)
         return heads
 
+    def _make_phases(self, workers: int | None) -> dict[bool, Phase]:
+        # By whether they are synchronous phases of a method that otherwise is not.
+        own, synchronous = zip(*self._practices, strict=True)
+        emulator = Emulator(self.schedule, self.rules, self._stages, self._delays)
+        phases = {False: Phase(emulator, self._stages, own)}
+        if self.method.phases:
+            schedule, rules = self.method.synchronous_plan(len(self.stages), workers)
+            phases[True] = Phase(Emulator(schedule, rules, self._stages), self._stages, synchronous)
+        return phases
+
     def _stage(self, index: int, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None) -> Stage:
         module, head = self.stages[index], self.heads[index]
         parts = [part for part in (module, head) if part is not None]
@@ -289,15 +318,17 @@ class Trainer:
             self._places.append(place)
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
+        practices = build_practices(self.method, module, made, place)
+        self._practices.append(practices)
         return Stage(
             index,
             module,
             reach=self.rules.reach,
-            weights=build_weights(self.method, module, made, place),
+            weights=practices[0].weights,
             loss=self.loss,
             head=head,
             optimizer=made,
-            step=None if made is None else build_step(self.method, made, place),
+            step=practices[0].step,
             scheduler=build_scheduler(scheduler, made) if scheduler is not None and made is not None else None,
             split=index in self.rules.split,
             mean=self.method.combine == "mean",

@@ -203,3 +203,16 @@ def test_unknown_accounting_names_the_nearest():
     trainer = Trainer([nn.Linear(2, 2)], cross_entropy, partial(torch.optim.SGD, lr=0.1), device="cpu")
     with pytest.raises(UsageError, match=r"'papr': did you mean 'paper'"):
         measure(trainer, torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), "papr")
+
+
+def test_steps_of_a_synchronous_phase_take_the_whole_network():
+    """No other micro-batch is under way then: 3 x the forward, against the slowest stage's share in between."""
+    model = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)]
+    trainer = Trainer(model, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, 0.1), "pb(warmup=3, finish=10)")
+    x, y = torch.randn(2, 8), torch.tensor([1, 2])
+    costs = measure(trainer, x, y, "paper")
+    whole, stage = 4 * 3 * 2 * 8 * 8, 3 * 2 * 8 * 8
+    assert costs.serial_after(2) == 2 * whole
+    assert costs.serial_after(7) == 3 * whole + 4 * stage
+    assert costs.serial_after(12) == 5 * whole + 7 * stage
+    assert trainer.method.phases.synchronous_among(12) == sum(trainer.method.phases.synchronous(n) for n in range(12))

@@ -97,14 +97,15 @@ class Delayed:
         d = self.deltas[k]
         return self.versions[k] if d is None else [w - self.delay * u for w, u in zip(self.versions[k], d, strict=True)]
 
-    def apply(self, gradients):
-        """The next version."""
+    def apply(self, gradients, plain=False):
+        """The next version; `plain` is momentum SGD without cures."""
         w, v, k = self.versions[-1], self.velocities[-1], len(self.versions) - 1
         g = [each + self.decay * x for each, x in zip(gradients, w, strict=True)]
         v = g if v is None else [self.momentum * u + each for u, each in zip(v, g, strict=True)]
-        p = 0 if self.until is None else 1 - min(k / self.until, 1)
+        p = 0 if self.until is None or plain else 1 - min(k / self.until, 1)
         lr = self.lr / max(self.delay, 1) ** p
-        new = [x - lr * (self.a * u + self.b * each) for x, u, each in zip(w, v, g, strict=True)]
+        a, b = (1.0, 0.0) if plain else (self.a, self.b)
+        new = [x - lr * (a * u + b * each) for x, u, each in zip(w, v, g, strict=True)]
         self.versions.append(new)
         self.velocities.append(v)
         if self.delay:
@@ -115,18 +116,25 @@ class Delayed:
             self.deltas.append(None)
 
 
-def train_delayed(network, data, delay, seen, read, **options):
+def train_delayed(network, data, delay, seen, read, *, warmup=0, finish=None, **options):
     """Minibatch t: stage s's forward sees seen(stage, s, k) with k = max(0, t - D) updates made, its backward reads
-    read(stage, s, t, k). Fill and drain need nothing of their own: only versions count."""
+    read(stage, s, t, k). Fill and drain need nothing of their own: only versions count. Before minibatch `warmup` and
+    from `finish` on, training is plain, and the pipeline starts empty after `warmup`."""
     size = len(network.start)
     stages = [Delayed(list(pair), delay(s), **options) for s, pair in enumerate(network.start)]
     losses = []
     for t, (x, y) in enumerate(data):
-        ks = [max(0, t - delay(s)) for s in range(size)]
-        forward = [seen(stage, s, k) for s, (stage, k) in enumerate(zip(stages, ks, strict=True))]
-        backward = [read(stage, s, t, f) for s, (stage, f) in enumerate(zip(stages, forward, strict=True))]
+        plain = t < warmup or (finish is not None and t >= finish)
+        ks = [max(warmup, t - delay(s)) for s in range(size)]
+        forward = [
+            stage.versions[t] if plain else seen(stage, s, k)
+            for s, (stage, k) in enumerate(zip(stages, ks, strict=True))
+        ]
+        backward = [
+            f if plain else read(stage, s, t, f) for s, (stage, f) in enumerate(zip(stages, forward, strict=True))
+        ]
         gradients, loss = network.gradient(forward, backward, x, y)
         losses.append(loss)
         for stage, g in zip(stages, gradients, strict=True):
-            stage.apply(g)
+            stage.apply(g, plain)
     return [stage.versions[-1] for stage in stages], losses

@@ -144,6 +144,65 @@ def test_cures_equal_the_reference(method, workers):
     assert_trains_as(trainer, data, expected, losses)
 
 
+PHASED = ["pb", "pb(stash=True)", "pb-sc", "pb-lwp", "pb-lwp-sc", "spectrain", "pipemare", "pipemare(reschedule=15)"]
+
+
+@pytest.mark.parametrize("phases", [{"warmup": 7}, {"finish": 12}, {"warmup": 6, "finish": 15}, {"warmup": 99}])
+@pytest.mark.parametrize("method", PHASED)
+def test_synchronous_phases_equal_the_reference(method, phases):
+    """Before, between and after them the pipeline is empty; what a cure knows of past updates goes on through them."""
+    network, data = Network(WIDTHS), batches()
+    delay, seen, read, options = CURED[method]
+    chosen = dict(lr=LR, momentum=MOMENTUM, decay=DECAY, **options, **phases)
+    expected, losses = train_delayed(network, data, delay, seen, read, **chosen)
+    found = stretto.method(method)
+    trainer = stretto.Trainer(
+        modules(network), nn.functional.cross_entropy,
+        lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM, weight_decay=DECAY),
+        stretto.method(found.name, **found.options, **phases),
+    )  # fmt: skip
+    assert_trains_as(trainer, data, expected, losses)
+
+
+@pytest.mark.parametrize("method", ["pipedream", "pipedream-2bw", "pipedream-2bw(microbatches=7)", "paci(every=3)"])
+def test_a_warm_up_as_long_as_the_run_is_plain_training(method):
+    """Minibatches are cut as the method cuts them, and updated once each."""
+    network, data = Network(WIDTHS), batches()
+    expected, losses = train(network, data, lambda s: 0)
+    found = stretto.method(method)
+    trainer = stretto.Trainer(
+        modules(network), nn.functional.cross_entropy,
+        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3),
+        stretto.method(found.name, **found.options, warmup=STEPS),
+    )  # fmt: skip
+    assert_trains_as(trainer, data, expected, losses)
+
+
+@pytest.mark.parametrize("save_at", [2, 5, 9, 14, 16])
+@pytest.mark.parametrize("method", ["pipemare", "pb-lwp-sc", "pipedream-2bw", "spectrain"])
+def test_a_run_resumed_in_any_phase_is_the_run_that_went_on(method, save_at, tmp_path):
+    data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()]
+
+    def make(seed):
+        return stretto.Trainer(
+            modules(Network(WIDTHS, seed)), nn.functional.cross_entropy,
+            lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM),
+            stretto.method(method, warmup=5, finish=14),
+        )  # fmt: skip
+
+    one, other = make(0), make(1)
+    for x, y in data[:save_at]:
+        one.step(x, y)
+    one.save(tmp_path / "run.pt")
+    other.step(*data[0])
+    other.load(tmp_path / "run.pt")
+    for x, y in data[save_at:]:
+        assert one.step(x, y) == other.step(x, y)
+    assert one.flush() == other.flush()
+    for a, b in zip(one.stages, other.stages, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
 def test_the_cures_differ_from_each_other():
     """Every row ends somewhere else, by far more than the tolerance; but for the two forms of prediction alone.
 

@@ -1,10 +1,11 @@
 """What a step of a method costs: in all, and along its critical path."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from stretto.cost.flops import Flops, count, durations, paper
 from stretto.errors import UsageError, nearest
+from stretto.methods.phases import Phases
 from stretto.simulate import period
 from stretto.trainer import Trainer
 
@@ -29,12 +30,22 @@ NOTES: dict[Accounting, str] = {
 
 @dataclass(frozen=True)
 class Costs:
-    """FLOPs: `total` per example, `serial` per step whatever the batch size, since its examples run in parallel."""
+    """FLOPs: `total` per example, `serial` per step whatever the batch size, since its examples run in parallel.
+
+    `synchronous` is what a step of the method's synchronous phases takes instead of `serial`.
+    """
 
     accounting: Accounting
     flops: Flops
     total: float
     serial: float
+    synchronous: float = 0.0
+    phases: Phases = field(default_factory=Phases)
+
+    def serial_after(self, steps: int) -> float:
+        """The time of the first so many steps: each at the pace of its phase."""
+        flushed = self.phases.synchronous_among(steps)
+        return flushed * self.synchronous + (steps - flushed) * self.serial
 
 
 def measure(trainer: Trainer, x: Any, y: Any, accounting: str = "counted") -> Costs:
@@ -49,5 +60,9 @@ def measure(trainer: Trainer, x: Any, y: Any, accounting: str = "counted") -> Co
             flops = counted if name == "counted" else paper(counted)
             share = 1 / trainer.schedule.per_turn
             time = durations({action: share * each for action, each in flops.items()})
-            return Costs(name, flops, sum(flops.values()), period(trainer.schedule, trainer.rules, time))
+            costs = Costs(name, flops, sum(flops.values()), period(trainer.schedule, trainer.rules, time))
+            if not trainer.method.phases:
+                return costs
+            schedule, rules = trainer.method.synchronous_plan(len(trainer.stages), trainer.schedule.num_workers)
+            return replace(costs, synchronous=period(schedule, rules, time), phases=trainer.method.phases)
     raise UsageError(f"unknown accounting {accounting!r}: {nearest(accounting, known)}")

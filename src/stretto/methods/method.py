@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stretto.methods.cure import Cure
+from stretto.methods.phases import Phases
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
+from stretto.schedule.library.one_f_one_b import one_f_one_b
 
 
 def one_each(num_stages: int) -> int:
@@ -21,7 +23,7 @@ class Method:
     says who does what in which order. `weights` names a policy of `stretto.weights`, `cure` what is done about delay.
     `combine` says whether several losses that train the same stage are summed or averaged. `head` names how auxiliary
     heads are built (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every
-    minibatch before the next one enters.
+    minibatch before the next one enters; another may do so in some `phases`.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Method:
     combine: Literal["sum", "mean"] = "sum"
     head: str = "auto"
     workers: Callable[[int], int] = one_each
+    phases: Phases = field(default_factory=Phases)
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -58,6 +61,12 @@ class Method:
     def _buffered(self, schedule: Schedule) -> bool:
         # A single stage never waits for another: its forwards can see the newest weights, as plain training does.
         return self.weights == "double-buffered" and schedule.num_stages > 1
+
+    def synchronous_plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
+        """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
+        schedule, rules = self.plan(num_stages, num_workers)
+        flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
+        return flushed, Rules.of(flushed, rules.reach)
 
     def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.

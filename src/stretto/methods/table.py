@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from stretto.errors import UsageError, nearest
-from stretto.methods.backprop import backprop
+from stretto.methods.backprop import backprop, whole_network
 from stretto.methods.local_updates import chunked, greedy, overlapping
 from stretto.methods.method import Method
 from stretto.methods.nesterov import nesterov
+from stretto.methods.phases import Phases
 from stretto.methods.pipedream import pipedream, pipedream_2bw
 from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc
 from stretto.methods.pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
@@ -42,8 +43,14 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
+PHASES = ("warmup", "finish")  # options of every asynchronous pipeline
+
+
 def method(name: str | Method, **options: Any) -> Method:
     """The method called `name`, with its options; also written as one string, `"chunked(chunks=4)"`.
+
+    Every asynchronous pipeline also takes `warmup` and `finish`: the minibatches before the one and from the other on
+    are trained synchronously.
 
     Raises UsageError for an unknown name or option (naming the nearest) and for a value out of range.
     """
@@ -58,11 +65,20 @@ def method(name: str | Method, **options: Any) -> Method:
     if build is None:
         raise UsageError(f"unknown method {bare!r}: {nearest(bare, METHODS)}")
     chosen = {**written, **options}
-    known = inspect.signature(build).parameters
+    own = inspect.signature(build).parameters
+    built = build(**{key: value for key, value in chosen.items() if key in own})
+    delayed = not built.synchronous and built.reach is whole_network
+    known = [*own, *PHASES] if delayed else list(own)
     for key in chosen:
+        if key in PHASES and not delayed:
+            what = "is synchronous" if built.synchronous else "has losses of its own on its stages"
+            raise UsageError(
+                f"method {bare!r} {what}: {key} is for pipelines with old gradients, such as pb or pipemare"
+            )
         if key not in known:
             raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")
-    return replace(build(**chosen), name=bare, options={key: chosen[key] for key in known if key in chosen})
+    phases = Phases(**{key: value for key, value in chosen.items() if key in PHASES})
+    return replace(built, name=bare, phases=phases, options={key: chosen[key] for key in known if key in chosen})
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:

@@ -113,7 +113,7 @@ def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float) -> Poi
         step=step,
         examples=examples,
         total_flops=examples * costs.total,
-        serial_flops=step * costs.serial,
+        serial_flops=costs.serial_after(step),
         seconds=seconds,
         train_loss=train["loss"],
         validation_loss=validation["loss"],
@@ -142,7 +142,7 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
         diverged_at=progress.diverged_at,
         points=tuple(progress.points),
         total_flops=steps * known(settings.batch_size) * costs.total,
-        serial_flops=steps * costs.serial,
+        serial_flops=costs.serial_after(steps),
         seconds=sum(progress.step_seconds),
         **progress.final,
     )

@@ -3,6 +3,7 @@
 from stretto.weights.current import Current
 from stretto.weights.double_buffered import DoubleBuffered
 from stretto.weights.live import Live
+from stretto.weights.plain import Plain
 from stretto.weights.predicted import Predicted
 from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
 from stretto.weights.stash import Stash
@@ -18,6 +19,7 @@ __all__ = [
     "CurrentRule",
     "DoubleBuffered",
     "Live",
+    "Plain",
     "Predicted",
     "Rule",
     "Stash",
