@@ -20,16 +20,21 @@ Optimizer = torch.optim.Optimizer
 
 
 def build_practices(
-    method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place
+    method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place, clip: float | None = None
 ) -> tuple[Practice, Practice]:
-    """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot."""
+    """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot.
+
+    `clip` limits the norm of all stages' gradients together. Where stages update at different times each one limits its
+    own, to a share that keeps all of them within it.
+    """
     weights = build_weights(method, module, optimizer, place)
     if optimizer is None:
         return Practice(weights, lambda _: None), Practice(Plain(weights), lambda _: None)
     # The optimizer's step is looked up whenever it is taken: a scheduler replaces it.
+    own = clip if clip is None or method.synchronous else clip / math.sqrt(place.num_stages)
     return (
-        Practice(weights, build_step(method, optimizer, place)),
-        Practice(Plain(weights), lambda _: optimizer.step()),
+        Practice(weights, build_step(method, optimizer, place), own),
+        Practice(Plain(weights), lambda _: optimizer.step(), clip),
     )
 
 

@@ -37,6 +37,8 @@ class Settings:
     """Momentum of sgd, first beta of adam and adamw."""
     weight_decay: Annotated[float, NUMBER] = 0.0
     """Weight decay."""
+    clip: Annotated[float | None, NUMBER] = None
+    """Largest norm of the gradients of all stages together; no limit unless said otherwise."""
     schedule: str = "constant"
     """Learning rate over time: constant, or cosine (down to zero)."""
     evaluations: Annotated[int | None, WHOLE] = None
@@ -150,6 +152,8 @@ def check(settings: Settings) -> None:
             raise UsageError(f"unknown {name} {value!r}: {nearest(value, choices)}")
     if not 0 <= settings.momentum < 1:
         raise UsageError(f"momentum={settings.momentum}: choose a value from 0 up to, but not including, 1")
+    if settings.clip is not None and not settings.clip > 0:
+        raise UsageError(f"clip={settings.clip}: choose a positive number")
     if not 0 <= settings.weight_decay < float("inf"):
         raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more")
     if isinstance(settings, CompareSettings):

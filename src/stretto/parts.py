@@ -27,7 +27,7 @@ def refuse_processes() -> None:
             )
 
 
-def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any, seed: Any) -> None:
+def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any, seed: Any, clip: Any) -> None:
     """Refuse arguments that are not of the kind they have to be."""
     if isinstance(stages, nn.Module) and not isinstance(stages, nn.Sequential | nn.ModuleList):
         raise UsageError(
@@ -40,6 +40,7 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
         ("heads", heads, heads is None or isinstance(heads, Sequence | nn.ModuleList), "a list, one entry a stage"),
         ("workers", workers, workers is None or is_whole(workers), "a whole number, or None"),
         ("seed", seed, is_whole(seed), "a whole number"),
+        ("clip", clip, clip is None or is_positive(clip), "a positive number, or None"),
     ):
         if not fits:
             raise UsageError(f"{name}={value!r}: give {wanted}")
@@ -48,6 +49,11 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
 def is_whole(value: Any) -> bool:
     """Whether a value is an int; True is none."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a number above 0; infinity is one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def pick_device(device: str | torch.device) -> torch.device:

@@ -38,14 +38,19 @@ class Graph:
 
 
 class Practice(NamedTuple):
-    """How a stage trains for a while: which weights its passes see, and its update, told how many came before."""
+    """How a stage trains for a while: which weights its passes see, and its update, told how many came before.
+
+    `clip` is how large gradients may be at an update: those of all stages together if they have told each other (R),
+    else the stage's own.
+    """
 
     weights: Weights
     step: Callable[[int], object]
+    clip: float | None = None
 
 
 class Stage:
-    """One stage's module, head, weights and optimizer, and the five things that can happen to them.
+    """One stage's module, head, weights and optimizer, and the six things that can happen to them.
 
     `head` is None where the stage has no head, or is the last and its module's output is the model's output.
     `split` says that the backward comes as I and W. `mean` divides the weight gradient of the module by the number of
@@ -79,6 +84,7 @@ class Stage:
         self.scheduler = scheduler
         self._step: Callable[[int], object] = step or (lambda _: optimizer.step() if optimizer is not None else None)
         self.weights = weights
+        self._clip: float | None = None
         self.loss = loss
         self.updates = 0
         self._split = split
@@ -101,6 +107,7 @@ class Stage:
             "B": self._backward,
             "I": self._input_gradient,
             "W": self._weight_gradient,
+            "R": self._reduce,
             "U": self._update,
         }
 
@@ -121,7 +128,7 @@ class Stage:
 
     def adopt(self, practice: Practice) -> None:
         """Train otherwise from now on; nothing may be in flight."""
-        self.weights, self._step = practice
+        self.weights, self._step, self._clip = practice
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training this stage changes."""
@@ -252,11 +259,16 @@ class Stage:
         give(self._head_parameters, graph.head_gradients)
         return {"weight-gradient": None}
 
-    def _update(self, _: Mapping[str, Any]) -> dict[str, Any]:
+    def _reduce(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"norm": norms(self._parameters)}
+
+    def _update(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         finished = self.updates
         self.updates += 1
         self._begun = False
         if self.optimizer is not None:
+            if self._clip is not None:
+                clip(self._parameters, self._clip, operands.get("norm"))
             self.weights.update(lambda: self._step(finished))
             self.optimizer.zero_grad(set_to_none=True)
             if self.scheduler is not None:
@@ -268,6 +280,22 @@ IN_PLACE = (
     "stage {} changes its input in place, which belongs to the stage before it: begin the stage with an operation that "
     "does not work in place (or with `x.clone()`)"
 )
+
+
+def norms(parameters: Sequence[Tensor]) -> Tensor:
+    """The norm of each parameter's gradient, [number of gradients]."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
+
+
+def clip(parameters: Sequence[Tensor], limit: float, known: Sequence[Tensor] | None) -> None:
+    """Shrink gradients so that their norm is at most `limit`; `known` are the norms that count, by default their own.
+
+    The same operations as torch.nn.utils.clip_grad_norm_ on the parameters of all who told theirs.
+    """
+    told = [norms(parameters)] if known is None else known
+    total = torch.linalg.vector_norm(torch.cat([each.to(told[-1]) for each in told]))
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
 
 
 def begins_in_place(module: nn.Module) -> bool:

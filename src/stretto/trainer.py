@@ -59,6 +59,9 @@ class Trainer:
         heads: None to build them as the method says; or one entry a stage: a module, or None to have it built.
             The last stage's output is the model's output: its entry is None.
         scheduler: optimizer -> learning-rate scheduler, stepped at each update of its stage.
+        clip: the largest norm that the gradients of all stages together may have; they are shrunk to it. Exact for
+            synchronous methods, as torch.nn.utils.clip_grad_norm_ over the whole model. Where stages update at
+            different times, each is limited to clip / sqrt(number of stages), which keeps all of them within clip.
         workers: how many workers the schedule is laid out for; one a stage unless said otherwise. It changes costs,
             never numbers.
         device: "auto" takes a CUDA device if there is one, else the CPU.
@@ -78,12 +81,13 @@ class Trainer:
         example: Batch | None = None,
         heads: Sequence[nn.Module | None] | None = None,
         scheduler: Callable[[Any], Any] | None = None,
+        clip: float | None = None,
         workers: int | None = None,
         device: str | torch.device = "auto",
         seed: int = 0,
     ) -> None:
         refuse_processes()
-        check_kinds(stages, loss, scheduler, heads, workers, seed)
+        check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
         self.method = find_method(method)
         self.device = pick_device(device)
         self.seed = seed
@@ -95,7 +99,8 @@ class Trainer:
         check_sharing(self.stages, [None] * num_stages)
         if workers is not None and not 1 <= workers <= num_stages:
             raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
-        self.schedule, self.rules = self.method.plan(num_stages, workers)
+        self.clip = clip
+        self.schedule, self.rules = self.method.plan(num_stages, workers, reduce=clip is not None)
         self.lag = self.method.lag(num_stages)
         self.heads = self._heads(heads, example)
         check_sharing(self.stages, self.heads)
@@ -304,7 +309,7 @@ class Trainer:
         emulator = Emulator(self.schedule, self.rules, self._stages, self._delays)
         phases = {False: Phase(emulator, self._stages, own)}
         if self.method.phases:
-            schedule, rules = self.method.synchronous_plan(len(self.stages), workers)
+            schedule, rules = self.method.synchronous_plan(len(self.stages), workers, reduce=self.clip is not None)
             phases[True] = Phase(Emulator(schedule, rules, self._stages), self._stages, synchronous)
         return phases
 
@@ -318,7 +323,7 @@ class Trainer:
             self._places.append(place)
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
-        practices = build_practices(self.method, module, made, place)
+        practices = build_practices(self.method, module, made, place, self.clip)
         self._practices.append(practices)
         return Stage(
             index,
@@ -328,7 +333,6 @@ class Trainer:
             loss=self.loss,
             head=head,
             optimizer=made,
-            step=practices[0].step,
             scheduler=build_scheduler(scheduler, made) if scheduler is not None and made is not None else None,
             split=index in self.rules.split,
             mean=self.method.combine == "mean",

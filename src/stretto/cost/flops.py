@@ -69,7 +69,7 @@ class Counted(Stage):
 
 def paper(counted: Flops) -> Flops:
     """Charge what Laskin, Metz et al. 2020 charge: a backward is two forwards, whatever a method spares."""
-    factor = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
+    factor = {"F": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}
     return {(kind, stage): factor[kind] * counted["F", stage] for kind, stage in counted}
 
 

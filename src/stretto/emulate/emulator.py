@@ -7,6 +7,7 @@ from typing import Any
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.check import explain
+from stretto.schedule.rules import operands
 from stretto.stage import Stage
 
 
@@ -78,15 +79,15 @@ class Emulator:
 
     def _run(self, action: Action, needs: tuple[Edge, ...]) -> tuple[Edge, ...]:
         stage = self.stages[action.stage]
-        operands = {edge.value: self.values[edge] for edge in needs}
+        given = operands(needs, self.values)
         age, version = action.microbatch - self._since, None
         if action.kind == "F":
             version = self._since // self.schedule.per_turn + self._delays.version(action.stage, age)
         elif action.kind in "BW":
-            delay = stage.updates - operands["graph"].updates
+            delay = stage.updates - given["graph"].updates
             wanted = self._delays.at(action.stage, age)
             assert delay == wanted, f"{action}: its weights are {delay} updates old, the schedule promises {wanted}"
-        made = stage.run(action.kind, action.microbatch, operands, version)
+        made = stage.run(action.kind, action.microbatch, given, version)
         makes = self.rules.makes(action)
         for edge in makes:
             self.values[edge] = made[edge.value]

@@ -8,6 +8,7 @@ from stretto.methods.cure import Cure
 from stretto.methods.phases import Phases
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
 from stretto.schedule.library.one_f_one_b import one_f_one_b
+from stretto.schedule.reduce import with_reduce
 
 
 def one_each(num_stages: int) -> int:
@@ -62,18 +63,27 @@ class Method:
         # A single stage never waits for another: its forwards can see the newest weights, as plain training does.
         return self.weights == "double-buffered" and schedule.num_stages > 1
 
-    def synchronous_plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
+    def synchronous_plan(
+        self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False
+    ) -> tuple[Schedule, Rules]:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
         schedule, rules = self.plan(num_stages, num_workers)
         flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
-        return flushed, Rules.of(flushed, rules.reach)
+        return planned(flushed, rules.reach, reduce)
 
-    def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
+    def plan(self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.
 
-        Raises ScheduleError for a schedule that is not complete or can deadlock.
+        `reduce` makes the updates of a synchronous method wait until all stages have told each other how large their
+        gradients are. Raises ScheduleError for a schedule that is not complete or can deadlock.
         """
         schedule = self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
-        rules = Rules.of(schedule, self.reach(num_stages))
-        check(schedule, rules)
-        return schedule, rules
+        return planned(schedule, self.reach(num_stages), reduce and self.synchronous)
+
+
+def planned(schedule: Schedule, reach: Reach, reduce: bool) -> tuple[Schedule, Rules]:
+    """A schedule, with R before its updates if asked for, and its rules; checked."""
+    schedule = with_reduce(schedule) if reduce else schedule
+    rules = Rules.of(schedule, reach)
+    check(schedule, rules)
+    return schedule, rules

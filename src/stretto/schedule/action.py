@@ -7,6 +7,7 @@ KINDS = {
     "B": "backward",
     "I": "input gradient",
     "W": "weight gradient",
+    "R": "reduce",
     "U": "update",
 }
 

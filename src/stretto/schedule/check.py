@@ -45,7 +45,7 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
         for stage in range(schedule.num_stages):
             wanted = "FIW" if stage in rules.split else "FB"
             if (microbatch + 1) % rules.per_update == 0:
-                wanted += "U"
+                wanted += "RU" if rules.reduces else "U"
             for kind in wanted:
                 action = Action(kind, stage, microbatch)
                 times = found.pop(action, 0)

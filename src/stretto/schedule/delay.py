@@ -1,6 +1,7 @@
 """Delays, read off a schedule: never derived from a stage's index."""
 
 from stretto.errors import ScheduleError
+from stretto.schedule.rules import Tie
 from stretto.schedule.schedule import Schedule
 
 BACKWARD = "BW"  # the kinds that use a forward's weights again for the weight gradient
@@ -41,6 +42,11 @@ class Delays:
     def version(self, stage: int, microbatch: int) -> int:
         """How many updates the weights have had that a micro-batch's forward sees, counted from the last drain."""
         return microbatch // self.schedule.per_turn - self.at(stage, microbatch)
+
+    def tie(self, owner: int, user: int) -> Tie:
+        """The tie of two stages: which of the owner's versions goes with which micro-batch."""
+        per_turn, late = self.schedule.per_turn, self._full[owner]
+        return Tie(owner, user, tuple(per_turn * self.at(owner, late + i) + i + 1 for i in range(per_turn)))
 
     def _of_stage(self, stage: int) -> int:
         start = self._reach_back(stage)

@@ -24,5 +24,5 @@ def to_csv(schedule: Schedule) -> str:
                     f"{action} of worker {worker} comes before the minibatch's end: torch.distributed.pipelining "
                     f"leaves updates to its caller; export a schedule with one update a stage, after its last backward"
                 )
-    rows = (",".join(str(action) for action in actions if action.kind != "U") for actions in schedule.body)
+    rows = (",".join(str(action) for action in actions if action.kind not in "RU") for actions in schedule.body)
     return "".join(f"{row}\n" for row in rows)

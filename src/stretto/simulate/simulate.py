@@ -43,7 +43,7 @@ class Timeline:
 
 def unit_costs(action: Action) -> float:
     """F, I and W take 1, B both halves of the backward, an update nothing."""
-    return {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}[action.kind]
+    return {"F": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}[action.kind]
 
 
 def simulate(schedule: Schedule, rules: Rules, turns: int, durations: Durations = unit_costs) -> Timeline:

@@ -89,6 +89,7 @@ def prepare(settings: config.TrainSettings) -> Prepared:
         settings.method,
         example=example,
         scheduler=scheduler(settings),
+        clip=settings.clip,
         workers=settings.workers,
         seed=settings.seed,
     )
