@@ -85,15 +85,16 @@ def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
 
 
 def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
-    """Refuse parameters that two stages (with their heads) share: each stage has its own optimizer."""
-    owner: dict[int, int] = {}
-    for index, parts in enumerate(zip(stages, heads, strict=True)):
-        for name, parameter in (named for part in parts if part is not None for named in part.named_parameters()):
-            first = owner.setdefault(id(parameter), index)
-            if first != index:
+    """Refuse heads that share parameters with another stage or its head: each stage has its own optimizer."""
+    for index, head in enumerate(heads):
+        mine = {} if head is None else {id(parameter): name for name, parameter in head.named_parameters()}
+        for other, parts in enumerate(zip(stages, heads, strict=True)):
+            theirs = (p for part in parts if part is not None and other != index for p in part.parameters())
+            name = next((mine[id(parameter)] for parameter in theirs if id(parameter) in mine), None)
+            if name is not None:
                 raise UsageError(
-                    f"stages {first} and {index} share the parameter {name!r} (tied weights; heads count as their "
-                    "stage's), but each is updated by its own optimizer: put both into one stage, or untie them"
+                    f"the head of stage {index} and stage {other} share the parameter {name!r}, but each is updated by "
+                    "its own optimizer: give the head its own"
                 )
 
 

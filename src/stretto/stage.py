@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.schedule import Reach
+from stretto.ties import Borrower, Lender, taken
 from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]
@@ -33,6 +34,7 @@ class Graph:
     loss: Tensor | None
     version: Any
     updates: int
+    tied: Mapping[int, nn.Parameter] = field(default_factory=dict)  # the leaves of weights that another stage owns
     cut: Tensors = ()  # where the head's graph is cut from the module's, if the backward has two sweeps
     head_gradients: list[Tensor | None] = field(default_factory=list)
 
@@ -56,7 +58,8 @@ class Stage:
     `split` says that the backward comes as I and W. `mean` divides the weight gradient of the module by the number of
     losses that train it, where they would be summed. `step` updates, told how many updates came before; the
     optimizer's own step unless given. `adopt` changes weights and step. `seed_forward` is called with a micro-batch
-    before its forward, so that what a stage draws (dropout) depends on nothing else.
+    before its forward, so that what a stage draws (dropout) depends on nothing else. `lends` and `borrows` say which
+    parameters it shares with other stages.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Stage:
         split: bool = False,
         mean: bool = False,
         seed_forward: Callable[[int], None] | None = None,
+        lends: Lender | None = None,
+        borrows: Borrower | None = None,
     ) -> None:
         assert split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
         assert not mean or split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I and W"
@@ -92,7 +97,10 @@ class Stage:
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
         self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
-        self._parameters = [p for part in (module, head) if part is not None for p in part.parameters()]
+        self._lends, self._borrows = lends, borrows
+        foreign = set() if borrows is None else {id(parameter) for parameter in borrows.originals.values()}
+        parts = [part for part in (module, head) if part is not None]
+        self._parameters = [p for part in parts for p in part.parameters() if id(p) not in foreign]
         self._begun = False  # whether a gradient has been computed since the last update
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
@@ -165,14 +173,14 @@ class Stage:
         inputs = tuple(leaf(tensor, self._sends) for tensor in operands["activation"])
         given = tuple(tensor.clone() for tensor in inputs) if self._changes_input else inputs
         before = [tensor._version for tensor in given]
-        output, version = self.weights.forward(given, self.updates - wanted)
+        output, version, tied = self._run_module(given, wanted, operands)
         if not self._changes_input and before != [tensor._version for tensor in given]:
             raise UsageError(IN_PLACE.format(self.index))
         outputs = output if isinstance(output, tuple) else (output,)
         if not (self._is_last and not self._split) and not all(isinstance(tensor, Tensor) for tensor in outputs):
             kinds = ", ".join(type(tensor).__name__ for tensor in outputs)
             raise UsageError(f"stage {self.index} returned {kinds}: a stage returns a tensor or a tuple of tensors")
-        graph = Graph(inputs, outputs, None, version, wanted)
+        graph = Graph(inputs, outputs, None, version, wanted, tied)
         made: dict[str, Any] = {"graph": graph}
         if self._has_loss:
             target: Target = operands["target"]
@@ -184,6 +192,17 @@ class Stage:
         if not self._is_last:
             made["activation"] = tuple(tensor.detach() for tensor in outputs)
         return made
+
+    def _run_module(
+        self, inputs: Tensors, wanted: int, operands: Mapping[str, Any]
+    ) -> tuple[Any, Any, Mapping[int, nn.Parameter]]:
+        behind = 0 if self.optimizer is None else self.updates - wanted  # nothing to train: every version is the same
+        if self._borrows is None:
+            return *self.weights.forward(inputs, behind), {}
+        self._borrows.receive(operands.get("tied-weight", ()))
+        tied = self._borrows.leaves()
+        with self._borrows.worn(tied):
+            return *self.weights.forward(inputs, behind), tied
 
     def _head_output(self, outputs: Tensors, output: Any) -> Any:
         if self.head is not None:
@@ -215,7 +234,7 @@ class Stage:
         if roots:
             torch.autograd.backward(roots, gradients)
         self.weights.collect(graph.version)
-        return {"gradient": (take(graph.inputs),), "weight-gradient": None}
+        return {"gradient": (take(graph.inputs),), "weight-gradient": None, "tied-gradient": taken(graph.tied)}
 
     def _input_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
@@ -252,20 +271,27 @@ class Stage:
         if self._scale != 1:
             total = tuple(None if gradient is None else gradient * self._scale for gradient in total)
         roots, gradients = differentiable(graph.outputs, total)
-        leaves = self.weights.leaves(graph.version)
+        leaves = [*self.weights.leaves(graph.version), *graph.tied.values()]
         if roots and leaves:
             torch.autograd.backward(roots, gradients, inputs=leaves)
         self.weights.collect(graph.version)
         give(self._head_parameters, graph.head_gradients)
-        return {"weight-gradient": None}
+        return {"weight-gradient": None, "tied-gradient": taken(graph.tied)}
 
-    def _reduce(self, _: Mapping[str, Any]) -> dict[str, Any]:
+    def _complete(self, operands: Mapping[str, Any]) -> None:
+        # What other stages contribute to the gradient of this update.
+        if self._lends is not None:
+            self._lends.add(operands.get("tied-gradient", ()))
+
+    def _reduce(self, operands: Mapping[str, Any]) -> dict[str, Any]:
+        self._complete(operands)
         return {"norm": norms(self._parameters)}
 
     def _update(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         finished = self.updates
         self.updates += 1
         self._begun = False
+        self._complete(operands)
         if self.optimizer is not None:
             if self._clip is not None:
                 clip(self._parameters, self._clip, operands.get("norm"))
@@ -273,7 +299,12 @@ class Stage:
             self.optimizer.zero_grad(set_to_none=True)
             if self.scheduler is not None:
                 self.scheduler.step()
-        return {}
+        return {} if self._lends is None else {"tied-weight": self._lends.values()}
+
+    def settle(self) -> None:
+        """Nothing is in flight: weights that other stages own are as those have them."""
+        if self._borrows is not None:
+            self._borrows.settle()
 
 
 IN_PLACE = (

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
@@ -52,9 +51,9 @@ def refuse(ties: Sequence[Tied], method: object) -> None:
     """Raise UsageError: stages that have losses of their own do not wait for each other's gradients."""
     tied = ties[0]
     raise UsageError(
-        f"stages {tied.owner} and {tied.users[0]} share the parameter {tied.name!r} (tied weights), but {method} trains "
-        "stages by losses of their own, which do not wait for each other: put both into one stage, or untie them "
-        "(stretto.split(..., tied='together') does the first); pipelines and backprop can train tied weights"
+        f"stages {tied.owner} and {tied.users[0]} share the parameter {tied.name!r} (tied weights), but {method} "
+        "trains stages by losses of their own, which do not wait for each other: put both into one stage, or untie "
+        "them (stretto.split(..., tied='together') does the first); pipelines and backprop can train tied weights"
     )
 
 
@@ -78,7 +77,7 @@ class Lender:
 
 @dataclass
 class Borrower:
-    """What another stage does about parameters that it borrows: where they stand in its module, and what they are now."""
+    """What another stage does about parameters that it borrows: where in its module they stand, their values now."""
 
     module: nn.Module
     originals: Mapping[int, nn.Parameter]

@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto import heads as head_kinds
+from stretto import ties
 from stretto.assemble import build_practices, momentum_of, warn_of_overshoot
 from stretto.batch import inputs_on, micro_batches, target_on
 from stretto.chain import Chain
@@ -35,6 +36,7 @@ from stretto.parts import (
     wake,
 )
 from stretto.phase import Phase
+from stretto.schedule import Rules, Schedule
 from stretto.seeding import derive
 from stretto.stage import Loss, Practice, Stage, Target
 from stretto.trace import example_for_linear, trace
@@ -96,11 +98,13 @@ class Trainer:
         num_stages = len(self.stages)
         if not num_stages:
             raise UsageError("stages is empty: give at least one nn.Module")
-        check_sharing(self.stages, [None] * num_stages)
         if workers is not None and not 1 <= workers <= num_stages:
             raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
         self.clip = clip
-        self.schedule, self.rules = self.method.plan(num_stages, workers, reduce=clip is not None)
+        self._ties = ties.find(self.stages)
+        if self._ties and self.method.reach(num_stages).heads != (num_stages - 1,):
+            ties.refuse(self._ties, self.method)
+        self.schedule, self.rules = self._plan(self.method.plan, workers)
         self.lag = self.method.lag(num_stages)
         self.heads = self._heads(heads, example)
         check_sharing(self.stages, self.heads)
@@ -303,27 +307,34 @@ class Trainer:
             heads[stage] = head.to(device=self.device, dtype=outputs[stage][0].dtype)
         return heads
 
+    def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
+        return plan(len(self.stages), workers, reduce=self.clip is not None, ties=ties.pairs(self._ties))
+
     def _make_phases(self, workers: int | None) -> dict[bool, Phase]:
         # By whether they are synchronous phases of a method that otherwise is not.
         own, synchronous = zip(*self._practices, strict=True)
         emulator = Emulator(self.schedule, self.rules, self._stages, self._delays)
         phases = {False: Phase(emulator, self._stages, own)}
         if self.method.phases:
-            schedule, rules = self.method.synchronous_plan(len(self.stages), workers, reduce=self.clip is not None)
+            schedule, rules = self._plan(self.method.synchronous_plan, workers)
             phases[True] = Phase(Emulator(schedule, rules, self._stages), self._stages, synchronous)
         return phases
 
     def _stage(self, index: int, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None) -> Stage:
         module, head = self.stages[index], self.heads[index]
         parts = [part for part in (module, head) if part is not None]
-        parameters = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
+        borrows = ties.borrower_of(self._ties, index, module)
+        foreign = set() if borrows is None else set(borrows.originals.values())
+        trainable = (p for part in parts for p in part.parameters() if p.requires_grad and p not in foreign)
+        parameters = list(dict.fromkeys(trainable))
         made = build_optimizer(optimizer, parameters) if parameters else None
         place = Place(index, len(self.stages), self._delays.steady[index], momentum_of(made))
         if made is not None:
             self._places.append(place)
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
-        practices = build_practices(self.method, module, made, place, self.clip)
+        with nullcontext() if borrows is None else borrows.worn(borrows.fixed()):
+            practices = build_practices(self.method, module, made, place, self.clip)
         self._practices.append(practices)
         return Stage(
             index,
@@ -337,6 +348,8 @@ class Trainer:
             split=index in self.rules.split,
             mean=self.method.combine == "mean",
             seed_forward=lambda microbatch: generator.seed(derive(base, microbatch)),
+            lends=ties.lender_of(self._ties, index),
+            borrows=borrows,
         )
 
 

@@ -75,18 +75,23 @@ def test_without_an_example_parameters_count():
 def test_shared_layers_stay_together():
     shared = nn.Linear(4, 4)
     layers = [nn.Linear(4, 4), shared, nn.ReLU(), shared, nn.Linear(4, 4)]
-    stages = stretto.split(layers, 3, example=torch.randn(2, 4))
+    stages = stretto.split(layers, 3, example=torch.randn(2, 4), tied="together")
     assert stages.bounds == [0, 1, 4, 5]
     assert "layer 1 (Linear) and layer 3 (Linear) share the parameter 'weight'" in stages.explanation
     with pytest.raises(UsageError, match=r"only 3 pieces can be parted.*layer 1.*layer 3.*'weight'.*untie"):
-        stretto.split(layers, 4)
+        stretto.split(layers, 4, tied="together")
 
 
-def test_tied_ends_of_a_list_are_refused():
+def test_tied_ends_of_a_list_come_apart_unless_told_otherwise():
     layers = [nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)]
     layers[2].weight = layers[0].weight
+    stages = stretto.split(layers, 2, example=torch.tensor([[1, 2]]))
+    assert stages[0][0].weight is stages[1][-1].weight
+    assert "tied: stages 0 and 1 share the parameter '0.weight'; pipelines train it on the first" in stages.explanation
     with pytest.raises(UsageError, match=r"layer 0 \(Embedding\) and layer 2 \(Linear\) share.*'weight'.*one stage"):
-        stretto.split(layers, 2)
+        stretto.split(layers, 2, tied="together")
+    with pytest.raises(UsageError, match="did you mean 'together'"):
+        stretto.split(layers, 2, tied="togehter")
     assert len(stretto.split(layers, 1)) == 1
 
 

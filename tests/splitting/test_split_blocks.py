@@ -166,14 +166,18 @@ def test_the_model_is_left_as_it_was():
     assert "transformer.steps" not in stages[0].state_dict()
 
 
-def test_tied_embeddings_are_refused_by_name():
+def test_tied_embeddings_come_apart_unless_told_otherwise():
     model = GPT(tie=True)
     message = (
         r"h\.0 \(Block\) with what comes before it and .*h\.4 \(Block\) with what comes after it share the parameter "
         r"'transformer\.wte\.weight' alias 'head\.weight'.*untie"
     )
     with pytest.raises(UsageError, match=message):
-        stretto.split(model, 2, path="transformer.h", example=tokens(2, 5))
+        stretto.split(model, 2, path="transformer.h", example=tokens(2, 5), tied="together")
+    stages = stretto.split(model, 2, path="transformer.h", example=tokens(2, 5))
+    assert stages[0].transformer.wte.weight is stages[1].head.weight
+    assert "tied: stages 0 and 1 share the parameter" in stages.explanation
+    assert_same(model, stages, tokens(2, 5))
     assert len(stretto.split(model, 1, path="transformer.h", example=tokens(2, 5))) == 1
 
 
@@ -197,10 +201,13 @@ def test_a_parameter_of_the_model_keeps_its_users_together():
         return d(c(b(a(x)) * model.scale) * model.scale)
 
     model, x = Around(forward, depth=4).double(), numbers(2, 4)
-    stages = stretto.split(model, 3, path="blocks", example=x)
+    stages = stretto.split(model, 3, path="blocks", example=x, tied="together")
     assert stages.bounds == [0, 1, 3, 4]
     assert "share the parameter 'scale'" in stages.explanation
     assert_same(model, stages, x)
+    apart = stretto.split(model, 4, path="blocks", example=x)
+    assert apart[1].scale is apart[2].scale
+    assert_same(model, apart, x)
 
 
 def test_what_a_forward_keeps_is_not_left_on_the_model():

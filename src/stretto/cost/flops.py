@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
             Counted(index, module, reach=reach, weights=weights, loss=trainer.loss, head=head,
                     split=index in split, mean=mean)
         )  # fmt: skip
-    emulator = Emulator(trainer.schedule, trainer.rules, stages, trainer.method.delays(trainer.schedule))
+    rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
+    emulator = Emulator(trainer.schedule, rules, stages, trainer.method.delays(trainer.schedule))
     inputs, target = inputs_on(x, trainer.device), target_on(y, trainer.device)
     with torch.enable_grad(), PreservedGenerator(trainer.device):
         emulator.step(0, [{"activation": inputs, "target": Target(target)}] * trainer.schedule.per_turn)

@@ -45,23 +45,36 @@ class Emulator:
         if any(self._queues):
             left = [deque(action for action, _ in queue) for queue in self._queues]
             raise ScheduleError(f"deadlock: {explain(left, self.rules, set(self.values))}")
-        self._since = until
+        self.begin(n)
+
+    def begin(self, n: int) -> None:
+        """Turn n comes next, and nothing is in flight. Weights that nobody waits for any more are dropped."""
+        self._since = n * self.schedule.per_turn
+        self.values = {edge: value for edge, value in self.values.items() if edge.stage == self.rules.num_stages}
+        for stage in self.stages:
+            stage.settle()
 
     def restart(self, n: int) -> None:
         """Turn n comes next; whatever was in flight is dropped."""
-        self._since = n * self.schedule.per_turn
         self._waiting.clear()
         self.values.clear()
         for queue in self._queues:
             queue.clear()
+        self.begin(n)
 
     def _issue(self, n: int, until: int | None) -> None:
         ready = deque(range(len(self._queues)))
         for worker, queue in enumerate(self._queues):
             for action in self.schedule.turn(worker, n, until, self._since):
-                queue.append((action, self.rules.needs(action)))
+                queue.append((action, self._needs(action)))
         while ready:
             self._advance(ready.popleft(), ready)
+
+    def _needs(self, action: Action) -> tuple[Edge, ...]:
+        needs = self.rules.needs(action)
+        if not self.rules.ties:
+            return needs
+        return tuple(edge for edge in needs if edge.source.microbatch >= self._since)  # what was before is settled
 
     def _advance(self, worker: int, ready: deque[int]) -> None:
         queue = self._queues[worker]
@@ -92,5 +105,6 @@ class Emulator:
         for edge in makes:
             self.values[edge] = made[edge.value]
         for edge in self.rules.frees(action):
-            del self.values[edge]
+            if edge.source.microbatch >= self._since:
+                del self.values[edge]
         return makes

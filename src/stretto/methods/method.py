@@ -1,6 +1,6 @@
 """What a method is: a schedule, how far gradients travel, and which weights a pass sees."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,6 +9,8 @@ from stretto.methods.phases import Phases
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
 from stretto.schedule.library.one_f_one_b import one_f_one_b
 from stretto.schedule.reduce import with_reduce
+
+Pairs = Sequence[tuple[int, int]]
 
 
 def one_each(num_stages: int) -> int:
@@ -64,26 +66,29 @@ class Method:
         return self.weights == "double-buffered" and schedule.num_stages > 1
 
     def synchronous_plan(
-        self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False
+        self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False, ties: Pairs = ()
     ) -> tuple[Schedule, Rules]:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
         schedule, rules = self.plan(num_stages, num_workers)
         flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
-        return planned(flushed, rules.reach, reduce)
+        return planned(Delays(flushed), rules.reach, reduce, ties)
 
-    def plan(self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False) -> tuple[Schedule, Rules]:
+    def plan(
+        self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False, ties: Pairs = ()
+    ) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.
 
         `reduce` makes the updates of a synchronous method wait until all stages have told each other how large their
-        gradients are. Raises ScheduleError for a schedule that is not complete or can deadlock.
+        gradients are. `ties` are pairs of stages, the second of which works on weights of the first. Raises
+        ScheduleError for a schedule that is not complete or can deadlock.
         """
         schedule = self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
-        return planned(schedule, self.reach(num_stages), reduce and self.synchronous)
+        return planned(self.delays(schedule), self.reach(num_stages), reduce and self.synchronous, ties)
 
 
-def planned(schedule: Schedule, reach: Reach, reduce: bool) -> tuple[Schedule, Rules]:
+def planned(delays: Delays, reach: Reach, reduce: bool, ties: Pairs) -> tuple[Schedule, Rules]:
     """A schedule, with R before its updates if asked for, and its rules; checked."""
-    schedule = with_reduce(schedule) if reduce else schedule
-    rules = Rules.of(schedule, reach)
+    schedule = with_reduce(delays.schedule) if reduce else delays.schedule
+    rules = Rules.of(schedule, reach, ties=tuple(delays.tie(owner, user) for owner, user in ties))
     check(schedule, rules)
     return schedule, rules

@@ -1,7 +1,7 @@
 """Whether a schedule is complete and cannot deadlock, be sends buffered or waiting for their receive."""
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stretto.errors import ScheduleError
 from stretto.schedule.action import Action
@@ -64,10 +64,10 @@ def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
     there = {edge for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
     channels: dict[tuple[str, int, int], deque[Edge]] = {}
 
-    def receive(worker: int, wanted: Iterable[Edge]) -> None:
+    def receive(wanted: Sequence[Edge]) -> None:
         for edge in wanted:
             channel = channels.get(channel_of(edge))
-            if edge not in there and channel and channel[0] == edge:
+            while channel and channel[0] in wanted:
                 there.add(channel.popleft())
 
     progress = True
@@ -76,7 +76,7 @@ def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
         for worker, queue in enumerate(queues):
             while queue:
                 needs = rules.needs(queue[0])
-                receive(worker, needs)
+                receive(needs)
                 if not there.issuperset(needs):
                     break
                 action = queue.popleft()

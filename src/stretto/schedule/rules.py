@@ -32,7 +32,9 @@ class Edge(NamedTuple):
     stage: int
 
 
-SEVERAL = frozenset({"weight-gradient", "norm", "tied-weight", "tied-gradient"})  # values that one action may need from several sources
+SEVERAL = frozenset(
+    {"weight-gradient", "norm", "tied-weight", "tied-gradient"}
+)  # values that one action may need from several sources
 
 
 def operands(needs: Iterable[Edge], values: Mapping[Edge, Any]) -> dict[str, Any]:
@@ -72,7 +74,8 @@ class Rules:
     """The meaning of actions, from topology given as data. No interpreter holds a rule of its own.
 
     `split` are the stages whose backward is I and W instead of B; `per_update` is how many micro-batches an update
-    consumes; `reduces` says that updates wait for what all stages' R have to tell; `ties` are weights that several stages use.
+    consumes; `reduces` says that updates wait for what all stages' R have to tell; `ties` are weights that several
+    stages use.
     """
 
     reach: Reach
@@ -82,9 +85,7 @@ class Rules:
     ties: tuple[Tie, ...] = ()
 
     @classmethod
-    def of(
-        cls, schedule: Schedule, reach: Reach, per_update: int | None = None, ties: tuple[Tie, ...] = ()
-    ) -> "Rules":
+    def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None, ties: tuple[Tie, ...] = ()) -> "Rules":
         """The rules of a schedule: which stages split their backward stands in its body."""
         split = frozenset(action.stage for actions in schedule.body for action in actions if action.kind == "I")
         reduces = any(action.kind == "R" for actions in schedule.body for action in actions)

@@ -32,7 +32,9 @@ class Blocks(Parts):
 
     noun = "block"
 
-    def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module], inputs: Inputs | None) -> None:
+    def __init__(
+        self, model: nn.Module, blocks: Mapping[str, nn.Module], inputs: Inputs | None, *, together: bool
+    ) -> None:
         self._model = model
         self._blocks = dict(blocks)
         num_inputs = count_inputs(model, None if inputs is None else len(inputs))
@@ -43,7 +45,8 @@ class Blocks(Parts):
         self._last_use = self._uses()
         names = [self.name(index, index + 1) for index in range(len(self))]
         stuck = {i: joint for i in range(1, len(self)) if (joint := self._obstacle(i, names)) is not None}
-        self.joints = dict(sorted({**stuck, **tied(self._parameters(), names)}.items()))
+        shared = tied(self._parameters(), names) if together else {}
+        self.joints = dict(sorted({**stuck, **shared}.items()))
 
     def __len__(self) -> int:
         """Number of blocks."""

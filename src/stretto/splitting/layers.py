@@ -25,7 +25,9 @@ class Layers(Parts):
 
     noun = "layer"
 
-    def __init__(self, layers: Sequence[tuple[str, nn.Module]], inputs: Inputs | None, *, whole: bool) -> None:
+    def __init__(
+        self, layers: Sequence[tuple[str, nn.Module]], inputs: Inputs | None, *, whole: bool, together: bool
+    ) -> None:
         self._layers = list(layers)
         self._whole = whole
         names = [self.name(index, index + 1) for index in range(len(self))]
@@ -36,7 +38,7 @@ class Layers(Parts):
                     index,
                     Joint(f"{names[index]} overwrites what {names[index - 1]} gives", "build it with inplace=False"),
                 )
-        shared = tied([dict(layer.named_parameters()) for _, layer in layers], names)
+        shared = tied([dict(layer.named_parameters()) for _, layer in layers], names) if together else {}
         self.joints = dict(sorted({**joints, **shared}.items()))
 
     def __len__(self) -> int:

@@ -48,8 +48,22 @@ class Parts(ABC):
         return [f"kept together: {reason}" for reason in reasons[:4]] + more
 
 
+def parted(stages: Sequence[nn.Module]) -> list[str]:
+    """What there is to say about parameters that several stages share."""
+    homes: dict[int, list[tuple[int, str]]] = {}
+    for index, stage in enumerate(stages):
+        for name, parameter in stage.named_parameters():
+            homes.setdefault(id(parameter), []).append((index, name))
+    return [
+        f"tied: stages {' and '.join(str(index) for index, _ in uses)} share the parameter {uses[0][1]!r}; pipelines "
+        "train it on the first of them"
+        for uses in homes.values()
+        if len(uses) > 1
+    ]
+
+
 def tied(parameters: Sequence[Mapping[str, nn.Parameter]], names: Sequence[str]) -> dict[int, Joint]:
-    """Joints between pieces that share a parameter: each stage has its own optimizer."""
+    """Joints between pieces that share a parameter, for methods whose stages do not wait for each other's gradients."""
     joints: dict[int, Joint] = {}
     seen: dict[int, tuple[int, str]] = {}
     for index, owned in enumerate(parameters):
@@ -57,9 +71,9 @@ def tied(parameters: Sequence[Mapping[str, nn.Parameter]], names: Sequence[str])
             first, other = seen.get(id(parameter), (index, name))
             called = repr(name) if name == other else f"{other!r} alias {name!r}"
             joint = Joint(
-                f"{names[first]} and {names[index]} share the parameter {called} (tied weights), which one stage must "
+                f"{names[first]} and {names[index]} share the parameter {called} (tied weights), which one stage shall "
                 "hold",
-                "untie them: give each its own parameter",
+                "untie them: give each its own parameter; or, for pipelines, tied='apart'",
             )
             for position in range(first + 1, index + 1):
                 joints.setdefault(position, joint)

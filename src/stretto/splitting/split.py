@@ -13,12 +13,13 @@ from stretto.splitting.blocks import Blocks
 from stretto.splitting.cost import Inputs, measure
 from stretto.splitting.layers import Layers
 from stretto.splitting.lists import candidates, entries, lookup, whole_list, whole_tuples
-from stretto.splitting.parts import Parts
+from stretto.splitting.parts import Parts, parted
 from stretto.splitting.stages import Stages, explain
 from stretto.splitting.undisturbed import home
 
 LOGGER = logging.getLogger("stretto")
 BY = ("flops", "time", "parameters")
+TIED = ("apart", "together")
 
 
 def split(
@@ -28,6 +29,7 @@ def split(
     example: Tensor | tuple[Tensor, ...] | None = None,
     path: str | None = None,
     by: str = "flops",
+    tied: str = "apart",
 ) -> Stages:
     """Cut a model into `num_stages` stages of about the same cost, which hold the model's own modules.
 
@@ -44,6 +46,8 @@ def split(
             later stages need travels with the tuple that a stage returns. Arguments of forward beyond those that
             `example` gives take their defaults.
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
+        tied: whether parts that share a parameter may come "apart", as pipelines can train them, or stay "together" in
+            one stage, as methods need whose stages have losses of their own.
 
     The most expensive stage is as cheap as can be, then the sum of squares is least. The result is a list; its
     `explanation` says what was chosen and why, and is logged on "stretto" (INFO). The model keeps its modes,
@@ -51,9 +55,9 @@ def split(
 
     Raises UsageError where that cannot be done, with what to do instead.
     """
-    check(model, num_stages, example, path, by)
+    check(model, num_stages, example, path, by, tied)
     inputs = at_home(model, example)
-    parts = find(model, inputs, path)
+    parts = find(model, inputs, path, together=tied == "together")
     units = [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
     check_enough(parts, len(units) - 1, num_stages)
     names = [parts.name(start, stop) for start, stop in pairwise(units)]
@@ -61,18 +65,20 @@ def split(
     chosen = partition(costs.values, num_stages)
     bounds = [units[position] for position in chosen]
     kinds = [parts.kinds(start, stop) for start, stop in pairwise(bounds)]
-    explanation = explain(parts.noun, bounds, kinds, costs.together(chosen), parts.notes(bounds))
+    stages = parts.cut(bounds)
+    notes = [*parts.notes(bounds), *parted(stages)]
+    explanation = explain(parts.noun, bounds, kinds, costs.together(chosen), notes)
     LOGGER.info("%s", explanation)
-    return Stages(parts.cut(bounds), bounds=bounds, explanation=explanation)
+    return Stages(stages, bounds=bounds, explanation=explanation)
 
 
-def find(model: nn.Module | Sequence[nn.Module], inputs: Inputs | None, path: str | None) -> Parts:
+def find(model: nn.Module | Sequence[nn.Module], inputs: Inputs | None, path: str | None, *, together: bool) -> Parts:
     """The layers of a list, or the blocks that a path names."""
     if path is not None:
         assert isinstance(model, nn.Module)
         blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
         check_layers(list(blocks.items()), repr(path))
-        return Blocks(model, blocks, inputs)
+        return Blocks(model, blocks, inputs, together=together)
     if not whole_list(model):
         raise UsageError(
             f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
@@ -80,15 +86,17 @@ def find(model: nn.Module | Sequence[nn.Module], inputs: Inputs | None, path: st
         )
     layers = entries(model, "the list of layers")
     check_layers(layers, "the list of layers")
-    return Layers(layers, inputs, whole=whole_tuples(model))
+    return Layers(layers, inputs, whole=whole_tuples(model), together=together)
 
 
-def check(model: object, num_stages: int, example: object, path: object, by: str) -> None:
+def check(model: object, num_stages: int, example: object, path: object, by: str, tied: str) -> None:
     """Refuse what no model could make good."""
     if not isinstance(num_stages, int) or num_stages < 1:
         raise UsageError(f"num_stages={num_stages!r}: ask for at least one stage")
     if by not in BY:
         raise UsageError(f"by={by!r}: {nearest(str(by), BY)}")
+    if tied not in TIED:
+        raise UsageError(f"tied={tied!r}: {nearest(str(tied), TIED)}")
     tensors = example if isinstance(example, tuple) else (example,)
     if example is not None and (not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors)):
         kinds = ", ".join(type(tensor).__name__ for tensor in tensors)

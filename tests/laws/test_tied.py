@@ -1,0 +1,203 @@
+"""Tied weights on different stages: one parameter, one update, the gradients of all its uses."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, embedding, linear, tanh
+
+import stretto
+from laws.networks import Attention, assert_equal, run, token_loss
+
+VOCABULARY, WIDTH = 11, 8
+
+
+class Unembedding(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.weight = weight
+
+    def forward(self, x):
+        return linear(self.norm(x), self.weight)
+
+
+def language_model():
+    """Embedding and unembedding on the first and the last of four stages share their weight."""
+    torch.manual_seed(0)
+    first = nn.Embedding(VOCABULARY, WIDTH)
+    stages = [first, Attention(WIDTH), Attention(WIDTH), Unembedding(first.weight)]
+    return [stage.double() for stage in stages]
+
+
+def batches(count, seed=1, size=6):
+    g = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randint(VOCABULARY, (size, 5), generator=g), torch.randint(VOCABULARY, (size, 5), generator=g))
+        for _ in range(count)
+    ]
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def train_plainly(stages, data, clip=None):
+    model = nn.ModuleList(copy.deepcopy(stages))
+    assert model[0].weight is model[3].weight
+    optimizer, losses = sgd(list(model.parameters())), []
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = token_loss(run(model, x), y)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+SYNCHRONOUS = ["backprop", "gpipe", "1f1b", "1f1b(microbatches=2)", "interleaved", "looped-bfs", "zb-h1", "zb-v"]
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("method", [*SYNCHRONOUS, "pb(warmup=99)", "pipedream-2bw(warmup=99)"])
+def test_synchronous_methods_equal_plain_pytorch(method, workers, clip):
+    stages, data = language_model(), batches(7)
+    expected, losses = train_plainly(stages, data, clip)
+    trainer = stretto.Trainer(stages, token_loss, sgd, method, workers=workers, clip=clip)
+    found = [loss for x, y in data if (loss := trainer.step(x, y)) is not None] + trainer.flush() * (trainer.lag > 0)
+    assert found == pytest.approx(losses, abs=1e-12)
+    assert_equal(stages, expected, 1e-11)
+    assert stages[0].weight is stages[3].weight
+    assert trainer.model[0].weight is trainer.model[3].weight
+
+
+class First(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x):
+        return tanh(embedding(x, self.weight))
+
+
+class Last(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x):
+        return linear(x, self.weight)
+
+
+def delayed_reference(start, data, delays, *, consistent, per_update=1):
+    """Versions by number: tied E at both ends, w[1..S-2] between them; every use of E in micro-batch m sees the version
+    of the owner's forward. What is in between reads in its backward the weights of its forward (`consistent`) or those
+    of now: written out for three stages, E - tanh(w .) - E'.
+    """
+    lr, momentum = 0.1, 0.9
+    (e, w), v = [[start[0]], [start[1]]], [0.0, 0.0]
+    losses = []
+    for t, (x, y) in enumerate(data):
+        sums = [0.0, 0.0]
+        loss = 0.0
+        for i, (xi, yi) in enumerate(zip(x.tensor_split(per_update), y.tensor_split(per_update), strict=True)):
+            m, share = t * per_update + i, len(xi) / len(x)
+            ef = e[max(0, delays(0, t, m))]
+            wf = w[max(0, delays(1, t, m))]
+            wb = wf if consistent else w[t]
+            a = tanh(embedding(xi, ef))
+            b = tanh(a @ wf.T)
+            logits = b @ ef.T
+            p = logits.softmax(1)
+            loss += share * float(cross_entropy(logits, yi))
+            d = (p - nn.functional.one_hot(yi, p.shape[1])) / len(xi)
+            top = d.T @ b
+            d = (d @ ef) * (1 - b**2)
+            sums[1] = sums[1] + share * (d.T @ a)
+            d = (d @ wb) * (1 - a**2)
+            bottom = torch.zeros_like(ef).index_add(0, xi, d)
+            sums[0] = sums[0] + share * (top + bottom)
+        losses.append(loss)
+        for k, versions in enumerate((e, w)):
+            v[k] = momentum * v[k] + sums[k]
+            versions.append(versions[-1] - lr * v[k])
+    return e[-1], w[-1], losses
+
+
+S = 3
+METHODS = {
+    "pb": (lambda s, t, m: t - 2 * (S - 1 - s), False, 1),
+    "pb(stash=True)": (lambda s, t, m: t - 2 * (S - 1 - s), True, 1),
+    "pipedream": (lambda s, t, m: t - (S - 1 - s), True, 1),
+    "pipedream-2bw": (lambda s, t, m: t - 1, True, 3),
+    "pipedream-2bw(microbatches=4)": (lambda s, t, m: t - 1, True, 4),
+    "paci(every=2)": (lambda s, t, m: (m - (S - 1 - s)) // 2, False, 2),
+    "paci(every=3)": (lambda s, t, m: (m - (S - 1 - s)) // 3, False, 3),
+    "spectrain(warmup=99)": (lambda s, t, m: t, True, 1),
+}
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2])
+@pytest.mark.parametrize("flush_at", [None, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_asynchronous_methods_equal_explicit_versions(method, flush_at, workers, tmp_path):
+    """From fill to drain; a drain in between, a save and a load change nothing but what is in flight."""
+    g = torch.Generator().manual_seed(3)
+    weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH, generator=g, dtype=torch.float64))
+    middle = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64)
+    data = [
+        (torch.randint(VOCABULARY, (12,), generator=g), torch.randint(VOCABULARY, (12,), generator=g))
+        for _ in range(13)
+    ]
+    delays, consistent, per_update = METHODS[method]
+
+    def seen(s, t, m):
+        since = 0 if flush_at is None or t < flush_at else flush_at
+        return max(since, delays(s, t - since, m - since * per_update) + since)
+
+    start = weight.detach().clone(), middle.weight.detach().clone()
+    e, w, losses = delayed_reference(start, data, seen, consistent=consistent, per_update=per_update)
+    trainer = stretto.Trainer(
+        [First(weight), nn.Sequential(middle, nn.Tanh()), Last(weight)], cross_entropy,
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), method, workers=workers,
+    )  # fmt: skip
+    found = []
+    for t, (x, y) in enumerate(data):
+        if t == flush_at:
+            trainer.save(tmp_path / "run.pt")
+            trainer.load(tmp_path / "run.pt")
+        found.append(trainer.step(x, y))
+    found = [loss for loss in found if loss is not None] + trainer.flush()
+    assert found == pytest.approx(losses, abs=1e-10)
+    torch.testing.assert_close(weight.detach(), e, rtol=0, atol=1e-10)
+    torch.testing.assert_close(middle.weight.detach(), w, rtol=0, atol=1e-10)
+
+
+def test_nothing_of_tied_weights_is_left_after_a_drain():
+    stages = language_model()
+    trainer = stretto.Trainer(stages, token_loss, sgd, "pb")
+    for x, y in batches(9):
+        trainer.step(x, y)
+    trainer.flush()
+    assert not trainer._emulator.values
+    assert [name for name, _ in stages[3].named_parameters()] == ["weight", "norm.weight", "norm.bias"]
+    assert trainer._stages[3].optimizer.param_groups[0]["params"] == [stages[3].norm.weight, stages[3].norm.bias]
+
+
+def test_local_methods_refuse_them():
+    with pytest.raises(stretto.UsageError, match=r"stages 0 and 3 share the parameter 'weight' .*losses of their own"):
+        stretto.Trainer(language_model(), token_loss, sgd, "greedy", example=batches(1)[0][0])
+
+
+def test_costs_and_evaluation_take_them():
+    from stretto.cost import measure
+
+    trainer = stretto.Trainer(language_model(), token_loss, sgd, "pb")
+    x, y = batches(1)[0]
+    assert measure(trainer, x, y).total > 0
+    trainer.step(x, y)
+    assert trainer.evaluate([(x, y)])["loss"] > 0
