@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.schedule import Delays, Reach, Rules, check
+from stretto.methods import method
+from stretto.schedule import Action, Delays, Reach, Rules, check
 from stretto.schedule.check import complete, run_dry
 from stretto.schedule.library.gpipe import gpipe
 from stretto.schedule.library.interleaved import interleaved, looped_bfs
@@ -161,6 +162,76 @@ def test_delays(S, workers, M):
     for family in (looped_bfs, interleaved):
         assert Delays(family(2 * workers, workers, workers * M)).steady == (0,) * 2 * workers
     assert Delays(zb_v(2 * workers, workers, M)).steady == (0,) * 2 * workers
+
+
+def clock(S, ticks):
+    """Every tick of Pipelined Backpropagation's clock, on stage s: F of t-s, B of t-(2(S-1)-s), U of the same."""
+    for t in range(ticks):
+        yield [
+            [Action(kind, s, m) for kind, m in (("F", t - s), ("B", t - back), ("U", t - back)) if m >= 0]
+            for s, back in enumerate(range(2 * (S - 1), S - 2, -1))
+        ]
+
+
+@pytest.mark.parametrize("S", range(1, 12))
+def test_the_clock_of_pipelined_backpropagation(S):
+    """Tick by tick what the schedule lists; and nothing in a tick needs what another stage makes in the same tick."""
+    schedule, ticks = pipelined_backprop(S, S), 5 * S + 3
+    listed, earlier = [[] for _ in range(S)], set()
+    for tick in clock(S, ticks):
+        for s, actions in enumerate(tick):
+            for kind, _, m in actions:
+                needed = {"F": ("F", s - 1, m), "B": ("B", s + 1, m)}.get(kind)
+                assert needed is None or needed[1] in (-1, S) or needed in earlier, (s, kind, m)
+            listed[s] += actions
+        earlier.update(action for actions in tick for action in actions)
+    for s in range(S):
+        unrolled = [action for n in range(ticks) for action in schedule.turn(s, n)]
+        assert unrolled[: len(listed[s])] == listed[s]
+        delays = Delays(schedule)  # updates of the stage between F and B, counted on the clock
+        for m in range(ticks - 2 * S):
+            start, end = listed[s].index(("F", s, m)), listed[s].index(("B", s, m))
+            assert [a.kind for a in listed[s][start:end]].count("U") == delays.at(s, m) == min(m, 2 * (S - 1 - s))
+
+
+@pytest.mark.parametrize("every", range(1, 10))
+def test_delays_of_paci(every):
+    """The backward of m follows the forward of m + S-1-s; updates follow backwards a-1, 2a-1, ...
+
+    So the delay is floor(m/a) - floor((m-(S-1-s))/a): for every micro-batch the quotient (S-1-s)/a, rounded up or down.
+    """
+    for S in range(1, 14):
+        delays = Delays(paci(S, S, every))
+        for s in range(S):
+            ahead = S - 1 - s
+            seen = [delays.at(s, m) for m in range(ahead + 5 * every)]
+            assert seen == [m // every - max(0, m - ahead) // every for m in range(ahead + 5 * every)]
+            assert set(seen[ahead:]) == {ahead // every, -(-ahead // every)}
+            assert delays.steady[s] == max(seen) == -(-ahead // every)
+        assert max(delays.steady) == -(-(S - 1) // every)
+
+
+@pytest.mark.parametrize("S", range(1, 10))
+def test_delays_and_versions_of_the_methods(S):
+    """The laws of delay, and the versions held: 1 where nothing is kept, delay + 1 in a stash, two in 2BW."""
+    for name, delay, versions in (
+        ("pb", lambda s: 2 * (S - 1 - s), lambda s: 1),
+        ("pb(stash=True)", lambda s: 2 * (S - 1 - s), lambda s: 2 * (S - 1 - s) + 1),
+        ("pipemare", lambda s: 2 * (S - 1 - s), lambda s: 1),
+        ("pipedream", lambda s: S - 1 - s, lambda s: S - s),
+        ("nesterov", lambda s: S - 1 - s, lambda s: S - s),
+        ("spectrain", lambda s: S - 1 - s, lambda s: 1),
+        ("pipedream-2bw", lambda s: min(1, S - 1), lambda s: min(2, S)),
+        (f"pipedream-2bw(microbatches={S + 3})", lambda s: min(1, S - 1), lambda s: min(2, S)),
+        ("paci(every=3)", lambda s: -(-(S - 1 - s) // 3), lambda s: 1),
+        ("gpipe", lambda s: 0, lambda s: 1),
+        ("1f1b", lambda s: 0, lambda s: 1),
+        ("zb-h1", lambda s: 0, lambda s: 1),
+    ):
+        found = method(name)
+        schedule, _ = found.plan(S)
+        assert found.delays(schedule).steady == tuple(delay(s) for s in range(S)), name
+        assert found.versions(schedule) == tuple(versions(s) for s in range(S)), name
 
 
 @pytest.mark.parametrize("S", range(1, 7))
