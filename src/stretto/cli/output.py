@@ -52,6 +52,17 @@ def print_json(content: Any) -> None:
     print(json.dumps(content, indent=1, allow_nan=False))
 
 
+def write(file: Path, content: str) -> None:
+    """Put a file where it was asked for."""
+    from stretto.errors import UsageError
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {file}: {error.strerror}: choose another file") from error
+
+
 def print_settings(settings: "Settings", output: Output) -> None:
     """The resolved configuration, in a form that can be given back as a file."""
     if output.json:
