@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stretto.cli.output import FLAG, print_json, write
+from stretto.cli.output import FLAG, aligned, print_json, write
 from stretto.words import NUMBER, NUMBERS, WHOLE
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ def table(workers: list[dict[str, Any]]) -> str:
                 " ".join(map(str, versions if isinstance(versions, list) else [versions])),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return aligned(rows)
 
 
 def drawing(timeline: "Timeline", latency: float) -> str:
