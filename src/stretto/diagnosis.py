@@ -1,6 +1,6 @@
 """Which of a model's modules can be trained with which weights, and what else will bite: `stretto doctor --model`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,21 +86,33 @@ def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Dia
     modules: list[Finding] = []
     objections: list[Objection] = []
     for index, (stage, inputs) in enumerate(zip(stages, given, strict=False)):
-        found = survey(stage, tuple(leaf(tensor, index > 0) for tensor in inputs))
-        if not begins_in_place(stage) and changes_input(stage, inputs):
-            found.append(weights.Objection("", MECHANISMS, *IN_PLACE))
-        for each in found:
-            part = stage.get_submodule(each.module)
-            where = names.get(id(part), f"stage {index}{each.module and ': '}{each.module}") or "the model"
-            objections.append(Objection(where, type(part).__name__, each.mechanisms, each.reason, each.remedy))
-        for name, own in owners(stage).items():
-            against = {m for each in found if concerns(each.module, name) for m in each.mechanisms}
-            part = stage.get_submodule(name)
-            where = names.get(id(part), f"stage {index}{name and ': '}{name}") or "the model"
-            sure = {mechanism: mechanism not in against for mechanism in MECHANISMS}
-            modules.append(Finding(index, where, type(part).__name__, own, **sure))
+        found, against = look_at(index, stage, inputs, names)
+        modules += found
+        objections += against
     remarks = (*norms(model), *in_place(stages, names), *shared(stages))
     return Diagnosis(len(stages), describe(given[0]), tuple(modules), tuple(objections), remarks)
+
+
+def look_at(
+    index: int, stage: nn.Module, inputs: Sequence[Tensor], names: Mapping[int, str]
+) -> tuple[list[Finding], list[Objection]]:
+    """One stage: its modules that have weights, and what stands in the way of some."""
+    found = survey(stage, tuple(leaf(tensor, index > 0) for tensor in inputs))
+    if not begins_in_place(stage) and changes_input(stage, inputs):
+        found.append(weights.Objection("", MECHANISMS, *IN_PLACE))
+    parts = dict(stage.named_modules())
+
+    def called(name: str) -> tuple[str, str]:
+        own = names.get(id(parts[name]), f"stage {index}{name and ': '}{name}")
+        return own or "the model", type(parts[name]).__name__
+
+    modules = []
+    for name, own in owners(stage).items():
+        against = {mechanism for each in found if concerns(each.module, name) for mechanism in each.mechanisms}
+        sure = {mechanism: mechanism not in against for mechanism in MECHANISMS}
+        where, kind = called(name)
+        modules.append(Finding(index, where, kind, own, **sure))
+    return modules, [Objection(*called(each.module), each.mechanisms, each.reason, each.remedy) for each in found]
 
 
 IN_PLACE = (
@@ -159,7 +171,7 @@ def norms(model: nn.Module) -> Iterator[Remark]:
             )
 
 
-def in_place(stages: Sequence[nn.Module], names: dict[int, str]) -> Iterator[Remark]:
+def in_place(stages: Sequence[nn.Module], names: Mapping[int, str]) -> Iterator[Remark]:
     """First layers that work in place get a copy of their input, which belongs to the stage below."""
     for index, stage in enumerate(stages):
         if index and begins_in_place(stage):

@@ -375,7 +375,15 @@ def test_a_survey_sees_weights_that_no_stash_reaches():
 
     (found,) = survey(nn.Sequential(nn.ReLU(), Aside()), (sequence().requires_grad_(),))
     assert found.mechanisms == ("stash",)
-    assert "read parameters as attributes" in found.remedy
+    assert "reads parameters as attributes" in found.remedy
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_torchscript_is_refused():
+    module = torch.jit.script(nn.Linear(8, 8))
+    with pytest.raises(UsageError, match=r"the stage \(RecursiveScriptModule\).*compiled"):
+        Live(module).forward((sequence(),))
+    assert [each.mechanisms for each in survey(module, (sequence(),))] == [("live", "predicted"), ("stash",)]
 
 
 def test_a_survey_sees_weights_that_overlap():

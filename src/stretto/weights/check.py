@@ -106,7 +106,7 @@ def explain(copy: Copy) -> tuple[str, str]:
 
 def refuse(name: str, module: nn.Module, reason: str, remedy: str) -> NoReturn:
     """Raise UsageError: the submodule of that name cannot have other weights in its backward."""
-    kind = type(module.get_submodule(name)).__name__
+    kind = type(dict(module.named_modules())[name]).__name__  # a ScriptModule has no get_submodule
     raise UsageError(f"{name or 'the stage'} ({kind}): {REFUSED} {reason}; {remedy}")
 
 

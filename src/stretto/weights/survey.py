@@ -25,7 +25,7 @@ HIDDEN = "its backward reads a copy of {} that autograd does not know of", check
 ELSEWHERE = (
     "with stashed weights the gradient of {} is not that of plain training: the module keeps the parameter in a place "
     "that torch.func.functional_call does not reach, or draws random numbers of its own",
-    "read parameters as attributes of the module that they are registered on",
+    "make it a plain nn.Module that reads parameters as attributes of the module that they are registered on",
 )
 
 
@@ -51,10 +51,11 @@ def copies(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     """What a forward copies weights into, seen by following it, and by changing weights that it keeps as they are."""
     found: dict[str, check.Objection] = {}
     _, read = check.watched(module, fresh(inputs), objections=found)
+    parameters = dict(module.named_parameters())
     for name in read if guard.available() else ():
         owner, _, own = name.rpartition(".")
         known = any(concerns(each, owner) for each in found)
-        if not known and module.get_parameter(name).ndim > 1 and not changes_with(module, inputs, name):
+        if not known and parameters[name].ndim > 1 and not changes_with(module, inputs, name):
             found[owner] = (HIDDEN[0].format(own), HIDDEN[1])
     return [
         Objection(name, MECHANISMS if why == check.RECOMPUTED else ("live", "predicted"), *why)
@@ -80,8 +81,8 @@ def substitution(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
 
 def stashing(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     """Whether gradients on stashed weights are plain ones, after an update that they are not to notice."""
-    names = [name for name, p in module.named_parameters() if p.requires_grad]
-    wanted = [module.get_parameter(name) for name in names]
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    wanted = list(trained.values())
     with left_alone(module):
         plain = gradients(module(*fresh(inputs)), wanted)
     kept = [parameter.data for parameter in wanted]
@@ -98,7 +99,7 @@ def stashing(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     finally:
         for parameter, data in zip(wanted, kept, strict=True):
             parameter.data = data
-    wrong = [name for name, one, other in zip(names, stashed, plain, strict=True) if not same(one, other)]
+    wrong = [name for name, one, other in zip(trained, stashed, plain, strict=True) if not same(one, other)]
     return [Objection(name.rpartition(".")[0], ("stash",), ELSEWHERE[0].format(name), ELSEWHERE[1]) for name in wrong]
 
 
