@@ -70,7 +70,7 @@ MISTAKES = {
     "show greedy --workers 9 --json": "workers=9 for 4 stages: choose between 1 and 4",
     "show chunked(chunks=9)": "on 4 stages: use at most 4 chunks",
     "show greedy --svg /proc/x.svg": "cannot write to /proc/x.svg",
-    "show 1f1b --stages 128 --microbatches 129": "microbatches=129 on 128 stages: choose at most 128",
+    "show 1f1b --stages 128 --microbatches 65": "microbatches=65 on 128 stages: choose at most 64",
     "simulate": "--method",
     "simulate --method gredy": "did you mean 'greedy'",
     "simulate --method greedy --stages 0": "stages=0: choose a whole number from 1 to",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stretto.schedule import Rules, Schedule
     from stretto.simulate import Durations
 
-MOST_STAGES, MOST_MICROBATCHES, MOST = 128, 1024, 128 * 128  # more takes long to work out, and nobody could read it
+MOST_STAGES, MOST_MICROBATCHES, MOST = 128, 1024, 8192  # more takes long to work out; the last is of both multiplied
 FEW = 4  # micro-batches, where neither the user nor the method says how many
 
 
@@ -33,11 +33,9 @@ class Layout:
         from stretto.simulate import period
 
         turn = period(self.schedule, self.rules, times, latency=latency)
-        total, work = (
-            turn * self.schedule.num_workers,
-            sum(times(action) for body in self.schedule.body for action in body),
-        )
-        return turn, (total - work) / total if total else 0.0
+        work = sum(times(action) for body in self.schedule.body for action in body)
+        total = turn * self.schedule.num_workers
+        return turn, max(0.0, (total - work) / total) if total else 0.0
 
 
 def lay_out(method: str, stages: int, workers: int | None, microbatches: int | None) -> Layout:

@@ -33,7 +33,8 @@ def show(
     workers
         Number of workers; one a stage unless said otherwise.
     microbatches
-        Micro-batches that enter before the pipeline drains. A synchronous pipeline takes them as one minibatch.
+        Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
+        synchronous pipeline takes them as one minibatch.
     svg
         File to draw the schedule into.
     csv

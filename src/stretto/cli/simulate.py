@@ -45,7 +45,8 @@ def simulate(
     workers
         Number of workers; as many as suit the method unless said otherwise.
     microbatches
-        Micro-batches that enter before the pipeline drains. A synchronous pipeline takes them as one minibatch.
+        Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
+        synchronous pipeline takes them as one minibatch.
     forward
         Time of a micro-batch's forward; 1 unless said otherwise.
     backward

@@ -39,7 +39,7 @@ class Timeline:
     def bubble(self) -> float:
         """Idle time as a share of all workers' time."""
         total = self.makespan * self.schedule.num_workers
-        return (total - sum(self.busy)) / total if total else 0.0
+        return max(0.0, (total - sum(self.busy)) / total) if total else 0.0
 
 
 def unit_costs(action: Action) -> float:
