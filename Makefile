@@ -32,7 +32,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	for claim in benchmarks/*/main.py; do $(TEST_ENV) $(BIN)/python $$claim || exit 1; done
+	for claim in benchmarks/*/*.py; do $(TEST_ENV) $(BIN)/python $$claim || exit 1; done
 
 lock: $(READY)
 	{ echo "# Every package that Stretto is developed and tested with, pinned. Made by: make lock"; \

@@ -198,7 +198,8 @@ def python(code):
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "compare --help", "train --help", "show --help", "report --help", "--version"]
+    "words",
+    ["--help", "compare --help", "train --help", "show --help", "simulate --help", "report --help", "--version"],
 )
 def test_help_imports_nothing_heavy(words):
     done = python(

@@ -1,5 +1,7 @@
 """What cannot be given other weights in its backward is refused by name; nothing else is."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from stretto.errors import UsageError
 from stretto.weights import CurrentRule, DoubleBuffered, Live, Stash, Substituted, WeightPrediction
 from stretto.weights.probe import sees_current_weights
+from stretto.weights.survey import MECHANISMS as MECHANISMS_OF_A_SURVEY
+from stretto.weights.survey import survey
 
 
 class Given(nn.Module):
@@ -315,6 +319,79 @@ def test_the_probe_says_what_is_wrong(name):
     found = sees_current_weights(WRONG[name][0](), (sequence().requires_grad_(),))
     assert len(found) == 1
     assert "backward" in found[0]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_survey_finds_nothing_wrong(name):
+    torch.manual_seed(0)
+    module, inputs = RIGHT[name]()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    places, random = [p.data_ptr() for p in module.parameters()], torch.get_rng_state()
+    assert survey(module, (inputs,)) == []
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    assert [p.data_ptr() for p in module.parameters()] == places
+    assert all(p.grad is None for p in module.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_survey_names_what_is_wrong_for_each_mechanism(name):
+    make, message = WRONG[name]
+    module = make()
+    found = survey(module, (sequence().requires_grad_(),))
+    assert [each.module for each in found[1:]] == (["part.linear1", "part.linear2"] if "attention" in name else [])
+    for each in found[:1]:
+        kind = type(module.get_submodule(each.module)).__name__
+        assert re.search(message, f"{each.module or 'the stage'} ({kind}): {each.reason}; {each.remedy}")
+    for each in found:
+        assert each.mechanisms == (MECHANISMS_OF_A_SURVEY if "checkpoint" in name else MECHANISMS_OF_A_SURVEY[:2])
+
+
+def test_a_survey_finds_everything_at_once():
+    module = nn.Sequential(weight_norm(), nn.Linear(8, 8), Given(autocast, part=nn.Linear(8, 8)), weight_norm())
+    found = survey(module, (sequence().requires_grad_(),))
+    assert [(each.module, each.mechanisms) for each in found] == [
+        (name, ("live", "predicted")) for name in ("0", "2.part", "3")
+    ]
+
+
+def test_a_survey_sees_what_a_function_hides():
+    module = nn.Sequential(nn.Linear(8, 8), Given(lambda m, x: Hidden.apply(x, m.w), w=torch.randn(8, 8)))
+    (found,) = survey(module, (sequence(),))
+    assert (found.module, found.mechanisms) == ("1", ("live", "predicted"))
+    assert "its backward reads a copy of w" in found.reason
+
+
+def test_a_survey_sees_weights_that_no_stash_reaches():
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.aside = [self.layer.weight]
+
+        def forward(self, x):
+            return x @ self.aside[0]
+
+    (found,) = survey(nn.Sequential(nn.ReLU(), Aside()), (sequence().requires_grad_(),))
+    assert found.mechanisms == ("stash",)
+    assert "reads parameters as attributes" in found.remedy
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_torchscript_is_refused():
+    module = torch.jit.script(nn.Linear(8, 8))
+    with pytest.raises(UsageError, match=r"the stage \(RecursiveScriptModule\).*compiled"):
+        Live(module).forward((sequence(),))
+    assert [each.mechanisms for each in survey(module, (sequence(),))] == [("live", "predicted"), ("stash",)]
+
+
+def test_a_survey_sees_weights_that_overlap():
+    flat = torch.randn(4, 6)
+    module = Given(lambda m, x: x @ m.a + x @ m.b, a=flat[:, :3], b=flat[:, 3:])
+    (found,) = survey(module, (torch.randn(2, 4),))
+    assert found.mechanisms == ("predicted",)
+    assert "overlap" in found.reason
 
 
 class Hidden(torch.autograd.Function):

@@ -1,18 +1,64 @@
-"""stretto doctor: check the environment."""
+"""stretto doctor: check the environment, or a model."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from stretto.cli.output import FLAG, print_json
+from stretto.cli.output import FLAG, aligned, print_json
+from stretto.words import OPTIONS, WHOLE, WHOLES, Option
+
+if TYPE_CHECKING:
+    from stretto.diagnosis import Diagnosis
 
 
-def doctor(*, json: Annotated[bool, FLAG] = False) -> int:
+def doctor(
+    *,
+    model: str | None = None,
+    model_options: Annotated[dict[str, Option] | None, OPTIONS] = None,
+    data: str | None = None,
+    example: Annotated[tuple[int, ...] | None, WHOLES] = None,
+    stages: Annotated[int | None, WHOLE] = None,
+    path: str | None = None,
+    json: Annotated[bool, FLAG] = False,
+) -> int:
     """Check what Stretto needs on this machine; exit with 1 if something that it cannot do without is missing.
+
+    With --model: list which of its modules can be trained under which methods, and exit with 1 if there is one for
+    which the wanted weights cannot be guaranteed.
 
     Parameters
     ----------
+    model
+        mlp, cnn, transformer; or a function without arguments that returns an nn.Module, or (module, example):
+        package.module:function or path/to/file.py:function.
+    model_options
+        Options of a built-in network: --model-options.width 256.
+    data
+        Data set for a built-in network: digits or pydoc.
+    example
+        Shape of an input batch of real numbers, 32,784, where the function gives no example.
+    stages
+        Stages to cut the model into; unless said otherwise one for each layer of an nn.Sequential, else one in all.
+    path
+        Where the model's list of blocks is, e.g. transformer.h, as for stretto.split.
     json
         Print one JSON object on stdout, nothing else.
     """
+    from stretto.errors import UsageError
+
+    if model is not None:
+        diagnosis = diagnosis_of(model, model_options or {}, data, example, stages, path)
+        if json:
+            print_json({"model": model, **diagnosis.to_json()})
+        else:
+            print("\n".join(in_words(model, diagnosis)))
+        return 1 if diagnosis.objections else 0
+    for name, value in (("example", example), ("stages", stages), ("path", path), ("data", data)):
+        if value is not None:
+            raise UsageError(f"{name} is about a model: give --model, too")
+    return environment(json)
+
+
+def environment(json: bool) -> int:
+    """Check this machine."""
     from stretto.doctor import examine
 
     findings = examine()
@@ -25,3 +71,83 @@ def doctor(*, json: Annotated[bool, FLAG] = False) -> int:
             print(f"{marks[finding.state]} {finding.name:<14} {finding.detail}")
         print("everything Stretto needs is here" if not broken else "what is marked BROKEN must be mended first")
     return 1 if broken else 0
+
+
+def diagnosis_of(
+    name: str,
+    options: dict[str, Option],
+    data: str | None,
+    shape: tuple[int, ...] | None,
+    stages: int | None,
+    path: str | None,
+) -> "Diagnosis":
+    """Find the model and an example of its input, and look at it. Raises UsageError for what cannot be found."""
+    from stretto.diagnosis import cut, diagnose, example_of
+    from stretto.errors import UsageError
+
+    model, example = built_in(name, options, data) if ":" not in name else of_user(name, options, data)
+    if shape is not None:
+        if any(size < 1 for size in shape):
+            raise UsageError(f"example={','.join(map(str, shape))}: every size is at least 1")
+        example = example_of(shape, model)
+    pieces = cut(model, stages, path, example)
+    if example is None:
+        from stretto.trace import example_for_linear
+
+        example = example_for_linear([model])
+    if example is None:
+        raise UsageError(
+            f"{name} gives no example, and what it takes cannot be told from its layers: give the shape of an input "
+            "batch, --example 32,784, or return (module, example)"
+        )
+    return diagnose(model, pieces, example)
+
+
+def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
+    """A built-in network and a small batch of its data."""
+    from torch import nn
+
+    from stretto.config import Settings
+    from stretto.errors import UsageError, nearest
+    from stretto.models import MODELS
+    from stretto.study.prepare import build_model, dataset
+
+    if name not in MODELS:
+        raise UsageError(
+            f"unknown model {name!r}: {nearest(name, MODELS)}; or write package.module:function or "
+            "path/to/file.py:function"
+        )
+    chosen = data or ("pydoc" if name == "transformer" else "digits")
+    settings = Settings(model=name, model_options=options, data=chosen)
+    return nn.Sequential(*build_model(settings).layers), dataset(settings).train.x[:4]
+
+
+def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
+    """A user's network, and the example that it came with."""
+    from stretto.errors import UsageError
+    from stretto.locate import locate
+
+    if options or data is not None:
+        raise UsageError(f"model-options and data are for built-in networks; {name} is a function without arguments")
+    return locate(name)
+
+
+def in_words(name: str, found: "Diagnosis") -> list[str]:
+    """A table of the modules, what stands in the way, and what to mind."""
+    from stretto.diagnosis import MEANING, methods_of
+
+    plural = "stage" if found.num_stages == 1 else "stages"
+    rows = [("stage", "module", "kind", "parameters", *MEANING)]
+    for each in found.modules:
+        sure = ["yes" if getattr(each, mechanism) else "NO" for mechanism in MEANING]
+        rows.append((str(each.stage), each.name, each.kind, f"{each.parameters:,}", *sure))
+    lines = [f"{name} in {found.num_stages} {plural}, input {found.example}", "", aligned(rows), ""]
+    lines += [f"{each:<9}  {MEANING[each]}: {', '.join(names)}" for each, names in methods_of().items()]
+    lines += ["With any other method no weights change between a forward and its backward: every module will do.", ""]
+    for why in found.objections:
+        lines.append(f"{why.module} ({why.kind}), {' and '.join(why.mechanisms)}: {why.reason}; {why.remedy}")
+    alike: dict[tuple[str, str], list[str]] = {}
+    for remark in found.remarks:
+        alike.setdefault((remark.kind, remark.remark), []).append(remark.module)
+    lines += [f"mind: {', '.join(names)} ({kind}) {remark}" for (kind, remark), names in alike.items()]
+    return [*lines, "every method's weights can be guaranteed" if not found.objections else "see those marked NO"]

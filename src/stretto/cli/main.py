@@ -18,6 +18,7 @@ from stretto.cli.doctor import doctor
 from stretto.cli.file import file_first, settings_from_file
 from stretto.cli.report import report
 from stretto.cli.show import show
+from stretto.cli.simulate import simulate
 from stretto.cli.train import train
 from stretto.errors import StrettoError, UsageError
 
@@ -29,7 +30,7 @@ app = App(
     version=__version__,
     config=settings_from_file,
 )
-for verb in (compare, train, show, report, doctor):
+for verb in (compare, train, show, simulate, report, doctor):
     app.command(verb)
 
 

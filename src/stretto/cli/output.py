@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +51,23 @@ def console(*, stderr: bool = False) -> "Console":
 def print_json(content: Any) -> None:
     """One JSON object on stdout."""
     print(json.dumps(content, indent=1, allow_nan=False))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines, columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def write(file: Path, content: str) -> None:
+    """Put a file where it was asked for."""
+    from stretto.errors import UsageError
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {file}: {error.strerror}: choose another file") from error
 
 
 def print_settings(settings: "Settings", output: Output) -> None:

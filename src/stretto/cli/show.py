@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from stretto.cli.output import FLAG, print_json
+from stretto.cli.output import FLAG, print_json, write
 from stretto.words import WHOLE
-
-MOST = 128  # stages, micro-batches: more takes long to work out, and nobody could read it
 
 
 def show(
@@ -17,7 +15,7 @@ def show(
     *,
     stages: Annotated[int, WHOLE] = 4,
     workers: Annotated[int | None, WHOLE] = None,
-    microbatches: Annotated[int, WHOLE] = 4,
+    microbatches: Annotated[int | None, WHOLE] = None,
     svg: Path | None = None,
     csv: Path | None = None,
     json: Annotated[bool, FLAG] = False,
@@ -35,7 +33,8 @@ def show(
     workers
         Number of workers; one a stage unless said otherwise.
     microbatches
-        Micro-batches that enter before the pipeline drains.
+        Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
+        synchronous pipeline takes them as one minibatch.
     svg
         File to draw the schedule into.
     csv
@@ -43,33 +42,24 @@ def show(
     json
         Print one JSON object on stdout, nothing else.
     """
-    from stretto.errors import UsageError
-    from stretto.methods import method as find
-    from stretto.schedule import check, draw
+    from stretto.cli.layout import lay_out
+    from stretto.schedule import draw
     from stretto.schedule.export import to_csv
-    from stretto.simulate import period, simulate, unit_costs
+    from stretto.simulate import simulate, unit_costs
 
-    for name, value in (("stages", stages), ("microbatches", microbatches)):
-        if not 1 <= value <= MOST:
-            raise UsageError(f"{name}={value}: choose a whole number from 1 to {MOST}")
-    chosen = find(method)
-    if workers is not None and not 1 <= workers <= stages:
-        raise UsageError(f"workers={workers} for {stages} stages: choose between 1 and {stages}")
-    schedule, rules = chosen.plan(stages, workers)
-    check(schedule, rules)
-    turns = -(-microbatches // schedule.per_turn)
+    layout = lay_out(method, stages, workers, microbatches)
+    chosen, schedule, rules, turns = layout.method, layout.schedule, layout.rules, layout.turns
     timeline = simulate(schedule, rules, turns)
-    steady = period(schedule, rules, unit_costs)
-    work = sum(unit_costs(action) for body in schedule.body for action in body)
+    steady, steady_bubble = layout.steady(unit_costs)
     facts: dict[str, Any] = {
         "method": str(chosen),
         "stages": stages,
         "workers": schedule.num_workers,
-        "microbatches": turns * schedule.per_turn,
+        "microbatches": layout.microbatches,
         "makespan": timeline.makespan,
         "bubble": timeline.bubble,
         "steady_period": steady,
-        "steady_bubble": 1 - work / (steady * schedule.num_workers),
+        "steady_bubble": steady_bubble,
         "delay": list(chosen.delays(schedule).steady),
         "peak_activations": list(simulate(schedule, rules, schedule.drain + 2).peak_graphs),
         "weight_versions": list(chosen.versions(schedule)),
@@ -86,7 +76,7 @@ def show(
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
     print(f"{chosen}: {chosen.summary}\n\n{draw.text(timeline.spans, width=width)}\n")
     print(f"these {facts['microbatches']} micro-batches   {timeline.makespan:g} columns, {timeline.bubble:.0%} idle")
-    print(f"steady state           {steady:g} columns a turn, {facts['steady_bubble']:.0%} idle")
+    print(f"steady state           {steady:g} columns a turn, {steady_bubble:.0%} idle")
     print(f"delay by stage         {by_stage(facts['delay'])} updates")
     print(f"forwards held by stage {by_stage(facts['peak_activations'])}")
     print(f"weight versions        {by_stage(facts['weight_versions'])}")
@@ -94,17 +84,6 @@ def show(
     for file in (svg, csv):
         if file is not None:
             print(f"written to {file}")
-
-
-def write(file: Path, content: str) -> None:
-    """Put a file where it was asked for."""
-    from stretto.errors import UsageError
-
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write to {file}: {error.strerror}: choose another file") from error
 
 
 def by_stage(values: list[int]) -> str:

@@ -81,6 +81,18 @@ def method(name: str | Method, **options: Any) -> Method:
     return replace(built, name=bare, phases=phases, options={key: chosen[key] for key in known if key in chosen})
 
 
+def with_microbatches(chosen: Method, count: int) -> Method:
+    """A synchronous method with its minibatch cut into `count` micro-batches, if it takes so many and none are given.
+
+    Any other method as it is: a turn of it takes as many as it takes, and more micro-batches are more turns.
+    """
+    build = METHODS.get(chosen.name)
+    free = build is not None and "microbatches" in inspect.signature(build).parameters
+    if not chosen.synchronous or not free or chosen.options.get("microbatches") is not None:
+        return chosen
+    return method(chosen.name, **{**chosen.options, "microbatches": count})
+
+
 def parse(text: str) -> tuple[str, dict[str, Any]]:
     """Split "chunked(chunks=4)" in its name and its options; a value is a Python literal, or a bare word."""
     bare, parenthesis, rest = text.strip().partition("(")

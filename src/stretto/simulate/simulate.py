@@ -1,7 +1,7 @@
 """Time on paper: when each action would start and end, given what each one costs."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ class Timeline:
     schedule: Schedule
     spans: tuple[Span, ...]
     peak_graphs: tuple[int, ...]  # the most forwards that each stage held at once for their backward
+    peak_activations: tuple[int, ...]  # the same for each worker, all its stages together
 
     @cached_property
     def makespan(self) -> float:
@@ -38,7 +39,7 @@ class Timeline:
     def bubble(self) -> float:
         """Idle time as a share of all workers' time."""
         total = self.makespan * self.schedule.num_workers
-        return 1 - sum(self.busy) / total if total else 0.0
+        return max(0.0, (total - sum(self.busy)) / total) if total else 0.0
 
 
 def unit_costs(action: Action) -> float:
@@ -46,15 +47,18 @@ def unit_costs(action: Action) -> float:
     return {"F": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}[action.kind]
 
 
-def simulate(schedule: Schedule, rules: Rules, turns: int, durations: Durations = unit_costs) -> Timeline:
-    """Let `turns` turns enter and the pipeline drain. Communication is free; times are in the unit of `durations`.
+def simulate(
+    schedule: Schedule, rules: Rules, turns: int, durations: Durations = unit_costs, *, latency: float = 0
+) -> Timeline:
+    """Let `turns` turns enter and the pipeline drain. Times are in the unit of `durations`.
 
+    A value is there for its own worker at once, for another one `latency` later; sending keeps nobody busy, and what
+    the loader gives is there from the start.
     Raises ScheduleError at a deadlock, with who waits for what.
     """
     queues = [deque(schedule.unroll(worker, turns)) for worker in range(schedule.num_workers)]
     when = {edge: 0.0 for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
     clocks = [0.0] * schedule.num_workers
-    held, peak = [0] * schedule.num_stages, [0] * schedule.num_stages
     spans: list[Span] = []
     progress = True
     while progress:
@@ -65,11 +69,20 @@ def simulate(schedule: Schedule, rules: Rules, turns: int, durations: Durations 
                 start = max([clocks[worker], *(when[edge] for edge in rules.needs(action))])
                 clocks[worker] = end = start + durations(action)
                 spans.append(Span(worker, action, start, end))
-                when.update(dict.fromkeys(rules.makes(action), end))
-                stage = action.stage
-                held[stage] += any(edge.value == "graph" for edge in rules.makes(action))
-                peak[stage] = max(peak[stage], held[stage])
-                held[stage] -= any(edge.value == "graph" for edge in rules.frees(action))
+                for edge in rules.makes(action):
+                    when[edge] = end + latency * (schedule.worker_of.get(edge.stage, worker) != worker)
     if any(queues):
         raise ScheduleError(f"deadlock: {explain(queues, rules, set(when))}")
-    return Timeline(schedule, tuple(spans), tuple(peak))
+    by_stage = most_held(spans, rules, [span.action.stage for span in spans], schedule.num_stages)
+    by_worker = most_held(spans, rules, [span.worker for span in spans], schedule.num_workers)
+    return Timeline(schedule, tuple(spans), by_stage, by_worker)
+
+
+def most_held(spans: Sequence[Span], rules: Rules, places: Sequence[int], size: int) -> tuple[int, ...]:
+    """The most forwards held at once for their backward in each of `size` places, given where each span belongs."""
+    held, peak = [0] * size, [0] * size
+    for span, place in zip(spans, places, strict=True):
+        held[place] += any(edge.value == "graph" for edge in rules.makes(span.action))
+        peak[place] = max(peak[place], held[place])
+        held[place] -= any(edge.value == "graph" for edge in rules.frees(span.action))
+    return tuple(peak)

@@ -11,15 +11,21 @@ from stretto.simulate.simulate import Durations
 
 
 class Dependence(NamedTuple):
-    """`after` cannot start before `before`, `turns` turns earlier, has ended: positions in a list of actions."""
+    """`after` cannot start before `before`, `turns` turns earlier, has ended: positions in a list of actions.
+
+    `travels` says that what it waits for comes from another worker.
+    """
 
     before: int
     after: int
     turns: int
+    travels: bool = False
 
 
-def period(schedule: Schedule, rules: Rules, durations: Durations) -> float:
+def period(schedule: Schedule, rules: Rules, durations: Durations, *, latency: float = 0) -> float:
     """The time of one turn in the steady state of the slowest worker, in the unit of `durations`.
+
+    `latency` is the time that a value needs from one worker to another.
 
     Every cycle of dependences that spans k turns and takes time t forces k turns to take at least t; the slowest
     cycle is reached (max-plus algebra; Baccelli et al. 1992, chapter 2). Exact.
@@ -28,15 +34,17 @@ def period(schedule: Schedule, rules: Rules, durations: Durations) -> float:
     actions = [action for body in schedule.body for action in body]
     edges = dependences(schedule, rules, actions)
     times = [Fraction(durations(action)) for action in actions]
-    unit = math.lcm(*(time.denominator for time in times))
-    cost = [int(time * unit) for time in times]  # whole numbers: comparisons of paces must be exact
+    travel = Fraction(latency)
+    unit = math.lcm(travel.denominator, *(time.denominator for time in times))
+    whole, way = [int(time * unit) for time in times], int(travel * unit)  # comparisons of paces must be exact
+    cost = {edge: whole[edge.after] + way * edge.travels for edge in edges}
     pace = Fraction(0)
     while (cycle := slower_cycle(len(actions), edges, cost, pace)) is not None:
         turns = sum(edge.turns for edge in cycle)
         if turns <= 0:
             names = " after ".join(str(actions[edge.after]) for edge in cycle)
             raise ScheduleError(f"deadlock: {names} after {actions[cycle[0].after]}, all within one turn")
-        pace = Fraction(sum(cost[edge.after] for edge in cycle), turns)
+        pace = Fraction(sum(cost[edge] for edge in cycle), turns)
     return float(pace / unit)
 
 
@@ -56,11 +64,14 @@ def dependences(schedule: Schedule, rules: Rules, actions: list[Action]) -> list
             source = by_kind.get((kind, stage, microbatch % schedule.per_turn))
             if source is not None:  # None: the loader, which never keeps anyone waiting
                 turns = (source.microbatch - microbatch) // schedule.per_turn
-                edges.append(Dependence(index[source], index[action], turns))
+                travels = schedule.worker_of[stage] != schedule.worker_of[action.stage]
+                edges.append(Dependence(index[source], index[action], turns, travels))
     return edges
 
 
-def slower_cycle(size: int, edges: list[Dependence], cost: list[int], pace: Fraction) -> list[Dependence] | None:
+def slower_cycle(
+    size: int, edges: list[Dependence], cost: dict[Dependence, int], pace: Fraction
+) -> list[Dependence] | None:
     """A cycle that takes longer than `pace` a turn, if there is one (Bellman and Ford on longest paths).
 
     Within a turn dependences have no cycle, so that taking them in their order carries a length through a whole turn
@@ -68,12 +79,12 @@ def slower_cycle(size: int, edges: list[Dependence], cost: list[int], pace: Frac
     """
     ordered = in_order(size, edges)
     length = [0] * size
-    per_cost, per_turn = pace.denominator, pace.numerator
+    gains = [pace.denominator * cost[edge] - pace.numerator * edge.turns for edge in ordered]
     last: list[Dependence | None] = [None] * size
     for _ in range(size + 1):
         changed = False
-        for edge in ordered:
-            reached = length[edge.before] + per_cost * cost[edge.after] - per_turn * edge.turns
+        for edge, gain in zip(ordered, gains, strict=True):
+            reached = length[edge.before] + gain
             if reached > length[edge.after]:
                 length[edge.after], last[edge.after], changed = reached, edge, True
         if not changed:

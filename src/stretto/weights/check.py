@@ -26,15 +26,23 @@ from stretto.weights.origins import Copy, Kind, Origins, place, tensors_in
 
 STASH = "choose weights='stash' for this stage"
 CAST = f"keep its weights in that dtype with float32 masters instead of autocast, or {STASH}"
+REFUSED = "the backward would not see the weights it should, because"
 COMPILED = "it is compiled, and a compiled graph may keep copies of weights", f"leave it uncompiled, or {STASH}"
 RECOMPUTED = "a part of it is recomputed in the backward, with other weights (checkpoint)", "take the checkpoint out"
+Objection = tuple[str, str]  # a reason, a remedy
 HOOKED = "what it saves for the backward goes through saved_tensors_hooks, which may copy it", STASH
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the weights through the operations of a forward, and looks at each tensor that a graph saves."""
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Any], hook: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Sequence[Any],
+        hook: Callable[[Any], Any] | None,
+        objections: dict[str, Objection] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.origins = Origins()
         self.inside = [""]  # the submodules that are being run
@@ -44,6 +52,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.origins.kinds.update((where, Kind.WEIGHT) for where in self.names)
         self._module = module
         self._hook = hook
+        self._objections = objections
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and note what came out of what."""
@@ -62,20 +71,22 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif kind == Kind.COPY:
             copy = self.origins.copies[place(tensor)]
             owner = copy.module.partition("parametrizations")
-            refuse(owner[0].rstrip(".") if owner[1] else self.inside[-1], self._module, *explain(copy))
+            self.refuse(owner[0].rstrip(".") if owner[1] else self.inside[-1], *explain(copy))
 
-    def refuse(self, reason: str, remedy: str) -> NoReturn:
-        """Raise UsageError for the submodule that is being run."""
-        refuse(self.inside[-1], self._module, reason, remedy)
+    def refuse(self, name: str, reason: str, remedy: str) -> None:
+        """Raise UsageError for a submodule; where objections are collected, note the first one to it and go on."""
+        if self._objections is None:
+            refuse(name, self._module, reason, remedy)
+        self._objections.setdefault(name, (reason, remedy))
 
     def _refuse_detours(self) -> None:
         hook = guard.innermost_hook()
         if hook is not None and is_checkpoint(hook):
-            self.refuse(*RECOMPUTED)
+            self.refuse(self.inside[-1], *RECOMPUTED)
         if hook not in (self._hook, None):
-            self.refuse(*HOOKED)
+            self.refuse(self.inside[-1], *HOOKED)
         if inside_compiled():
-            self.refuse(*COMPILED)
+            self.refuse(self.inside[-1], *COMPILED)
 
 
 def explain(copy: Copy) -> tuple[str, str]:
@@ -95,10 +106,8 @@ def explain(copy: Copy) -> tuple[str, str]:
 
 def refuse(name: str, module: nn.Module, reason: str, remedy: str) -> NoReturn:
     """Raise UsageError: the submodule of that name cannot have other weights in its backward."""
-    kind = type(module.get_submodule(name)).__name__
-    raise UsageError(
-        f"{name or 'the stage'} ({kind}): the backward would not see the weights it should, because {reason}; {remedy}"
-    )
+    kind = type(dict(module.named_modules())[name]).__name__  # a ScriptModule has no get_submodule
+    raise UsageError(f"{name or 'the stage'} ({kind}): {REFUSED} {reason}; {remedy}")
 
 
 def run(
@@ -120,23 +129,30 @@ def watched(
     inputs: Sequence[Any],
     pack: Callable[[Tensor], Any] | None = None,
     unpack: Callable[[Any], Tensor] | None = None,
+    objections: dict[str, Objection] | None = None,
 ) -> tuple[Any, list[str]]:
-    """As `run`; and the names of the weights that the backward will read."""
-    refuse_compiled(module)
+    """As `run`; and the names of the weights that the backward will read.
+
+    Where a dictionary is given for `objections`, no module is refused: it gets the first objection to each, by name.
+    """
     torch.clear_autocast_cache()  # a cast of before would come from nowhere
 
     def save(tensor: Tensor) -> Any:
         watch.saved(tensor)
         return tensor if pack is None else pack(tensor)
 
-    watch = Watch(module, inputs, save)
+    watch = Watch(module, inputs, save, objections)
     with ExitStack() as stack:
         for name, part in module.named_modules():
-            stack.enter_context(inside(watch, name, part))
+            if is_compiled(part):
+                watch.refuse(name, *COMPILED)
+            if not isinstance(part, torch.jit.ScriptModule):
+                stack.enter_context(inside(watch, name, part))
         stack.enter_context(saved_tensors_hooks(save, unpack if unpack is not None else lambda kept: kept))
         stack.enter_context(watch)
         output = module(*inputs)
-    refuse_compiled_graph(module, output)
+    for detour in detours(output):
+        watch.refuse("", *detour)
     return output, [watch.names[where] for where in watch.read]
 
 
@@ -155,21 +171,14 @@ def inside(watch: Watch, name: str, part: nn.Module) -> AbstractContextManager[o
     return stack
 
 
-def refuse_compiled(module: nn.Module) -> None:
-    """Raise UsageError for a submodule that torch.compile or TorchScript has taken over."""
-    for name, part in module.named_modules():
-        if is_compiled(part):
-            refuse(name, module, *COMPILED)
-
-
-def refuse_compiled_graph(module: nn.Module, output: Any) -> None:
-    """Raise UsageError if a compiled function or a checkpoint is part of the graph of `output`."""
+def detours(output: Any) -> Iterator[Objection]:
+    """Compiled functions and checkpoints that are part of the graph of `output`."""
     for node in nodes(output):
         kind = node.name()
         if "CompiledFunction" in kind or "DifferentiableGraph" in kind:
-            refuse("", module, *COMPILED)
+            yield COMPILED
         if "CheckpointFunction" in kind:
-            refuse("", module, *RECOMPUTED)
+            yield RECOMPUTED
 
 
 def inside_compiled() -> bool:

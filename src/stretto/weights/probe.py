@@ -37,7 +37,8 @@ def changes_with(module: nn.Module, inputs: Sequence[Any], name: str) -> bool:
     given = [value.detach().clone() if isinstance(value, Tensor) else value for value in inputs]
     wanted: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
     wanted += [value.requires_grad_() for value in given if isinstance(value, Tensor) and value.is_floating_point()]
-    outputs = [tensor for tensor in tensors_in([module(*given)]) if tensor.requires_grad]
+    copies = [value.clone() if isinstance(value, Tensor) else value for value in given]  # it may work in place
+    outputs = [tensor for tensor in tensors_in([module(*copies)]) if tensor.requires_grad]
     cotangents = [torch.randn_like(tensor) for tensor in outputs]
 
     def gradients() -> list[Tensor]:

@@ -1,0 +1,166 @@
+"""stretto simulate: what a schedule takes in time and memory, on paper."""
+
+import math
+import shutil
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from stretto.cli.output import FLAG, aligned, print_json, write
+from stretto.words import NUMBER, NUMBERS, WHOLE
+
+if TYPE_CHECKING:
+    from stretto.cli.layout import Layout
+    from stretto.simulate import Timeline
+
+MOST_COLUMNS = 400  # a drawing of more columns is no drawing
+
+
+def simulate(
+    *,
+    method: str,
+    stages: Annotated[int, WHOLE] = 4,
+    workers: Annotated[int | None, WHOLE] = None,
+    microbatches: Annotated[int | None, WHOLE] = None,
+    forward: Annotated[tuple[float, ...] | None, NUMBERS] = None,
+    backward: Annotated[tuple[float, ...] | None, NUMBERS] = None,
+    input_gradient: Annotated[tuple[float, ...] | None, NUMBERS] = None,
+    weight_gradient: Annotated[tuple[float, ...] | None, NUMBERS] = None,
+    update: Annotated[tuple[float, ...] | None, NUMBERS] = None,
+    latency: Annotated[float, NUMBER] = 0.0,
+    svg: Path | None = None,
+    json: Annotated[bool, FLAG] = False,
+) -> None:
+    """Time, bubble and memory of every worker under a method, from the times of its stages.
+
+    Times are in a unit of your choice, one for all stages or one each: --forward 1,2,1,1.
+
+    Parameters
+    ----------
+    method
+        Method with its options, e.g. 1f1b or "paci(every=2)".
+    stages
+        Number of stages.
+    workers
+        Number of workers; as many as suit the method unless said otherwise.
+    microbatches
+        Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
+        synchronous pipeline takes them as one minibatch.
+    forward
+        Time of a micro-batch's forward; 1 unless said otherwise.
+    backward
+        Time of its whole backward; twice the forward unless said otherwise.
+    input_gradient
+        Where a backward comes in two halves, the time of the first; half of the backward unless said otherwise.
+    weight_gradient
+        The time of the second half; the rest of the backward unless said otherwise.
+    update
+        Time of an update; 0 unless said otherwise.
+    latency
+        Time that a value needs from one worker to another. Nobody computes less meanwhile.
+    svg
+        File to draw the schedule into, to scale.
+    json
+        Print one JSON object on stdout, nothing else.
+    """
+    from stretto import simulate as paper
+    from stretto.cli.layout import lay_out
+    from stretto.errors import UsageError
+    from stretto.schedule import draw
+
+    if not 0 <= latency < math.inf:
+        raise UsageError(f"latency={latency:g}: a time is 0 or more")
+    layout = lay_out(method, stages, workers, microbatches)
+    times = paper.stage_times(
+        stages,
+        forward=forward,
+        backward=backward,
+        input_gradient=input_gradient,
+        weight_gradient=weight_gradient,
+        update=update,
+    )
+    timeline = paper.simulate(layout.schedule, layout.rules, layout.turns, times, latency=latency)
+    steady, steady_bubble = layout.steady(times, latency)
+    facts: dict[str, Any] = {
+        "method": str(layout.method),
+        "stages": stages,
+        "microbatches": layout.microbatches,
+        "minibatches": layout.turns,
+        "latency": latency,
+        "makespan": timeline.makespan,
+        "bubble": timeline.bubble,
+        "steady_period": steady,
+        "steady_bubble": steady_bubble,
+        "workers": by_worker(layout, timeline),
+        "svg": None if svg is None else str(svg),
+    }
+    if svg is not None:
+        write(svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
+    if json:
+        print_json(facts)
+        return
+    print(f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, latency)}\n")
+    print(f"{f'{layout.microbatches} micro-batches':<20} {timeline.makespan:g}, {timeline.bubble:.1%} idle")
+    print(f"{'steady state':<20} {steady:g} a turn of {layout.schedule.per_turn}, {steady_bubble:.1%} idle\n")
+    print(table(facts["workers"]))
+    if svg is not None:
+        print(f"written to {svg}")
+
+
+def by_worker(layout: "Layout", timeline: "Timeline") -> list[dict[str, Any]]:
+    """What each worker holds and does. Where it has several stages, the versions of weights are a list."""
+    versions = layout.method.versions(layout.schedule)
+    homes = layout.schedule.worker_of
+    rows = []
+    for worker, busy in enumerate(timeline.busy):
+        own = sorted(stage for stage, home in homes.items() if home == worker)
+        held = [versions[stage] for stage in own]
+        rows.append(
+            {
+                "stages": own,
+                "busy": busy,
+                "busy_share": busy / timeline.makespan if timeline.makespan else 0.0,
+                "peak_activations": timeline.peak_activations[worker],
+                "weight_versions": held[0] if len(held) == 1 else held,
+            }
+        )
+    return rows
+
+
+def table(workers: list[dict[str, Any]]) -> str:
+    """The workers in rows, columns aligned."""
+    rows = [("worker", "stages", "busy", "", "activations held", "weight versions")]
+    for worker, facts in enumerate(workers):
+        versions = facts["weight_versions"]
+        rows.append(
+            (
+                str(worker),
+                " ".join(map(str, facts["stages"])),
+                f"{facts['busy']:g}",
+                f"{facts['busy_share']:.1%}",
+                str(facts["peak_activations"]),
+                " ".join(map(str, versions if isinstance(versions, list) else [versions])),
+            )
+        )
+    return aligned(rows)
+
+
+def drawing(timeline: "Timeline", latency: float) -> str:
+    """The schedule in characters, where its times have a common measure that leaves it readable."""
+    from stretto.schedule import draw
+
+    lengths = sorted({span.end - span.start for span in timeline.spans} | {latency})
+    near = [Fraction(length).limit_denominator(1000) for length in lengths]
+    unit = common_measure(near)
+    exact = all(math.isclose(a, b) for a, b in zip(lengths, near, strict=True))
+    if not unit or not exact or timeline.makespan / unit > MOST_COLUMNS:
+        return "(no common measure of these times is long enough for a drawing in characters: see --svg)"
+    width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
+    return f"{draw.text(timeline.spans, float(unit), width)}\n(one column is {float(unit):g})"
+
+
+def common_measure(lengths: list[Fraction]) -> Fraction:
+    """The longest time that all lengths are multiples of; 0 where all are 0."""
+    common = math.lcm(*(length.denominator for length in lengths))
+    return Fraction(math.gcd(*(int(length * common) for length in lengths)), common)
