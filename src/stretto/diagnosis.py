@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from stretto import ties
 from stretto.batch import inputs_on
 from stretto.errors import UsageError
 from stretto.methods import METHODS, Method, method
@@ -186,18 +187,13 @@ def in_place(stages: Sequence[nn.Module], names: Mapping[int, str]) -> Iterator[
 
 def shared(stages: Sequence[nn.Module]) -> Iterator[Remark]:
     """Tied weights on different stages."""
-    homes: dict[int, tuple[nn.Parameter, str, list[int]]] = {}
-    for index, stage in enumerate(stages):
-        for name, parameter in stage.named_parameters():
-            homes.setdefault(id(parameter), (parameter, name, []))[2].append(index)
-    for parameter, name, where in homes.values():
-        if len(where) > 1:
-            yield Remark(
-                name,
-                f"Parameter {list(parameter.shape)}",
-                f"is shared by stages {', '.join(map(str, where))}, each of which has its own optimizer: put them into "
-                "one stage, or untie it",
-            )
+    for tied in ties.find(stages):
+        yield Remark(
+            tied.name,
+            f"Parameter {list(tied.parameter.shape)}",
+            f"is shared by stages {', '.join(map(str, (tied.owner, *tied.users)))}: pipelines train it on the first; "
+            "local methods (greedy, overlapping, chunked) need it in one stage",
+        )
 
 
 def cut(model: nn.Module, num_stages: int | None, path: str | None, example: Any) -> Sequence[nn.Module]:

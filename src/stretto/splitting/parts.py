@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from stretto import ties
+
 
 @dataclass(frozen=True)
 class Joint:
@@ -50,15 +52,10 @@ class Parts(ABC):
 
 def parted(stages: Sequence[nn.Module]) -> list[str]:
     """What there is to say about parameters that several stages share."""
-    homes: dict[int, list[tuple[int, str]]] = {}
-    for index, stage in enumerate(stages):
-        for name, parameter in stage.named_parameters():
-            homes.setdefault(id(parameter), []).append((index, name))
     return [
-        f"tied: stages {' and '.join(str(index) for index, _ in uses)} share the parameter {uses[0][1]!r}; pipelines "
+        f"tied: stages {' and '.join(map(str, (each.owner, *each.users)))} share the parameter {each.name!r}; pipelines "
         "train it on the first of them"
-        for uses in homes.values()
-        if len(uses) > 1
+        for each in ties.find(stages)
     ]
 
 
