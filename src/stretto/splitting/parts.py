@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from stretto import ties
+from stretto.ties import find as find_ties
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Parts(ABC):
 def parted(stages: Sequence[nn.Module]) -> list[str]:
     """What there is to say about parameters that several stages share."""
     return [
-        f"tied: stages {' and '.join(map(str, (each.owner, *each.users)))} share the parameter {each.name!r}; pipelines "
-        "train it on the first of them"
-        for each in ties.find(stages)
+        f"tied: stages {' and '.join(map(str, (each.owner, *each.users)))} share the parameter {each.name!r}; "
+        "pipelines train it on the first of them"
+        for each in find_ties(stages)
     ]
 
 
