@@ -11,25 +11,43 @@ from stretto.errors import UsageError
 from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionWanted
 from stretto.methods.cure import Place, Prediction
-from stretto.optim import Rescheduled, SpikeCompensation
+from stretto.optim import Masters, Rescheduled, SpikeCompensation
 from stretto.weights import WEIGHTS, Live, Predicted, Substituted, Weights
+from stretto.weights.rounded import Rounded
 from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
 
 Optimizer = torch.optim.Optimizer
 
 
-def build_weights(method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place) -> Weights:
+def build_weights(
+    method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place, masters: Masters
+) -> Weights:
     """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
     if optimizer is None or (method.weights == "live" and no_cure(method, place)):
         return WEIGHTS["current"](module)
     forward, backward = method.cure.forward, method.cure.backward
+
+    def rule(wanted: Prediction | CorrectionWanted | None) -> Rule:
+        built = build_rule(wanted, optimizer, place)
+        return Rounded(built, masters) if masters.copies else built
+
     if method.weights == "live" and forward is None and backward is None:
         return Live(module)
     if method.weights == "live":
-        return Substituted(module, build_rule(forward, optimizer, place), build_rule(backward, optimizer, place))
+        return Substituted(module, rule(forward), rule(backward))
     if forward is not None:
-        return Predicted(module, build_rule(forward, optimizer, place))
+        return Predicted(module, rule(forward))
     return WEIGHTS[method.weights](module)
+
+
+def check_autocast(method: Method, weights: Weights, stage: int) -> None:
+    """Raise UsageError for a stage whose backward is to read other weights than autocast's casts of its forward's."""
+    if isinstance(weights, Live | Substituted):
+        raise UsageError(
+            f"method {method} cannot train under precision='bf16-autocast': a backward of stage {stage} is to see "
+            "other weights than its forward saw, but autocast keeps casts of those. Use precision='bf16', or a method "
+            "whose backward sees its forward's weights: a synchronous one, pb(stash=True), pipedream, pipedream-2bw"
+        )
 
 
 def no_cure(method: Method, place: Place) -> bool:

@@ -1,6 +1,7 @@
 """What each action does to the tensors of one stage: shared by every interpreter that trains."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.optim import Masters
 from stretto.schedule import Reach
 from stretto.weights import Weights
 
@@ -44,7 +46,8 @@ class Stage:
     `split` says that the backward comes as I and W. `mean` divides the weight gradient of the module by the number of
     losses that train it, where they would be summed. `step` updates, told how many updates came before; the
     optimizer's own step unless given. `seed_forward` is called with a micro-batch before its forward,
-    so that what a stage draws (dropout) depends on nothing else.
+    so that what a stage draws (dropout) depends on nothing else. `masters` are what the optimizer steps in place of
+    low-precision parameters. `context` makes what each forward runs in, with its head and loss (autocast).
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class Stage:
         split: bool = False,
         mean: bool = False,
         seed_forward: Callable[[int], None] | None = None,
+        masters: Masters | None = None,
+        context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         assert split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
         assert not mean or split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I and W"
@@ -80,6 +85,9 @@ class Stage:
         self._sends = bool(reach.carried(index))
         self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
         self._parameters = [p for part in (module, head) if part is not None for p in part.parameters()]
+        self.masters = masters or Masters()
+        self._parameters += self.masters.copies.values()
+        self._context = context
         self._begun = False  # whether a gradient has been computed since the last update
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
@@ -106,7 +114,8 @@ class Stage:
         """
         try:
             if kind == "F":
-                return self._forward(microbatch, operands, self.updates if version is None else version)
+                with self._context():
+                    return self._forward(microbatch, operands, self.updates if version is None else version)
             return self._run[kind](operands)
         except Exception as error:
             error.add_note(f"in action {self.index}{kind}{microbatch}: stage {self.index}, micro-batch {microbatch}")
@@ -120,8 +129,8 @@ class Stage:
     def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
         """Go on from `state_dict`. Raises UsageError, naming `origin`, if it belongs to another kind of stage."""
         for name, part in self._parts():
-            if (state[name] is None) != (part is None):
-                has, had = ("no" if part is None else "a"), ("no" if state[name] is None else "a")
+            if (state.get(name) is None) != (part is None):
+                has, had = ("no" if part is None else "a"), ("no" if state.get(name) is None else "a")
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
                 try:
@@ -137,6 +146,7 @@ class Stage:
         return (
             ("module", self.module),
             ("head", self.head),
+            ("masters", self.masters if self.masters.copies else None),
             ("optimizer", self.optimizer),
             ("scheduler", self.scheduler),
         )
@@ -197,6 +207,7 @@ class Stage:
         if roots:
             torch.autograd.backward(roots, gradients)
         self.weights.collect(graph.version)
+        self.masters.collect()
         return {"gradient": (take(graph.inputs),), "weight-gradient": None}
 
     def _input_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,6 +250,7 @@ class Stage:
             torch.autograd.backward(roots, gradients, inputs=leaves)
         self.weights.collect(graph.version)
         give(self._head_parameters, graph.head_gradients)
+        self.masters.collect()
         return {"weight-gradient": None}
 
     def _update(self, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,7 +258,7 @@ class Stage:
         self.updates += 1
         self._begun = False
         if self.optimizer is not None:
-            self.weights.update(lambda: self._step(finished))
+            self.weights.update(lambda: self.masters.step(lambda: self._step(finished)))
             self.optimizer.zero_grad(set_to_none=True)
             if self.scheduler is not None:
                 self.scheduler.step()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto import heads as head_kinds
-from stretto.assemble import build_step, build_weights, momentum_of, warn_of_overshoot
+from stretto.assemble import build_step, build_weights, check_autocast, momentum_of, warn_of_overshoot
 from stretto.batch import inputs_on, micro_batches, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
@@ -34,6 +34,7 @@ from stretto.parts import (
     refuse_processes,
     wake,
 )
+from stretto.precision import Precision
 from stretto.seeding import derive
 from stretto.stage import Loss, Stage, Target
 from stretto.trace import example_for_linear, trace
@@ -63,6 +64,11 @@ class Trainer:
         device: "auto" takes a CUDA device if there is one, else the CPU.
         seed: decides the weights of auxiliary heads, of stages given as functions, and everything stages draw in
             training (dropout). It depends on the stage and the micro-batch only; the global generator is left alone.
+        precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to
+            bfloat16 (norms with running statistics stay in float32); the optimizer steps float32 masters, and the loss
+            gets float32 outputs. `stages` and `model` hold the bfloat16 weights, which follow the masters: give weights
+            to the modules before the Trainer is made. "bf16-autocast" leaves the weights and runs forwards, heads and
+            losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
 
     Raises UsageError when the parts do not fit, before anything is trained.
     """
@@ -80,12 +86,14 @@ class Trainer:
         workers: int | None = None,
         device: str | torch.device = "auto",
         seed: int = 0,
+        precision: str | None = None,
     ) -> None:
         refuse_processes()
         check_kinds(stages, loss, scheduler, heads, workers, seed)
         self.method = find_method(method)
         self.device = pick_device(device)
         self.seed = seed
+        self.precision = Precision(precision)
         self.loss = loss
         self.stages = [build_stage(stage, index, seed).to(self.device) for index, stage in enumerate(stages)]
         num_stages = len(self.stages)
@@ -103,6 +111,7 @@ class Trainer:
         self._places: list[Place] = []
         self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
         warn_of_overshoot(self.method, self._places)
+        self.precision.convert([*self.stages, *self.heads])  # only now that nothing can be refused any more
         self._emulator = Emulator(self.schedule, self.rules, self._stages, self._delays)
         self._entered = 0  # minibatches
         self._drained = True
@@ -165,7 +174,7 @@ class Trainer:
             )
 
     def _loads(self, x: Batch, y: Any) -> list[dict[str, Any]]:
-        inputs, target = inputs_on(x, self.device), target_on(y, self.device)
+        inputs, target = self.precision.inputs(inputs_on(x, self.device)), target_on(y, self.device)
         pieces = self.schedule.per_turn
         if pieces == 1:
             return [{"activation": inputs, "target": Target(target)}]
@@ -202,7 +211,7 @@ class Trainer:
         With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
         output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
         """
-        return evaluate(self.model, self.loss, batches, self.device)
+        return evaluate(self.model, self.loss, batches, self.device, self.precision)
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
@@ -223,6 +232,7 @@ class Trainer:
             {
                 "method": str(self.method),
                 "seed": self.seed,
+                "precision": self.precision.name,
                 "entered": self._entered,
                 "losses": dict(self._losses),
                 "stages": [stage.state_dict() for stage in self._stages],
@@ -232,13 +242,14 @@ class Trainer:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from `save`; what is in flight is dropped.
 
-        Raises UsageError, and changes nothing, if the file is not whole, or of other stages, another seed, or a method
-        that is another or written otherwise.
+        Raises UsageError, and changes nothing, if the file is not whole, or of other stages, another seed or precision,
+        or a method that is another or written otherwise.
         """
         state = read(Path(path))
-        for what, mine in (("method", str(self.method)), ("seed", self.seed)):
-            if state[what] != mine:
-                raise UsageError(f"{path} was saved with {what} {state[what]}, this trainer has {what} {mine}")
+        own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
+        for what, mine in own.items():
+            if state.get(what) != mine:
+                raise UsageError(f"{path} was saved with {what} {state.get(what)}, this trainer has {what} {mine}")
         if len(state["stages"]) != len(self._stages):
             raise UsageError(f"{path} holds {len(state['stages'])} stages, this trainer has {len(self._stages)}")
         before = copy.deepcopy([stage.state_dict() for stage in self._stages])
@@ -283,18 +294,24 @@ class Trainer:
         module, head = self.stages[index], self.heads[index]
         parts = [part for part in (module, head) if part is not None]
         parameters = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
-        made = build_optimizer(optimizer, parameters) if parameters else None
+        masters = self.precision.masters(parts, parameters)
+        made = build_optimizer(optimizer, [masters.copies.get(p, p) for p in parameters]) if parameters else None
+        if made is not None:
+            masters.check(made)
         place = Place(index, len(self.stages), self._delays.steady[index], momentum_of(made))
         if made is not None:
             self._places.append(place)
+        weights = build_weights(self.method, module, made, place, masters)
+        if self.precision.name == "bf16-autocast":
+            check_autocast(self.method, weights, index)
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
         return Stage(
             index,
             module,
             reach=self.rules.reach,
-            weights=build_weights(self.method, module, made, place),
-            loss=self.loss,
+            weights=weights,
+            loss=self.precision.loss(self.loss),
             head=head,
             optimizer=made,
             step=None if made is None else build_step(self.method, made, place),
@@ -302,6 +319,8 @@ class Trainer:
             split=index in self.rules.split,
             mean=self.method.combine == "mean",
             seed_forward=lambda microbatch: generator.seed(derive(base, microbatch)),
+            masters=masters,
+            context=lambda: self.precision.forward(self.device),
         )
 
 

@@ -91,6 +91,7 @@ def prepare(settings: config.TrainSettings) -> Prepared:
         scheduler=scheduler(settings),
         workers=settings.workers,
         seed=settings.seed,
+        precision=None if settings.precision == "float32" else settings.precision,
     )
     return Prepared(settings, loaded, model, trainer)
 
