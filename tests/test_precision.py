@@ -293,6 +293,32 @@ def test_a_model_that_is_in_bfloat16_already_gets_masters_too():
     assert 0 < (master - before.float()).abs().max() < 2**-9
 
 
+def test_a_minibatch_that_failed_leaves_no_gradient_behind():
+    """1F1B: two micro-batches' gradients are with the masters when the third one's loss fails."""
+    data, countdown = batches(4, n=16), []
+
+    def loss(output, target):
+        if countdown and countdown.pop():
+            raise ArithmeticError
+        return cross_entropy(output, target)
+
+    clean, tried = (
+        make("1f1b(microbatches=4)", optimizer=ADAMW),
+        make("1f1b(microbatches=4)", optimizer=ADAMW, loss=loss),
+    )
+    for trainer in (clean, tried):
+        for part in trainer.stages:
+            part.eval()  # statistics have moved by then, as in plain PyTorch
+    losses_of(clean, data)
+    tried.step(*data[0])
+    countdown.extend([True, False, False])
+    with pytest.raises(ArithmeticError):
+        tried.step(*data[1])
+    assert any(master.grad is not None for stage in tried._stages for master in stage.masters.copies.values())
+    losses_of(tried, data[1:])
+    assert_weights(tried, clean.model.state_dict())
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from stretto.methods.cure import Correction as CorrectionWanted
 from stretto.methods.cure import Place, Prediction
 from stretto.optim import Masters, Rescheduled, SpikeCompensation
 from stretto.weights import WEIGHTS, Live, Predicted, Substituted, Weights
+from stretto.weights.check import refuse_compiled
 from stretto.weights.rounded import Rounded
 from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
 
@@ -40,14 +41,23 @@ def build_weights(
     return WEIGHTS[method.weights](module)
 
 
-def check_autocast(method: Method, weights: Weights, stage: int) -> None:
-    """Raise UsageError for a stage whose backward is to read other weights than autocast's casts of its forward's."""
-    if isinstance(weights, Live | Substituted):
+def check_copies(method: Method, weights: Weights, stage: int, *, autocast: bool) -> None:
+    """Raise UsageError for a stage whose backward is to see other weights, but would see copies its forward made.
+
+    Only what is known without running it: autocast and torch.compile. The first forward finds the others.
+    """
+    if not isinstance(weights, Live | Substituted):
+        return
+    if autocast:
         raise UsageError(
             f"method {method} cannot train under precision='bf16-autocast': a backward of stage {stage} is to see "
             "other weights than its forward saw, but autocast keeps casts of those. Use precision='bf16', or a method "
             "whose backward sees its forward's weights: a synchronous one, pb(stash=True), pipedream, pipedream-2bw"
         )
+    try:
+        refuse_compiled(weights.module)
+    except UsageError as error:
+        raise UsageError(f"stage {stage} under method {method}: {error}") from None
 
 
 def no_cure(method: Method, place: Place) -> bool:

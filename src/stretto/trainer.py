@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto import heads as head_kinds
-from stretto.assemble import build_step, build_weights, check_autocast, momentum_of, warn_of_overshoot
+from stretto.assemble import build_step, build_weights, check_copies, momentum_of, warn_of_overshoot
 from stretto.batch import inputs_on, micro_batches, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
@@ -48,7 +48,8 @@ class Trainer:
     Args:
         stages: one nn.Module per stage, in order, or a function that builds it (seeded by `seed` and the stage's
             index alone). Modules are trained in place. A stage that returns a tuple hands its members to the next
-            stage as arguments.
+            stage as arguments. One may be compiled, `torch.compile(stage)`, but not where a method's backward sees
+            other weights than its forward; `_orig_mod.` is then part of its keys, in `model`, `gather` and checkpoints.
         loss: (output, target) -> mean loss over the examples of a batch; every auxiliary head uses it too.
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
@@ -302,8 +303,7 @@ class Trainer:
         if made is not None:
             self._places.append(place)
         weights = build_weights(self.method, module, made, place, masters)
-        if self.precision.name == "bf16-autocast":
-            check_autocast(self.method, weights, index)
+        check_copies(self.method, weights, index, autocast=self.precision.name == "bf16-autocast")
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
         return Stage(
