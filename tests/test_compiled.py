@@ -106,7 +106,7 @@ WAYS = {"whole": lambda stage, backend: torch.compile(stage, backend=backend), "
 def test_refused_where_a_backward_sees_other_weights(method, way, backend):
     stages = blocks()
     stages[1] = WAYS[way](stages[1], backend)
-    message = rf"stage 1 under method {method}: .*it is compiled.*leave it uncompiled, or .*pb\(stash=True\)"
+    message = rf"method {method} cannot train stage 1 .*it is compiled.*leave it uncompiled, or .*pb\(stash=True\)"
     with pytest.raises(UsageError, match=message):
         make(method, stages, example=None)
     assert not backend.made

@@ -13,7 +13,7 @@ from stretto.methods.cure import Correction as CorrectionWanted
 from stretto.methods.cure import Place, Prediction
 from stretto.optim import Masters, Rescheduled, SpikeCompensation
 from stretto.weights import WEIGHTS, Live, Predicted, Substituted, Weights
-from stretto.weights.check import refuse_compiled
+from stretto.weights.check import STASH, is_compiled
 from stretto.weights.rounded import Rounded
 from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
 
@@ -54,10 +54,13 @@ def check_copies(method: Method, weights: Weights, stage: int, *, autocast: bool
             "other weights than its forward saw, but autocast keeps casts of those. Use precision='bf16', or a method "
             "whose backward sees its forward's weights: a synchronous one, pb(stash=True), pipedream, pipedream-2bw"
         )
-    try:
-        refuse_compiled(weights.module)
-    except UsageError as error:
-        raise UsageError(f"stage {stage} under method {method}: {error}") from None
+    for name, part in weights.module.named_modules():
+        if is_compiled(part):
+            raise UsageError(
+                f"method {method} cannot train stage {stage} ({f'its {name}, ' * bool(name)}{type(part).__name__}): "
+                "its backward is to see other weights than its forward saw, but it is compiled, and a compiled graph "
+                f"may keep copies of weights; leave it uncompiled, or {STASH}"
+            )
 
 
 def no_cure(method: Method, place: Place) -> bool:
