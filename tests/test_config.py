@@ -35,6 +35,7 @@ def test_what_is_given_stays():
         ({"seeds": 0}, "seeds=0"),
         ({"optimizer": "sdg"}, "unknown optimizer 'sdg': did you mean 'sgd'"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
+        ({"precision": "bf61"}, "unknown precision 'bf61': did you mean 'bf16'"),
         ({"accounting": "papr"}, "unknown accounting 'papr': did you mean 'paper'"),
         ({"momentum": 1.0}, "momentum=1.0"),
         ({"momentum": float("nan")}, "momentum=nan"),

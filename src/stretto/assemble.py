@@ -11,23 +11,33 @@ from stretto.errors import UsageError
 from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionWanted
 from stretto.methods.cure import Place, Prediction
-from stretto.optim import Rescheduled, SpikeCompensation
+from stretto.optim import Masters, Rescheduled, SpikeCompensation
 from stretto.stage import Practice
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
+from stretto.weights.check import STASH, is_compiled
+from stretto.weights.rounded import Rounded
 from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
 
 Optimizer = torch.optim.Optimizer
 
 
 def build_practices(
-    method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place, clip: float | None = None
+    method: Method,
+    module: nn.Module,
+    optimizer: Optimizer | None,
+    place: Place,
+    masters: Masters,
+    *,
+    autocast: bool = False,
+    clip: float | None = None,
 ) -> tuple[Practice, Practice]:
     """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot.
 
     `clip` limits the norm of all stages' gradients together. Where stages update at different times each one limits its
     own, to a share that keeps all of them within it.
     """
-    weights = build_weights(method, module, optimizer, place)
+    weights = build_weights(method, module, optimizer, place, masters)
+    check_copies(method, weights, place.stage, autocast=autocast)
     if optimizer is None:
         return Practice(weights, lambda _: None), Practice(Plain(weights), lambda _: None)
     # The optimizer's step is looked up whenever it is taken: a scheduler replaces it.
@@ -38,18 +48,47 @@ def build_practices(
     )
 
 
-def build_weights(method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place) -> Weights:
+def build_weights(
+    method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place, masters: Masters
+) -> Weights:
     """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
     if optimizer is None or (method.weights == "live" and no_cure(method, place)):
         return WEIGHTS["current"](module)
     forward, backward = method.cure.forward, method.cure.backward
+
+    def rule(wanted: Prediction | CorrectionWanted | None) -> Rule:
+        built = build_rule(wanted, optimizer, place)
+        return Rounded(built, masters) if masters.copies else built
+
     if method.weights == "live" and forward is None and backward is None:
         return Live(module)
     if method.weights == "live":
-        return Substituted(module, build_rule(forward, optimizer, place), build_rule(backward, optimizer, place))
+        return Substituted(module, rule(forward), rule(backward))
     if forward is not None:
-        return Predicted(module, build_rule(forward, optimizer, place))
+        return Predicted(module, rule(forward))
     return WEIGHTS[method.weights](module)
+
+
+def check_copies(method: Method, weights: Weights, stage: int, *, autocast: bool) -> None:
+    """Raise UsageError for a stage whose backward is to see other weights, but would see copies its forward made.
+
+    Only what is known without running it: autocast and torch.compile. The first forward finds the others.
+    """
+    if not isinstance(weights, Live | Substituted):
+        return
+    if autocast:
+        raise UsageError(
+            f"method {method} cannot train under precision='bf16-autocast': a backward of stage {stage} is to see "
+            "other weights than its forward saw, but autocast keeps casts of those. Use precision='bf16', or a method "
+            "whose backward sees its forward's weights: a synchronous one, pb(stash=True), pipedream, pipedream-2bw"
+        )
+    for name, part in weights.module.named_modules():
+        if is_compiled(part):
+            raise UsageError(
+                f"method {method} cannot train stage {stage} ({f'its {name}, ' * bool(name)}{type(part).__name__}): "
+                "its backward is to see other weights than its forward saw, but it is compiled, and a compiled graph "
+                f"may keep copies of weights; leave it uncompiled, or {STASH}"
+            )
 
 
 def no_cure(method: Method, place: Place) -> bool:

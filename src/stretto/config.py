@@ -43,6 +43,8 @@ class Settings:
     """Learning rate over time: constant, or cosine (down to zero)."""
     evaluations: Annotated[int | None, WHOLE] = None
     """How often a run is evaluated, closer together at its start; unless said otherwise 40, transformer 15."""
+    precision: str = "float32"
+    """float32; bf16: bfloat16 weights, float32 masters; bf16-autocast: not with live weights, as in pb."""
     accounting: str = "counted"
     """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
 
@@ -118,6 +120,7 @@ class CompareSettings(Settings):
 CHOICES = {
     "optimizer": ("auto", "sgd", "adam", "adamw", "nadam"),
     "schedule": ("constant", "cosine"),
+    "precision": ("float32", "bf16", "bf16-autocast"),
     "accounting": ("counted", "paper"),
 }
 

@@ -9,11 +9,16 @@ from torch import Tensor, nn
 
 from stretto.batch import inputs_on, target_on
 from stretto.errors import UsageError
+from stretto.precision import Precision
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Iterable[tuple[Any, Any]], device: torch.device
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    batches: Iterable[tuple[Any, Any]],
+    device: torch.device,
+    precision: Precision,
 ) -> dict[str, float]:
     """Mean loss over examples; accuracy over targets where targets are whole numbers one dimension short of outputs.
 
@@ -23,11 +28,13 @@ def evaluate(
     total = 0.0
     with evaluating([model]):
         for x, y in batches:
-            tensors, target = inputs_on(x, device), target_on(y, device)
-            output = model(*tensors)
+            tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
+            with precision.forward(device):
+                output = model(*tensors)
+                value = precision.loss(loss)(output, target)
             count = tensors[0].shape[0]
             examples += count
-            total += float(loss(output, target)) * count
+            total += float(value) * count
             if countable(output, target):
                 hits += int((output.argmax(class_dim(output, target)) == target).sum())
                 targets += target.numel()

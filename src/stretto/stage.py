@@ -1,6 +1,7 @@
 """What each action does to the tensors of one stage: shared by every interpreter that trains."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.optim import Masters
 from stretto.schedule import Reach
 from stretto.ties import Borrower, Lender, taken
 from stretto.weights import Weights
@@ -59,7 +61,8 @@ class Stage:
     losses that train it, where they would be summed. `step` updates, told how many updates came before; the
     optimizer's own step unless given. `adopt` changes weights and step. `seed_forward` is called with a micro-batch
     before its forward, so that what a stage draws (dropout) depends on nothing else. `lends` and `borrows` say which
-    parameters it shares with other stages.
+    parameters it shares with other stages. `masters` are what the optimizer steps in place of low-precision parameters.
+    `context` makes what each forward runs in, with its head and loss (autocast).
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Stage:
         seed_forward: Callable[[int], None] | None = None,
         lends: Lender | None = None,
         borrows: Borrower | None = None,
+        masters: Masters | None = None,
+        context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         assert split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
         assert not mean or split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I and W"
@@ -101,6 +106,9 @@ class Stage:
         foreign = set() if borrows is None else {id(parameter) for parameter in borrows.originals.values()}
         parts = [part for part in (module, head) if part is not None]
         self._parameters = [p for part in parts for p in part.parameters() if id(p) not in foreign]
+        self.masters = masters or Masters()
+        self._parameters += self.masters.copies.values()
+        self._context = context
         self._begun = False  # whether a gradient has been computed since the last update
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
@@ -128,7 +136,8 @@ class Stage:
         """
         try:
             if kind == "F":
-                return self._forward(microbatch, operands, self.updates if version is None else version)
+                with self._context():
+                    return self._forward(microbatch, operands, self.updates if version is None else version)
             return self._run[kind](operands)
         except Exception as error:
             error.add_note(f"in action {self.index}{kind}{microbatch}: stage {self.index}, micro-batch {microbatch}")
@@ -146,8 +155,8 @@ class Stage:
     def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
         """Go on from `state_dict`. Raises UsageError, naming `origin`, if it belongs to another kind of stage."""
         for name, part in self._parts():
-            if (state[name] is None) != (part is None):
-                has, had = ("no" if part is None else "a"), ("no" if state[name] is None else "a")
+            if (state.get(name) is None) != (part is None):
+                has, had = ("no" if part is None else "a"), ("no" if state.get(name) is None else "a")
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
                 try:
@@ -163,6 +172,7 @@ class Stage:
         return (
             ("module", self.module),
             ("head", self.head),
+            ("masters", self.masters if self.masters.copies else None),
             ("optimizer", self.optimizer),
             ("scheduler", self.scheduler),
         )
@@ -234,6 +244,7 @@ class Stage:
         if roots:
             torch.autograd.backward(roots, gradients)
         self.weights.collect(graph.version)
+        self.masters.collect()
         return {"gradient": (take(graph.inputs),), "weight-gradient": None, "tied-gradient": taken(graph.tied)}
 
     def _input_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,12 +287,14 @@ class Stage:
             torch.autograd.backward(roots, gradients, inputs=leaves)
         self.weights.collect(graph.version)
         give(self._head_parameters, graph.head_gradients)
+        self.masters.collect()
         return {"weight-gradient": None, "tied-gradient": taken(graph.tied)}
 
     def _complete(self, operands: Mapping[str, Any]) -> None:
         # What other stages contribute to the gradient of this update.
         if self._lends is not None:
             self._lends.add(operands.get("tied-gradient", ()))
+            self.masters.collect()
 
     def _reduce(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._complete(operands)
@@ -295,7 +308,7 @@ class Stage:
         if self.optimizer is not None:
             if self._clip is not None:
                 clip(self._parameters, self._clip, operands.get("norm"))
-            self.weights.update(lambda: self._step(finished))
+            self.weights.update(lambda: self.masters.step(lambda: self._step(finished)))
             self.optimizer.zero_grad(set_to_none=True)
             if self.scheduler is not None:
                 self.scheduler.step()

@@ -36,6 +36,7 @@ from stretto.parts import (
     wake,
 )
 from stretto.phase import Phase
+from stretto.precision import Precision
 from stretto.schedule import Rules, Schedule
 from stretto.seeding import derive
 from stretto.stage import Loss, Practice, Stage, Target
@@ -50,7 +51,8 @@ class Trainer:
     Args:
         stages: one nn.Module per stage, in order, or a function that builds it (seeded by `seed` and the stage's
             index alone). Modules are trained in place. A stage that returns a tuple hands its members to the next
-            stage as arguments.
+            stage as arguments. One may be compiled, `torch.compile(stage)`, but not where a method's backward sees
+            other weights than its forward; `_orig_mod.` is then part of its keys, in `model`, `gather` and checkpoints.
         loss: (output, target) -> mean loss over the examples of a batch; every auxiliary head uses it too.
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
@@ -69,6 +71,11 @@ class Trainer:
         device: "auto" takes a CUDA device if there is one, else the CPU.
         seed: decides the weights of auxiliary heads, of stages given as functions, and everything stages draw in
             training (dropout). It depends on the stage and the micro-batch only; the global generator is left alone.
+        precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to
+            bfloat16 (norms with running statistics stay in float32); the optimizer steps float32 masters, and the loss
+            gets float32 outputs. `stages` and `model` hold the bfloat16 weights, which follow the masters: give weights
+            to the modules before the Trainer is made. "bf16-autocast" leaves the weights and runs forwards, heads and
+            losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
 
     Raises UsageError when the parts do not fit, before anything is trained.
     """
@@ -87,12 +94,14 @@ class Trainer:
         workers: int | None = None,
         device: str | torch.device = "auto",
         seed: int = 0,
+        precision: str | None = None,
     ) -> None:
         refuse_processes()
         check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
         self.method = find_method(method)
         self.device = pick_device(device)
         self.seed = seed
+        self.precision = Precision(precision)
         self.loss = loss
         self.stages = [build_stage(stage, index, seed).to(self.device) for index, stage in enumerate(stages)]
         num_stages = len(self.stages)
@@ -114,6 +123,7 @@ class Trainer:
         self._practices: list[tuple[Practice, Practice]] = []  # of each stage: as the method says, and synchronous
         self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
         warn_of_overshoot(self.method, self._places)
+        self.precision.convert([*self.stages, *self.heads])  # only now that nothing can be refused any more
         self._phases = self._make_phases(workers)
         self._phase = self._phases[self.method.phases.synchronous(0)]
         self._phase.begin(0)
@@ -193,7 +203,7 @@ class Trainer:
             )
 
     def _loads(self, x: Batch, y: Any) -> list[dict[str, Any]]:
-        inputs, target = inputs_on(x, self.device), target_on(y, self.device)
+        inputs, target = self.precision.inputs(inputs_on(x, self.device)), target_on(y, self.device)
         pieces = self.schedule.per_turn
         if pieces == 1:
             return [{"activation": inputs, "target": Target(target)}]
@@ -230,7 +240,7 @@ class Trainer:
         With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
         output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
         """
-        return evaluate(self.model, self.loss, batches, self.device)
+        return evaluate(self.model, self.loss, batches, self.device, self.precision)
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
@@ -251,6 +261,7 @@ class Trainer:
             {
                 "method": str(self.method),
                 "seed": self.seed,
+                "precision": self.precision.name,
                 "entered": self._entered,
                 "losses": dict(self._losses),
                 "stages": [stage.state_dict() for stage in self._stages],
@@ -260,13 +271,14 @@ class Trainer:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from `save`; what is in flight is dropped.
 
-        Raises UsageError, and changes nothing, if the file is not whole, or of other stages, another seed, or a method
-        that is another or written otherwise.
+        Raises UsageError, and changes nothing, if the file is not whole, or of other stages, another seed or precision,
+        or a method that is another or written otherwise.
         """
         state = read(Path(path))
-        for what, mine in (("method", str(self.method)), ("seed", self.seed)):
-            if state[what] != mine:
-                raise UsageError(f"{path} was saved with {what} {state[what]}, this trainer has {what} {mine}")
+        own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
+        for what, mine in own.items():
+            if state.get(what) != mine:
+                raise UsageError(f"{path} was saved with {what} {state.get(what)}, this trainer has {what} {mine}")
         if len(state["stages"]) != len(self._stages):
             raise UsageError(f"{path} holds {len(state['stages'])} stages, this trainer has {len(self._stages)}")
         before = copy.deepcopy([stage.state_dict() for stage in self._stages])
@@ -327,21 +339,25 @@ class Trainer:
         foreign = set() if borrows is None else set(borrows.originals.values())
         trainable = (p for part in parts for p in part.parameters() if p.requires_grad and p not in foreign)
         parameters = list(dict.fromkeys(trainable))
-        made = build_optimizer(optimizer, parameters) if parameters else None
+        masters = self.precision.masters(parts, parameters)
+        made = build_optimizer(optimizer, [masters.copies.get(p, p) for p in parameters]) if parameters else None
+        if made is not None:
+            masters.check(made)
         place = Place(index, len(self.stages), self._delays.steady[index], momentum_of(made))
         if made is not None:
             self._places.append(place)
         base = derive(self.seed, "forward", index)
         generator = PreservedGenerator(self.device)
         with nullcontext() if borrows is None else borrows.worn(borrows.fixed()):
-            practices = build_practices(self.method, module, made, place, self.clip)
+            autocast = self.precision.name == "bf16-autocast"
+            practices = build_practices(self.method, module, made, place, masters, autocast=autocast, clip=self.clip)
         self._practices.append(practices)
         return Stage(
             index,
             module,
             reach=self.rules.reach,
             weights=practices[0].weights,
-            loss=self.loss,
+            loss=self.precision.loss(self.loss),
             head=head,
             optimizer=made,
             scheduler=build_scheduler(scheduler, made) if scheduler is not None and made is not None else None,
@@ -350,6 +366,8 @@ class Trainer:
             seed_forward=lambda microbatch: generator.seed(derive(base, microbatch)),
             lends=ties.lender_of(self._ties, index),
             borrows=borrows,
+            masters=masters,
+            context=lambda: self.precision.forward(self.device),
         )
 
 

@@ -51,6 +51,8 @@ MISTAKES = {
     "compare --methods overlapping(dely=1)": "did you mean 'delay'",
     "compare --methods": "methods is empty",
     "compare --accounting papr": "did you mean 'paper'",
+    "compare --precision fp8": "unknown precision 'fp8'",
+    "compare --precision bf16-autocast --methods gpipe,pb": "method pb cannot train under precision='bf16-autocast'",
     "compare nothere.toml": "no configuration file nothere.toml",
     "compare nothere": "no configuration file nothere",
     "compare a.toml b.toml": "2 configuration files (a.toml, b.toml): give one",

@@ -9,6 +9,8 @@ import tomllib
 from xml.etree import ElementTree
 
 import pytest
+import safetensors.torch
+import torch
 
 from stretto.cli import main
 from stretto.cli.progress import progress
@@ -55,6 +57,17 @@ def test_compare_in_a_folder_named_after_its_settings(capsys, tmp_path):
     again, err = answer(capsys, *STUDY)
     assert "4 of 4 runs are finished already" in again.replace("\n", " ")
     assert err == ""
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
+def test_a_run_in_low_precision(capsys, precision):
+    words = ["train", *SMALL, "--method", "greedy", "--precision", precision, "--out", "run", "--json"]
+    run = strict(answer(capsys, *words).out)
+    assert run["train_loss"] > 0
+    low = safetensors.torch.load_file("run/model.safetensors")
+    assert {tensor.dtype for tensor in low.values()} == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    dry = answer(capsys, "train", "--precision", precision, "--dry-run").out
+    assert tomllib.loads(dry)["precision"] == precision
 
 
 def test_quiet_says_nothing_and_json_one_object(capsys):

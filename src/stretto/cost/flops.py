@@ -35,12 +35,12 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
         weights = WEIGHTS[COUNTED_AS[trainer.method.weights]](module)
         mean = trainer.method.combine == "mean"
         stages.append(
-            Counted(index, module, reach=reach, weights=weights, loss=trainer.loss, head=head,
-                    split=index in split, mean=mean)
+            Counted(index, module, reach=reach, weights=weights, head=head,
+                    loss=trainer.precision.loss(trainer.loss), split=index in split, mean=mean)
         )  # fmt: skip
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
     emulator = Emulator(trainer.schedule, rules, stages, trainer.method.delays(trainer.schedule))
-    inputs, target = inputs_on(x, trainer.device), target_on(y, trainer.device)
+    inputs, target = trainer.precision.inputs(inputs_on(x, trainer.device)), target_on(y, trainer.device)
     with torch.enable_grad(), PreservedGenerator(trainer.device):
         emulator.step(0, [{"activation": inputs, "target": Target(target)}] * trainer.schedule.per_turn)
         emulator.drain(1)

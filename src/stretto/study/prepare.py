@@ -92,6 +92,7 @@ def prepare(settings: config.TrainSettings) -> Prepared:
         clip=settings.clip,
         workers=settings.workers,
         seed=settings.seed,
+        precision=None if settings.precision == "float32" else settings.precision,
     )
     return Prepared(settings, loaded, model, trainer)
 

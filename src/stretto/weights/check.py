@@ -24,7 +24,7 @@ from stretto.errors import UsageError
 from stretto.weights import guard
 from stretto.weights.origins import Copy, Kind, Origins, place, tensors_in
 
-STASH = "choose weights='stash' for this stage"
+STASH = "choose a method with weights='stash', such as pb(stash=True) or pipedream"
 CAST = f"keep its weights in that dtype with float32 masters instead of autocast, or {STASH}"
 REFUSED = "the backward would not see the weights it should, because"
 COMPILED = "it is compiled, and a compiled graph may keep copies of weights", f"leave it uncompiled, or {STASH}"

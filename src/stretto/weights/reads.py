@@ -58,7 +58,7 @@ class Reads:
         )
 
 
-REMEDY = "choose weights='stash' for this stage"
+REMEDY = "choose a method with weights='stash', such as pb(stash=True) or pipedream"
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:

@@ -1,0 +1,168 @@
+"""Stages that the user compiled: right where the weights of a backward can be guaranteed, refused by name elsewhere."""
+
+from functools import partial
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn.functional import cross_entropy
+
+import stretto
+from stretto.errors import UsageError
+
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+STEPS = 10
+
+
+class Block(nn.Module):
+    def __init__(self, a, b):
+        super().__init__()
+        self.into, self.norm, self.out = nn.Linear(a, b), nn.LayerNorm(b), nn.Linear(b, b)
+
+    def forward(self, x):
+        return self.out(self.norm(self.into(x)).tanh())
+
+
+@pytest.fixture
+def backend():
+    """Runs the graphs of forward and backward as they are, and notes them: quicker than a compiler, as strict."""
+    torch._dynamo.reset()
+    made = []
+
+    def compiler(graph, _):
+        made.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=compiler)
+    backend.made = made
+    yield backend
+    torch._dynamo.reset()
+
+
+def blocks():
+    torch.manual_seed(0)
+    return [Block(6, 5), Block(5, 5), Block(5, 4)]
+
+
+def batches():
+    g = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 6, generator=g), torch.randint(4, (8,), generator=g)) for _ in range(STEPS)]
+
+
+def make(method, stages=None, **options):
+    options = {"example": batches()[0][0], **options}
+    return stretto.Trainer(blocks() if stages is None else stages, cross_entropy, SGD, method, **options)
+
+
+def train(trainer, data):
+    losses = [trainer.step(x, y) for x, y in data]
+    return [loss for loss in losses if loss is not None] + trainer.flush()
+
+
+def assert_same(trainer, plain):
+    found = {key.replace("_orig_mod.", ""): value for key, value in trainer.gather().items()}
+    wanted = plain.gather()
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6)
+
+
+GUARANTEED = ["backprop", "1f1b", "gpipe", "pipedream", "pipedream-2bw", "pb(stash=True)", "greedy", "overlapping",
+              "pb(predict=weight, stash=True)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", GUARANTEED)
+def test_one_compiled_stage_among_others(method, backend):
+    plain, stages = make(method), blocks()
+    stages[1] = torch.compile(stages[1], backend=backend)
+    trainer = make(method, stages)
+    data = batches()
+    assert train(trainer, data[:5]) == pytest.approx(train(plain, data[:5]), rel=1e-5)
+    graphs = len(backend.made)
+    assert graphs
+    assert train(trainer, data[5:]) == pytest.approx(train(plain, data[5:]), rel=1e-5)
+    assert len(backend.made) == graphs, "compiled anew for other versions of the weights"
+    assert_same(trainer, plain)
+    assert trainer.evaluate(data)["loss"] == pytest.approx(plain.evaluate(data)["loss"], rel=1e-5)
+
+
+def in_place(stage, backend):
+    stage.compile(backend=backend)
+    return stage
+
+
+def partly(stage, backend):
+    stage.into = torch.compile(stage.into, backend=backend)
+    return stage
+
+
+WAYS = {"whole": lambda stage, backend: torch.compile(stage, backend=backend), "in place": in_place, "partly": partly}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", ["pb", "pb-lwp", "spectrain", "pipemare", "paci"])
+def test_refused_where_a_backward_sees_other_weights(method, way, backend):
+    stages = blocks()
+    stages[1] = WAYS[way](stages[1], backend)
+    message = rf"method {method} cannot train stage 1 .*it is compiled.*leave it uncompiled, or .*pb\(stash=True\)"
+    with pytest.raises(UsageError, match=message):
+        make(method, stages, example=None)
+    assert not backend.made
+
+
+def test_the_last_stage_has_no_delay_and_may_be_compiled(backend):
+    plain, stages = make("pb"), blocks()
+    stages[2] = torch.compile(stages[2], backend=backend)
+    trainer = make("pb", stages)
+    assert train(trainer, batches()) == pytest.approx(train(plain, batches()), rel=1e-5)
+    assert backend.made
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_and_gather_have_the_models_own_keys(way, backend, tmp_path):
+    data = batches()
+
+    def fresh(seed):
+        stages = blocks()
+        stages[0] = WAYS[way](stages[0], backend)
+        trainer = make("pipedream", stages)
+        if seed:
+            for p in trainer.model.parameters():
+                p.data.zero_()
+        return trainer
+
+    one, other = fresh(0), fresh(1)
+    train(one, data[:4])
+    one.save(tmp_path / "run.pt")
+    other.load(tmp_path / "run.pt")
+    assert train(one, data[4:]) == train(other, data[4:])
+    assert one.gather().keys() == one.model.state_dict().keys()
+    keys = [key for key in one.gather() if "_orig_mod" in key]
+    assert {key.replace("_orig_mod.", "") for key in keys} == {
+        "whole": {key for key in make("pipedream").gather() if key.startswith("0.")},
+        "in place": set(),
+        "partly": {"0.into.weight", "0.into.bias"},
+    }[way]
+
+
+@pytest.mark.parametrize("method", ["zb-h1", "overlapping"])
+def test_a_backward_in_two_halves_wants_buffers_that_are_not_donated(method, backend):
+    """torch refuses to run a compiled graph twice otherwise, and says so; its W then repeats its I."""
+    plain, stages = make(method), blocks()
+    stages[1] = torch.compile(stages[1], backend=backend)
+    with torch._functorch.config.patch(donated_buffer=False):
+        trainer = make(method, stages)
+        assert train(trainer, batches()) == pytest.approx(train(plain, batches()), rel=1e-5)
+    assert_same(trainer, plain)
+
+
+def test_stages_of_a_split_model(backend):
+    model = nn.Sequential(*blocks())
+    stages = [torch.compile(stage, backend=backend) for stage in stretto.split(model, 3, example=batches()[0][0])]
+    plain, trainer = make("pipedream"), make("pipedream", stages)
+    assert train(trainer, batches()) == pytest.approx(train(plain, batches()), rel=1e-5)
+    assert {key for key, _ in model.named_parameters()} == set(plain.gather())
+    for key, value in plain.gather().items():
+        torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
