@@ -12,23 +12,30 @@ from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionWanted
 from stretto.methods.cure import Place, Prediction
 from stretto.optim import Rescheduled, SpikeCompensation
+from stretto.optim.rates import Scheduler
 from stretto.weights import WEIGHTS, Live, Predicted, Substituted, Weights
-from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
+from stretto.weights.rules import Correction, CurrentRule, Rule, StepPrediction, VelocityPrediction, WeightPrediction
 
 Optimizer = torch.optim.Optimizer
 
 
-def build_weights(method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place) -> Weights:
-    """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
+def build_weights(
+    method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place, scheduler: Scheduler | None = None
+) -> Weights:
+    """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot.
+
+    `scheduler` is the function that makes the optimizer's; it has not been called on this optimizer yet.
+    """
     if optimizer is None or (method.weights == "live" and no_cure(method, place)):
         return WEIGHTS["current"](module)
     forward, backward = method.cure.forward, method.cure.backward
     if method.weights == "live" and forward is None and backward is None:
         return Live(module)
     if method.weights == "live":
-        return Substituted(module, build_rule(forward, optimizer, place), build_rule(backward, optimizer, place))
+        rules = [build_rule(wanted, optimizer, place, scheduler) for wanted in (forward, backward)]
+        return Substituted(module, *rules)
     if forward is not None:
-        return Predicted(module, build_rule(forward, optimizer, place))
+        return Predicted(module, build_rule(forward, optimizer, place, scheduler))
     return WEIGHTS[method.weights](module)
 
 
@@ -43,13 +50,17 @@ def no_cure(method: Method, place: Place) -> bool:
     )
 
 
-def build_rule(wanted: Prediction | CorrectionWanted | None, optimizer: Optimizer, place: Place) -> Rule:
+def build_rule(
+    wanted: Prediction | CorrectionWanted | None, optimizer: Optimizer, place: Place, scheduler: Scheduler | None
+) -> Rule:
     """The rule for the values of a stage's weights."""
     if wanted is None:
         return CurrentRule()
     if isinstance(wanted, CorrectionWanted):
         return Correction(wanted.span(place))
     horizon = wanted.horizon(place)
+    if wanted.form == "step":
+        return StepPrediction(optimizer, horizon, scheduler)
     return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
 
 

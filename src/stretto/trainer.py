@@ -293,7 +293,7 @@ class Trainer:
             index,
             module,
             reach=self.rules.reach,
-            weights=build_weights(self.method, module, made, place),
+            weights=build_weights(self.method, module, made, place, scheduler),
             loss=self.loss,
             head=head,
             optimizer=made,

@@ -4,7 +4,7 @@ from stretto.weights.current import Current
 from stretto.weights.double_buffered import DoubleBuffered
 from stretto.weights.live import Live
 from stretto.weights.predicted import Predicted
-from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
+from stretto.weights.rules import Correction, CurrentRule, Rule, StepPrediction, VelocityPrediction, WeightPrediction
 from stretto.weights.stash import Stash
 from stretto.weights.substituted import Substituted
 from stretto.weights.weights import Weights
@@ -21,6 +21,7 @@ __all__ = [
     "Predicted",
     "Rule",
     "Stash",
+    "StepPrediction",
     "Substituted",
     "VelocityPrediction",
     "WeightPrediction",
