@@ -47,7 +47,7 @@ def test_spike_compensation_makes_up_for_the_delay(momentum, delay):
     ("method", "message"),
     [
         ("pb(horizon=3)", "predict is None"),
-        ("pb(predict=sideways)", "choose 'velocity', 'weight' or None"),
+        ("pb(predict=sideways)", "choose 'velocity', 'weight', 'step' or None"),
         ("pb-lwp(horizon=-1)", "a number of updates, 'decayed', or None"),
         ("paci(every=0)", "a whole number of at least 1"),
         ("pipemare(reschedule=0)", "a whole number of at least 1"),
@@ -72,9 +72,36 @@ def test_refused_with_this_optimizer(method, optimizer):
         stretto.Trainer([nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, optimizer, method)
 
 
+@pytest.mark.parametrize("method", ["pipeoptim", "pb(predict=step)"])
 @pytest.mark.parametrize(
-    "method", ["pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "spectrain", "pipemare(reschedule=9)"]
+    ("optimizer", "message"),
+    [
+        (torch.optim.NAdam, "takes torch.optim.Adam and AdamW.*SGD.*this optimizer is NAdam.*predict='weight'"),
+        (lambda p: torch.optim.SGD(p, 0.1), "momentum=0.*predict='weight'"),
+        (lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True), "nesterov=True.*predict='weight'"),
+    ],
+    ids=["nadam", "no-momentum", "nesterov"],
 )
+def test_a_step_that_is_not_known_is_refused(method, optimizer, message):
+    with pytest.raises(UsageError, match=message):
+        stretto.Trainer([nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, optimizer, method)
+
+
+def test_prediction_along_adams_step_with_spike_compensation_is_refused():
+    with pytest.raises(UsageError, match=r"spike compensation wants torch\.optim\.SGD"):
+        stretto.Trainer(
+            [nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, torch.optim.Adam,
+            "pb(predict=step, spike=True)",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "pb(predict=step)", "pipeoptim", "spectrain",
+        "pipemare(reschedule=9)",
+    ],
+)  # fmt: skip
 def test_every_cure_at_delay_0_is_the_plain_optimizer(method):
     """Law 5: one stage has no delay, and equals plain training bit for bit."""
     torch.manual_seed(0)
