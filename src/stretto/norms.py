@@ -28,10 +28,10 @@ def group_norm(module: nn.Module, *, group_size: int = 2) -> nn.Module:
     if not found:
         raise UsageError(f"group_norm: this {type(module).__name__} has no BatchNorm to replace")
     made = {part: like(part, group_size) for part in found}
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if child in made:
-                setattr(parent, name, made[child])
+    for path, part in list(module.named_modules(remove_duplicate=False)):
+        parent, _, name = path.rpartition(".")
+        if isinstance(part, BatchNorm) and name:
+            setattr(module.get_submodule(parent), name, made[part])
     logging.getLogger("stretto").info("group_norm: %d BatchNorm replaced", len(made))
     return made[module] if isinstance(module, BatchNorm) else module
 
