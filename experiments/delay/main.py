@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="hold networks side by side against networks alone")
     chosen = parser.parse_args()
     if chosen.check:
-        check()
+        check(all_runs())
         return
     runs = [replace(run, seeds=(0,), epochs=1) if chosen.quick else run for run in all_runs()]
     folder = chosen.results / ("quick" if chosen.quick else "full")
@@ -73,12 +73,12 @@ def path_of(folder: Path, run: Run) -> Path:
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    """Test accuracy of every method at every rate, for each optimizer."""
+    """Test accuracy of every method at every rate, one Markdown table for each optimizer."""
     for kind, rates in RATES.items():
-        print(f"\n{kind:<32}" + "".join(f"{rate:>16g}" for rate in rates))
+        print(f"\n| {kind}, rate | {' | '.join(f'{rate:g}' for rate in rates)} |\n|---|{'---|' * len(rates)}")
         for result in results:
             if result["settings"]["optimizer"] == kind:
-                print(f"{result['name']:<32}{row(result)}")
+                print(f"| {result['name']}, `{result['settings']['method']}` | {row(result)} |")
 
 
 def row(result: dict[str, Any]) -> str:
@@ -87,7 +87,7 @@ def row(result: dict[str, Any]) -> str:
     for rate in result["settings"]["rates"]:
         last = [100 * each["test"][-1] for each in result["accuracy"] if each["rate"] == rate]
         cells.append(f"{statistics.mean(last):.1f} ±{(max(last) - min(last)) / 2:.1f}")
-    return "".join(f"{cell:>16}" for cell in cells)
+    return " | ".join(cells)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ class Linear(nn.Module):
         super().__init__()
         self.scales = scales.view(-1, 1, 1)
         bound = 1 / math.sqrt(ins)
-        self.weight = nn.Parameter(uniform(bound, (ins, outs), draws) / self.scales)
-        self.bias = nn.Parameter(uniform(bound, (1, outs), draws) / self.scales)
+        self.weight = nn.Parameter(uniform(bound, (ins, outs), draws, scales.dtype) / self.scales)
+        self.bias = nn.Parameter(uniform(bound, (1, outs), draws, scales.dtype) / self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
         """What each network makes of its own examples."""
@@ -45,17 +45,17 @@ class Block(nn.Module):
         return x + self.linear(torch.relu(x))
 
 
-def uniform(bound: float, shape: tuple[int, ...], draws: Sequence[torch.Generator]) -> Tensor:
+def uniform(bound: float, shape: tuple[int, int], draws: Sequence[torch.Generator], dtype: torch.dtype) -> Tensor:
     """[K, *shape]: each network's from its own generator, so that it starts the same whatever stands beside it."""
-    return torch.stack([torch.empty(shape).uniform_(-bound, bound, generator=draw) for draw in draws])
+    return torch.stack([torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=draw) for draw in draws])
 
 
-def stages(seeds: Sequence[int], scales: Sequence[float]) -> list[nn.Module]:
+def stages(seeds: Sequence[int], scales: Sequence[float], dtype: torch.dtype = torch.float32) -> list[nn.Module]:
     """K networks, one for each seed and scale, in twenty stages: into the width, eighteen blocks, out of it."""
     draws = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def linear(ins: int, outs: int) -> Linear:
-        return Linear(ins, outs, draws, torch.tensor(scales))
+        return Linear(ins, outs, draws, torch.tensor(scales, dtype=dtype))
 
     blocks = [Block(linear(WIDTH, WIDTH)) for _ in range(STAGES - 2)]
     return [linear(PIXELS, WIDTH), *blocks, nn.Sequential(nn.ReLU(), linear(WIDTH, CLASSES))]

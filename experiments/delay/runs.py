@@ -15,7 +15,7 @@ from stretto.data import Split, load
 
 BATCH, MOMENTUM = 8, 0.9  # what the rates of SGD are given for; updates are of one example
 ADAM_RATES = (0.00003, 0.0001, 0.0003, 0.001)
-RATES = {"sgd": (0.00025, 0.0005, 0.001, 0.002), "adam": ADAM_RATES, "nadam": ADAM_RATES}
+RATES = {"sgd": (0.0005, 0.001, 0.002, 0.004, 0.008), "adam": ADAM_RATES, "nadam": ADAM_RATES}
 SEEDS, EPOCHS = (0, 1, 2), 12
 RESCHEDULE = 3000  # updates of T1, a quarter of the run
 

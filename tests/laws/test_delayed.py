@@ -342,3 +342,11 @@ def test_a_prediction_that_overshoots_is_warned_of():
     with pytest.warns(UserWarning, match="stage 0 8 updates ahead, but momentum 0.5 is gone after about 2"):
         make("pb-lwp")
     make("pb-lwp(horizon=decayed)")
+    for method, updates in (("pb(predict=step)", 8), ("pb-lwpw", 8), ("pipeoptim", 4)):
+        with pytest.warns(
+            UserWarning, match=f"stage 0 {updates} updates ahead, but momentum 0.4 is gone after about 2"
+        ):
+            stretto.Trainer(
+                modules(Network(WIDTHS)), nn.functional.cross_entropy,
+                lambda params: torch.optim.Adam(params, lr=LR, betas=(0.4, 0.9)), method,
+            )  # fmt: skip

@@ -24,6 +24,7 @@ SCHEDULERS = {
 }
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    "sgd-fused": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, fused=True),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.1),
     "adam-tensor": lambda groups: torch.optim.Adam(groups, lr=torch.tensor(0.1)),
 }
@@ -31,7 +32,9 @@ OPTIMIZERS = {
 
 def made(kind):
     one, other = (nn.Parameter(torch.ones(2)) for _ in range(2))
-    return OPTIMIZERS[kind]([{"params": [one]}, {"params": [other], "lr": torch.tensor(0.5) if "t" in kind else 0.5}])
+    return OPTIMIZERS[kind](
+        [{"params": [one]}, {"params": [other], "lr": torch.tensor(0.5) if "tensor" in kind else 0.5}]
+    )
 
 
 def step(optimizer, scheduler):
