@@ -7,7 +7,7 @@ DELAY = Path(__file__).parent.parent / "experiments" / "delay"
 
 
 def test_networks_side_by_side_train_as_they_do_alone(monkeypatch, capsys):
-    """Of the study of delay: one method for SGD, one for Adam; `main.py --check` holds all of them against plain runs."""
+    """Of the study of delay: one method for SGD, one for Adam; `main.py --check` does all."""
     monkeypatch.syspath_prepend(DELAY)
     import check
     import runs
