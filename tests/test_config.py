@@ -13,7 +13,7 @@ def test_defaults_fill_everything_and_survive_json(model):
     for kind in (TrainSettings, CompareSettings):
         resolved = with_defaults(kind(model=model, stages=2, workers=2))
         check(resolved)
-        assert None not in resolved.to_json().values()
+        assert [key for key, value in resolved.to_json().items() if value is None] == ["reference_batch"]
         assert resolved.optimizer in CHOICES["optimizer"][1:]
         assert kind.from_json(json.loads(json.dumps(resolved.to_json())), "here") == resolved
         assert with_defaults(resolved) == resolved
@@ -25,6 +25,16 @@ def test_what_is_given_stays():
     assert with_defaults(TrainSettings(optimizer="adam")).lr == 0.003
 
 
+def test_a_reference_batch_is_for_sgd():
+    assert with_defaults(TrainSettings(reference_batch=8)).reference_batch == 8
+    for kind in (
+        TrainSettings(optimizer="adam", reference_batch=8),
+        CompareSettings(model="transformer", reference_batch=8),
+    ):
+        with pytest.raises(UsageError, match=r"reference_batch=8.*no such rule for adam"):
+            with_defaults(kind)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -33,6 +43,7 @@ def test_what_is_given_stays():
         ({"stages": 0}, "stages=0"),
         ({"workers": 0}, "workers=0"),
         ({"seeds": 0}, "seeds=0"),
+        ({"reference_batch": 0}, "reference_batch=0"),
         ({"optimizer": "sdg"}, "unknown optimizer 'sdg': did you mean 'sgd'"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
         ({"precision": "bf61"}, "unknown precision 'bf61': did you mean 'bf16'"),

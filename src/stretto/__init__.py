@@ -17,16 +17,30 @@ from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
     from stretto.methods import Method, method
+    from stretto.norms import group_norm
+    from stretto.optim.scaling import scale_for_batch
     from stretto.splitting import split
     from stretto.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["Method", "ScheduleError", "StrettoError", "Trainer", "UsageError", "method", "split"]
+__all__ = [
+    "Method",
+    "ScheduleError",
+    "StrettoError",
+    "Trainer",
+    "UsageError",
+    "group_norm",
+    "method",
+    "scale_for_batch",
+    "split",
+]
 
 _HOMES = {
     "Method": "stretto.methods",
     "Trainer": "stretto.trainer",
+    "group_norm": "stretto.norms",
     "method": "stretto.methods",
+    "scale_for_batch": "stretto.optim.scaling",
     "split": "stretto.splitting",
 }
 

@@ -12,11 +12,12 @@ from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionWanted
 from stretto.methods.cure import Place, Prediction
 from stretto.optim import Masters, Rescheduled, SpikeCompensation
+from stretto.optim.rates import Scheduler
 from stretto.stage import Practice
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
 from stretto.weights.check import STASH, is_compiled
 from stretto.weights.rounded import Rounded
-from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
+from stretto.weights.rules import Correction, CurrentRule, Rule, StepPrediction, VelocityPrediction, WeightPrediction
 
 Optimizer = torch.optim.Optimizer
 
@@ -28,15 +29,17 @@ def build_practices(
     place: Place,
     masters: Masters,
     *,
+    scheduler: Scheduler | None = None,
     autocast: bool = False,
     clip: float | None = None,
 ) -> tuple[Practice, Practice]:
     """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot.
 
-    `clip` limits the norm of all stages' gradients together. Where stages update at different times each one limits its
-    own, to a share that keeps all of them within it.
+    `scheduler` is the function that makes the optimizer's; it has not been called on this optimizer yet. `clip` limits
+    the norm of all stages' gradients together. Where stages update at different times each one limits its own, to a
+    share that keeps all of them within it.
     """
-    weights = build_weights(method, module, optimizer, place, masters)
+    weights = build_weights(method, module, optimizer, place, masters, scheduler)
     check_copies(method, weights, place.stage, autocast=autocast)
     if optimizer is None:
         return Practice(weights, lambda _: None), Practice(Plain(weights), lambda _: None)
@@ -49,7 +52,12 @@ def build_practices(
 
 
 def build_weights(
-    method: Method, module: nn.Module, optimizer: Optimizer | None, place: Place, masters: Masters
+    method: Method,
+    module: nn.Module,
+    optimizer: Optimizer | None,
+    place: Place,
+    masters: Masters,
+    scheduler: Scheduler | None = None,
 ) -> Weights:
     """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
     if optimizer is None or (method.weights == "live" and no_cure(method, place)):
@@ -57,7 +65,7 @@ def build_weights(
     forward, backward = method.cure.forward, method.cure.backward
 
     def rule(wanted: Prediction | CorrectionWanted | None) -> Rule:
-        built = build_rule(wanted, optimizer, place)
+        built = build_rule(wanted, optimizer, place, scheduler)
         return Rounded(built, masters) if masters.copies else built
 
     if method.weights == "live" and forward is None and backward is None:
@@ -102,13 +110,17 @@ def no_cure(method: Method, place: Place) -> bool:
     )
 
 
-def build_rule(wanted: Prediction | CorrectionWanted | None, optimizer: Optimizer, place: Place) -> Rule:
+def build_rule(
+    wanted: Prediction | CorrectionWanted | None, optimizer: Optimizer, place: Place, scheduler: Scheduler | None
+) -> Rule:
     """The rule for the values of a stage's weights."""
     if wanted is None:
         return CurrentRule()
     if isinstance(wanted, CorrectionWanted):
         return Correction(wanted.span(place))
     horizon = wanted.horizon(place)
+    if wanted.form == "step":
+        return StepPrediction(optimizer, horizon, scheduler)
     return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
 
 

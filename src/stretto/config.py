@@ -35,6 +35,8 @@ class Settings:
     """sgd, adam, adamw or nadam; auto takes sgd for mlp and cnn, adamw for transformer."""
     momentum: Annotated[float, NUMBER] = 0.9
     """Momentum of sgd, first beta of adam and adamw."""
+    reference_batch: Annotated[int | None, WHOLE] = None
+    """Batch size that rates and momentum are given for: sgd's are scaled from it to each batch size; else as given."""
     weight_decay: Annotated[float, NUMBER] = 0.0
     """Weight decay."""
     clip: Annotated[float | None, NUMBER] = None
@@ -146,7 +148,7 @@ RATES = {"sgd": (0.003, 0.01, 0.03, 0.1), "adam": ADAM_RATES, "adamw": ADAM_RATE
 
 def check(settings: Settings) -> None:
     """Raise UsageError for values that no run could have, before anything is built."""
-    for name in ("steps", "evaluations", "stages", "workers"):
+    for name in ("steps", "evaluations", "stages", "workers", "reference_batch"):
         if getattr(settings, name) is not None:
             at_least_one(name, getattr(settings, name))
     for name, choices in CHOICES.items():
@@ -209,6 +211,11 @@ def with_defaults(settings: S) -> S:
     """Resolve what was left open and depends on the network: optimizer, rates, sizes, length."""
     chosen = DEFAULTS[settings.model]
     name = chosen.optimizer if settings.optimizer == "auto" else settings.optimizer
+    if settings.reference_batch is not None and name != "sgd":
+        raise UsageError(
+            f"reference_batch={settings.reference_batch}: rate and momentum are scaled for sgd, there is no such rule "
+            f"for {name}: leave it out, or choose optimizer=sgd"
+        )
     given = {key: value for key in ("steps", "evaluations", "lr", "batch_size") if (value := getattr(settings, key))}
     rates, sizes = RATES[name], chosen.batch_sizes
     single = isinstance(settings, TrainSettings)

@@ -350,7 +350,9 @@ class Trainer:
         generator = PreservedGenerator(self.device)
         with nullcontext() if borrows is None else borrows.worn(borrows.fixed()):
             autocast = self.precision.name == "bf16-autocast"
-            practices = build_practices(self.method, module, made, place, masters, autocast=autocast, clip=self.clip)
+            practices = build_practices(
+                self.method, module, made, place, masters, scheduler=scheduler, autocast=autocast, clip=self.clip
+            )
         self._practices.append(practices)
         return Stage(
             index,

@@ -70,12 +70,23 @@ class Delayed:
     Version k is the weights after k updates. `delay` is the stage's steady-state delay D.
     """
 
-    def __init__(self, start, delay, *, lr, momentum, decay, spike=False, until=None):
+    def __init__(self, start, delay, *, lr, momentum, decay, spike=False, until=None, schedule=lambda k: 1.0):
         self.versions, self.velocities, self.deltas = [start], [None], [None]
         self.delay, self.lr, self.momentum, self.decay = delay, lr, momentum, decay
         self.a = momentum**delay if spike else 1.0
         self.b = (1 - momentum**delay) / (1 - momentum) if spike else 0.0
         self.until = until
+        self.schedule = schedule
+
+    def distance(self, k, horizon):
+        """The rates of the updates after the k-th, as many as the horizon says, added; of a fraction the fraction."""
+        parts = [min(1.0, horizon - j) for j in range(int(np.ceil(horizon)))]
+        return sum(self.lr * self.schedule(k + j) * part for j, part in enumerate(parts))
+
+    def step_ahead(self, k, horizon):
+        """w_k - (lr_{k+1} + ... + lr_{k+h}) v_k."""
+        v, w = self.velocities[k], self.versions[k]
+        return w if v is None else [x - self.distance(k, horizon) * u for x, u in zip(w, v, strict=True)]
 
     def velocity_ahead(self, k, horizon):
         """w_k - lr h v_k."""
@@ -103,7 +114,7 @@ class Delayed:
         g = [each + self.decay * x for each, x in zip(gradients, w, strict=True)]
         v = g if v is None else [self.momentum * u + each for u, each in zip(v, g, strict=True)]
         p = 0 if self.until is None or plain else 1 - min(k / self.until, 1)
-        lr = self.lr / max(self.delay, 1) ** p
+        lr = self.lr * self.schedule(k) / max(self.delay, 1) ** p
         a, b = (1.0, 0.0) if plain else (self.a, self.b)
         new = [x - lr * (a * u + b * each) for x, u, each in zip(w, v, g, strict=True)]
         self.versions.append(new)
@@ -116,12 +127,59 @@ class Delayed:
             self.deltas.append(None)
 
 
-def train_delayed(network, data, delay, seen, read, *, warmup=0, finish=None, **options):
+class DelayedAdam:
+    """One stage under Adam: its versions and moments by number. `decoupled` decay is AdamW's."""
+
+    def __init__(self, start, delay, *, lr, betas, decay, decoupled, eps=1e-8, amsgrad=False, schedule=lambda k: 1.0):
+        self.versions, self.firsts, self.seconds, self.largest = [start], [None], [None], [None]
+        self.lr, self.betas, self.decay, self.eps = lr, betas, decay, eps
+        self.decoupled, self.amsgrad, self.schedule = decoupled, amsgrad, schedule
+
+    def direction(self, k):
+        """m_hat / (sqrt(v_hat) + eps), and AdamW's decay of the weights beside it, after k updates."""
+        out = []
+        for w, first, second in zip(self.versions[k], self.firsts[k], self.largest[k], strict=True):
+            m_hat, v_hat = first / (1 - self.betas[0] ** k), second / (1 - self.betas[1] ** k)
+            out.append(m_hat / (np.sqrt(v_hat) + self.eps) + (self.decay * w if self.decoupled else 0.0))
+        return out
+
+    def step_ahead(self, k, horizon):
+        """w_k - (lr_{k+1} + ... + lr_{k+h}) direction_k; w_0 before the first update."""
+        if k == 0:
+            return self.versions[0]
+        distance, j = 0.0, 0
+        while horizon > j:
+            distance += self.lr * self.schedule(k + j) * min(1.0, horizon - j)
+            j += 1
+        return [w - distance * d for w, d in zip(self.versions[k], self.direction(k), strict=True)]
+
+    def weight_ahead(self, k, horizon):
+        """w_k + h (w_k - w_{k-1})."""
+        if k == 0:
+            return self.versions[0]
+        return [w + horizon * (w - u) for w, u in zip(self.versions[k], self.versions[k - 1], strict=True)]
+
+    def apply(self, gradients, plain=False):
+        """The next version: AdamW's decay first, then the step."""
+        w, k = self.versions[-1], len(self.versions) - 1
+        g = [each + (0.0 if self.decoupled else self.decay * x) for each, x in zip(gradients, w, strict=True)]
+        zeros = [np.zeros_like(x) for x in w]
+        first, second = self.firsts[-1] or zeros, self.seconds[-1] or zeros
+        self.firsts.append([self.betas[0] * m + (1 - self.betas[0]) * x for m, x in zip(first, g, strict=True)])
+        self.seconds.append([self.betas[1] * v + (1 - self.betas[1]) * x * x for v, x in zip(second, g, strict=True)])
+        past = self.largest[-1] or zeros
+        largest = [np.maximum(a, b) for a, b in zip(past, self.seconds[-1], strict=True)]
+        self.largest.append(largest if self.amsgrad else self.seconds[-1])
+        self.versions.append(w)  # the direction's decay is of the weights before the step
+        self.versions[-1] = [x - self.lr * self.schedule(k) * d for x, d in zip(w, self.direction(k + 1), strict=True)]
+
+
+def train_delayed(network, data, delay, seen, read, *, kind=Delayed, warmup=0, finish=None, **options):
     """Minibatch t: stage s's forward sees seen(stage, s, k) with k = max(0, t - D) updates made, its backward reads
     read(stage, s, t, k). Fill and drain need nothing of their own: only versions count. Before minibatch `warmup` and
     from `finish` on, training is plain, and the pipeline starts empty after `warmup`."""
     size = len(network.start)
-    stages = [Delayed(list(pair), delay(s), **options) for s, pair in enumerate(network.start)]
+    stages = [kind(list(pair), delay(s), **options) for s, pair in enumerate(network.start)]
     losses = []
     for t, (x, y) in enumerate(data):
         plain = t < warmup or (finish is not None and t >= finish)

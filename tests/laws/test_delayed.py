@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import stretto
-from laws.numpy_network import Network, train, train_delayed
+from laws.numpy_network import Delayed, DelayedAdam, Network, train, train_delayed
 
 S, STEPS, BATCH = 5, 23, 12
 WIDTHS = [6, 7, 8, 7, 6, 4]
@@ -218,6 +218,118 @@ def test_the_cures_differ_from_each_other():
         assert np.abs(ends[one] - ends[other]).max() > 1e-6, (one, other)
 
 
+def step(horizon):
+    return lambda stage, s, k: stage.step_ahead(k, horizon(s))
+
+
+# method: delay, what a forward sees, what its backward reads
+PREDICTED = {
+    "pb(predict=step)": (pb_delay, step(pb_delay), now),
+    "pb(predict=step, horizon=decayed)": (pb_delay, step(decayed), now),
+    "pb(predict=step, stash=True)": (pb_delay, step(pb_delay), stashed),
+    "pipeoptim": (async_delay, step(async_delay), now),
+    "pb-lwpw": (pb_delay, weight(pb_delay), now),
+}
+ADAM = {"kind": DelayedAdam, "lr": LR, "betas": (MOMENTUM, 0.95), "decay": 0.1}
+RULES = {
+    "sgd": (torch.optim.SGD, {"momentum": MOMENTUM, "weight_decay": 0.1}, {"momentum": MOMENTUM, "kind": Delayed}),
+    "adam": (torch.optim.Adam, {"betas": ADAM["betas"], "weight_decay": 0.1}, {**ADAM, "decoupled": False}),
+    "adamw": (torch.optim.AdamW, {"betas": ADAM["betas"], "weight_decay": 0.1}, {**ADAM, "decoupled": True}),
+    "amsgrad": (
+        torch.optim.AdamW,
+        {"betas": ADAM["betas"], "weight_decay": 0.1, "amsgrad": True},
+        {**ADAM, "decoupled": True, "amsgrad": True},
+    ),
+}
+SCHEDULES = {
+    "constant": (None, lambda k: 1.0),
+    "lambda": (
+        lambda made: torch.optim.lr_scheduler.LambdaLR(made, lambda k: 1 / (1 + k / 5)),
+        lambda k: 1 / (1 + k / 5),
+    ),
+    "cosine": (
+        lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=STEPS),
+        lambda k: (1 + np.cos(np.pi * k / STEPS)) / 2,
+    ),
+}
+
+
+def predicting(method, rule, schedule, network, data):
+    """A trainer, and what the reference makes of it."""
+    delay, seen, read = PREDICTED[method]
+    make, options, reference = RULES[rule]
+    scheduler, rates = SCHEDULES[schedule]
+    expected = train_delayed(
+        network, data, delay, seen, read, **{"lr": LR, "decay": 0.1, **reference}, schedule=rates
+    )  # fmt: skip
+    trainer = stretto.Trainer(
+        modules(network), nn.functional.cross_entropy, lambda params: make(params, lr=LR, **options), method,
+        scheduler=scheduler,
+    )  # fmt: skip
+    return trainer, expected
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", PREDICTED)
+def test_prediction_along_the_optimizers_step_equals_the_reference(method, rule, schedule):
+    """And the weight form, which takes any optimizer."""
+    network, data = Network(WIDTHS), batches()
+    trainer, (expected, losses) = predicting(method, rule, schedule, network, data)
+    assert_trains_as(trainer, data, expected, losses)
+
+
+def test_these_references_differ_from_each_other():
+    """Method, optimizer and schedule each change the weights by far more than the tolerance.
+
+    But for the weight form at a constant rate, which is the step form: w_t - w_{t-1} is the step. Only AdamW's decay,
+    taken of the weights before it, tells them apart.
+    """
+    network, data = Network(WIDTHS), batches()
+    ends = {}
+    for method in PREDICTED:
+        for rule in RULES:
+            for schedule in SCHEDULES:
+                found = predicting(method, rule, schedule, network, data)[1][0]
+                ends[method, rule, schedule] = np.concatenate([each.ravel() for pair in found for each in pair])
+    for rule in ("sgd", "adam"):
+        assert (
+            np.abs(ends["pb(predict=step)", rule, "constant"] - ends.pop(("pb-lwpw", rule, "constant"))).max() < 1e-12
+        )
+    for one, other in combinations(ends, 2):
+        assert np.abs(ends[one] - ends[other]).max() > 1e-6, (one, other)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
+@pytest.mark.parametrize("method", ["pipeoptim", "pb(predict=step, horizon=decayed, stash=True)"])
+def test_a_resumed_prediction_knows_the_rates_to_come(method, schedule, tmp_path):
+    """Saved and loaded, also into a trainer that is further, or was made with another learning rate."""
+    data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()]
+    scheduler = {
+        "constant": None,
+        "cosine": SCHEDULES["cosine"][0],
+        "one-cycle": lambda made: torch.optim.lr_scheduler.OneCycleLR(made, LR, total_steps=STEPS),
+    }[schedule]
+
+    def make(seed, lr=LR):
+        return stretto.Trainer(
+            modules(Network(WIDTHS, seed)), nn.functional.cross_entropy,
+            lambda params: torch.optim.AdamW(params, lr=lr), method, scheduler=scheduler,
+        )  # fmt: skip
+
+    one, further, other = make(0), make(1), make(2, lr=LR / 2)
+    for x, y in data[:11]:
+        one.step(x, y)
+    one.save(tmp_path / "run.pt")
+    for x, y in data[:17]:
+        further.step(x, y)
+    for later in (further, other):
+        later.load(tmp_path / "run.pt")
+    for x, y in data[11:]:
+        assert one.step(x, y) == further.step(x, y) == pytest.approx(other.step(x, y), abs=1e-12)
+    assert one.flush() == further.flush() == pytest.approx(other.flush(), abs=1e-12)
+
+
 @pytest.mark.parametrize("method", [*CURED, "pipedream", "pipedream-2bw", "1f1b", "paci(every=3)"])
 def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
     """Whatever a cure keeps of the past is in the checkpoint."""
@@ -289,3 +401,11 @@ def test_a_prediction_that_overshoots_is_warned_of():
     with pytest.warns(UserWarning, match="stage 0 8 updates ahead, but momentum 0.5 is gone after about 2"):
         make("pb-lwp")
     make("pb-lwp(horizon=decayed)")
+    for method, updates in (("pb(predict=step)", 8), ("pb-lwpw", 8), ("pipeoptim", 4)):
+        with pytest.warns(
+            UserWarning, match=f"stage 0 {updates} updates ahead, but momentum 0.4 is gone after about 2"
+        ):
+            stretto.Trainer(
+                modules(Network(WIDTHS)), nn.functional.cross_entropy,
+                lambda params: torch.optim.Adam(params, lr=LR, betas=(0.4, 0.9)), method,
+            )  # fmt: skip

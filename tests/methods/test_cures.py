@@ -47,7 +47,7 @@ def test_spike_compensation_makes_up_for_the_delay(momentum, delay):
     ("method", "message"),
     [
         ("pb(horizon=3)", "predict is None"),
-        ("pb(predict=sideways)", "choose 'velocity', 'weight' or None"),
+        ("pb(predict=sideways)", "choose 'velocity', 'weight', 'step' or None"),
         ("pb-lwp(horizon=-1)", "a number of updates, 'decayed', or None"),
         ("paci(every=0)", "a whole number of at least 1"),
         ("pipemare(reschedule=0)", "a whole number of at least 1"),
@@ -79,20 +79,54 @@ def test_refused_with_this_optimizer(method, optimizer):
         stretto.Trainer([nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, optimizer, method)
 
 
+@pytest.mark.parametrize("method", ["pipeoptim", "pb(predict=step)"])
 @pytest.mark.parametrize(
-    "method", ["pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "spectrain", "pipemare(reschedule=9)"]
+    ("optimizer", "message"),
+    [
+        (torch.optim.NAdam, "takes torch.optim.Adam and AdamW.*SGD.*this optimizer is NAdam.*predict='weight'"),
+        (lambda p: torch.optim.SGD(p, 0.1), "momentum=0.*predict='weight'"),
+        (lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True), "nesterov=True.*predict='weight'"),
+    ],
+    ids=["nadam", "no-momentum", "nesterov"],
 )
-def test_every_cure_at_delay_0_is_the_plain_optimizer(method):
-    """Law 5: one stage has no delay, and equals plain training bit for bit."""
+def test_a_step_that_is_not_known_is_refused(method, optimizer, message):
+    with pytest.raises(UsageError, match=message):
+        stretto.Trainer([nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, optimizer, method)
+
+
+def test_prediction_along_adams_step_with_spike_compensation_is_refused():
+    with pytest.raises(UsageError, match=r"spike compensation wants torch\.optim\.SGD"):
+        stretto.Trainer(
+            [nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, torch.optim.Adam,
+            "pb(predict=step, spike=True)",
+        )  # fmt: skip
+
+
+SGD_CURES = ["pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "spectrain", "pipemare(reschedule=9)"]
+STEP_CURES = ["pb(predict=step)", "pb(predict=step, horizon=decayed, stash=True)", "pipeoptim"]
+
+
+@pytest.mark.parametrize(
+    ("method", "adam"), [(each, False) for each in SGD_CURES + STEP_CURES] + [(each, True) for each in STEP_CURES]
+)
+def test_every_cure_at_delay_0_is_the_plain_optimizer(method, adam):
+    """Law 5: one stage has no delay, and equals plain training bit for bit; with a scheduler, too."""
     torch.manual_seed(0)
     stage = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     plain.load_state_dict(stage.state_dict())
 
-    def sgd(params):
+    def optimizer(params):
+        if adam:
+            return torch.optim.AdamW(params, lr=0.1)
         return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3)
 
-    trainer, made = stretto.Trainer([stage], nn.functional.cross_entropy, sgd, method), sgd(plain.parameters())
+    def scheduler(made):
+        return torch.optim.lr_scheduler.CosineAnnealingLR(made, 9)
+
+    trainer = stretto.Trainer([stage], nn.functional.cross_entropy, optimizer, method, scheduler=scheduler)
+    made = optimizer(plain.parameters())
+    rates = scheduler(made)
     for seed in range(9):
         torch.manual_seed(seed)
         x, y = torch.randn(6, 4, dtype=torch.float64), torch.randint(3, (6,))
@@ -100,6 +134,7 @@ def test_every_cure_at_delay_0_is_the_plain_optimizer(method):
         made.zero_grad()
         nn.functional.cross_entropy(plain(x), y).backward()
         made.step()
+        rates.step()
     trainer.flush()
     assert all(torch.equal(a, b) for a, b in zip(stage.parameters(), plain.parameters(), strict=True))
 

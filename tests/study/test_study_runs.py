@@ -25,7 +25,7 @@ from stretto.study import (
     write_report,
 )
 from stretto.study.disk import FullDiskError, locked
-from stretto.study.prepare import resolve
+from stretto.study.prepare import prepare, resolve
 from stretto.study.single import claim, default_folder, summary
 
 SETTINGS = CompareSettings(
@@ -382,6 +382,19 @@ def test_stages_workers_and_schedule_reach_the_trainer(tmp_path):
     assert records[1].train_loss == records[2].train_loss  # placement changes costs, never numbers
     cosine = run(resolve(replace(base, schedule="cosine")), tmp_path / "cosine")
     assert cosine.train_loss != records[2].train_loss
+
+
+def test_a_reference_batch_scales_rate_and_momentum():
+    """For every batch size of a study, from the rates that stay the runs' names."""
+    study = resolve(replace(SETTINGS, methods=("backprop",), lr=(0.1,), batch_size=(4, 128), reference_batch=128))
+    found = {}
+    for settings in study.runs():
+        group = prepare(settings).trainer._stages[0].optimizer.param_groups[0]
+        found[settings.batch_size] = (group["lr"], group["momentum"])
+        assert settings.lr == 0.1
+    momentum = 0.9 ** (1 / 32)
+    assert found[4] == (pytest.approx(0.1 / 32 * (1 - momentum) / 0.1), pytest.approx(momentum))
+    assert found[128] == (pytest.approx(0.1), pytest.approx(0.9))
 
 
 def test_evaluations_are_closer_together_at_the_start():

@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.weights import Correction, CurrentRule, Predicted, Substituted, VelocityPrediction, WeightPrediction
+from stretto.weights import (
+    Correction,
+    CurrentRule,
+    Predicted,
+    StepPrediction,
+    Substituted,
+    VelocityPrediction,
+    WeightPrediction,
+)
 
 
 def scalar(value=1.0):
@@ -53,6 +61,72 @@ def test_prediction(form, horizon):
     ahead = horizon if callable(horizon) else lambda updates: horizon
     wanted = [w - 0.1 * ahead(t) * v for t, (w, v) in enumerate(momentum())]
     assert found == pytest.approx(wanted, rel=1e-13)
+
+
+HALVED = torch.optim.lr_scheduler.ExponentialLR  # with gamma=0.5: rates whose sums are known
+
+
+@pytest.mark.parametrize("halved", [False, True], ids=["constant", "halved"])
+@pytest.mark.parametrize("maximize", [False, True], ids=["minimize", "maximize"])
+@pytest.mark.parametrize("horizon", [0, 1, 4, 2.5])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "amsgrad"])
+def test_prediction_along_the_step_is_what_steps_without_surprises_do(kind, horizon, maximize, halved):
+    """h updates later, were the direction to stay: by the optimizer's own last step, scaled by the rates to come."""
+    module, parameter = scalar()
+    optimizer = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, maximize=maximize),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.9), weight_decay=0.1, maximize=maximize),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.5, 0.9), weight_decay=0.1, maximize=maximize),
+        "amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.9), amsgrad=True, maximize=maximize),
+    }[kind]([parameter])
+
+    def scheduler(made):
+        return HALVED(made, gamma=0.5)
+
+    rule = StepPrediction(optimizer, horizon, scheduler if halved else None)
+    real = scheduler(optimizer) if halved else None
+    weights = Predicted(module, rule)
+    assert rule.value("w", parameter) is parameter
+    for finished, gradient in enumerate(GRADIENTS, start=1):
+        before, rate = parameter.item(), optimizer.param_groups[0]["lr"]
+        parameter.grad = torch.full_like(parameter, gradient)
+        weights.update(optimizer.step)
+        after = parameter.item()
+        if real is not None:
+            real.step()
+        direction = (before - after) / rate
+        if kind == "adamw":  # its decay is of the weight as it stands
+            direction += 0.1 * (after - before)
+        ahead = [0.1 * (0.5 ** (finished + j) if halved else 1) * min(1, horizon - j) for j in range(5) if j < horizon]
+        assert rule.value("w", parameter).item() == pytest.approx(after - sum(ahead) * direction, rel=1e-11)
+    assert (rule.value("w", parameter) is parameter) == (horizon == 0)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"lr": torch.tensor(0.1)}], ids=str)
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
+def test_prediction_along_the_step_whatever_the_kernel(make, options):
+    values = []
+    for chosen in ({}, options):
+        module, parameter = scalar()
+        optimizer = make([parameter], **{"lr": 0.1, **chosen})
+        values.append(updates(StepPrediction(optimizer, 3), module, parameter, GRADIENTS, optimizer))
+    assert values[0] == pytest.approx(values[1], rel=1e-7)
+
+
+def test_prediction_along_the_step_knows_its_group():
+    """Each weight's own rate, decay and betas; one that has had no gradient yet stays where it is."""
+    slow, fast, idle = (nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(3))
+    groups = [{"params": [slow, idle]}, {"params": [fast], "lr": 1.0, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5)
+    rule = StepPrediction(optimizer, 2, lambda made: torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.1))
+    for parameter in (slow, fast):
+        parameter.grad = torch.ones(1, dtype=torch.float64)
+    optimizer.step()
+    rule.after({})
+    with torch.no_grad():
+        assert rule.value("idle", idle) is idle
+        assert rule.value("slow", slow).item() == pytest.approx(0.85 - 0.011 / 0.01 * 0.1 * (1 + 0.5 * 0.85), rel=1e-6)
+        assert rule.value("fast", fast).item() == pytest.approx(0.0 - 0.11 / 0.1 * 1.0, rel=1e-6)
 
 
 def test_weight_prediction_takes_any_optimizer():

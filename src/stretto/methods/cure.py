@@ -16,9 +16,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """Look `horizon(place)` updates ahead, along the velocity or along the last change of the weights."""
+    """Look `horizon(place)` updates ahead: along the velocity, the weights' last change, or the optimizer's step."""
 
-    form: Literal["velocity", "weight"]
+    form: Literal["velocity", "weight", "step"]
     horizon: Callable[[Place], float]
 
 

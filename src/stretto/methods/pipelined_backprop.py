@@ -14,7 +14,7 @@ from stretto.methods.pipelines import check_count, check_flag
 from stretto.schedule.library.pipedream import paci as paci_schedule
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
-Form = Literal["velocity", "weight"]
+Form = Literal["velocity", "weight", "step"]
 
 
 def decayed(place: Place) -> float:
@@ -30,8 +30,8 @@ def decayed(place: Place) -> float:
 
 def prediction(predict: Form | None, horizon: int | Literal["decayed"] | None) -> Prediction | None:
     """Linear weight prediction over the stage's delay, a fixed horizon, or the decayed one."""
-    if predict not in (None, "velocity", "weight"):
-        raise UsageError(f"pb(predict={predict!r}): choose 'velocity', 'weight' or None")
+    if predict not in (None, "velocity", "weight", "step"):
+        raise UsageError(f"pb(predict={predict!r}): choose 'velocity', 'weight', 'step' or None")
     if horizon is not None and predict is None:
         raise UsageError(f"pb(horizon={horizon!r}) says how far to predict, but predict is None: choose its form too")
     if predict is None:
@@ -52,7 +52,8 @@ def pb(
     horizon: int | Literal["decayed"] | None = None,
     stash: bool = False,
 ) -> Method:
-    """spike: spike compensation. predict: linear weight prediction, along the velocity or the last change of weights.
+    """spike: spike compensation. predict: weight prediction along the velocity or the last change of the weights
+    (linear weight prediction), or along the optimizer's own step (as in PipeOptim).
 
     Both use the stage's steady-state delay, also in fill and drain. horizon: how many updates to look ahead instead.
     """

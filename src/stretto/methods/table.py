@@ -16,6 +16,7 @@ from stretto.methods.pipedream import pipedream, pipedream_2bw
 from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc
 from stretto.methods.pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
 from stretto.methods.pipemare import pipemare
+from stretto.methods.pipeoptim import pipeoptim
 from stretto.methods.spectrain import spectrain
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -38,6 +39,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "pb-lwpw": pb_lwpw,
     "pb-lwp-sc": pb_lwp_sc,
     "spectrain": spectrain,
+    "pipeoptim": pipeoptim,
     "nesterov": nesterov,
     "pipemare": pipemare,
 }

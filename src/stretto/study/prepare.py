@@ -11,6 +11,7 @@ from torch import nn
 from stretto import config, data, models
 from stretto.errors import UsageError
 from stretto.methods import method
+from stretto.optim.scaling import scale_for_batch
 from stretto.splitting import split
 from stretto.trainer import Trainer
 
@@ -100,6 +101,8 @@ def prepare(settings: config.TrainSettings) -> Prepared:
 def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """What makes the optimizer of a stage."""
     lr, momentum, decay = config.known(settings.lr), settings.momentum, settings.weight_decay
+    if settings.reference_batch is not None:
+        lr, momentum = scale_for_batch(lr, momentum, settings.reference_batch, to=config.known(settings.batch_size))
     if settings.optimizer == "sgd":
         return lambda params: torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=decay)
     kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "nadam": torch.optim.NAdam}

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.optim.direction import check_direction, moved
 from stretto.optim.momentum import check_momentum
+from stretto.optim.rates import FutureRates, Scheduler
 
 Horizon = float | Callable[[int], float]  # how many updates ahead; or a function of the updates so far
 Parameters = Mapping[str, Tensor]
@@ -82,6 +84,38 @@ class VelocityPrediction(Rule):
             return parameter
         rate = float(self.optimizer.param_groups[self._group[id(parameter)]]["lr"])
         return torch.add(parameter, velocity, alpha=-rate * ahead)
+
+
+class StepPrediction(Rule):
+    """Where the optimizer's own step would carry a weight: `w - (lr_1 + ... + lr_h) step`, w before its first step.
+
+    PipeOptim (Guan et al. 2023, arXiv 2312.00839) and, for Adam, XPipe (Guan et al. 2019, arXiv 1911.04610): the step
+    is SGD's velocity, Adam's `m_hat / (sqrt(v_hat) + eps)`, and for AdamW the weight decay beside it. The rates are
+    those of the coming updates, as the scheduler will set them. Keeps nothing. Raises UsageError for other optimizers.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, horizon: Horizon, scheduler: Scheduler | None = None) -> None:
+        super().__init__()
+        remedy = "use one of these, or predict='weight', which takes any optimizer"
+        check_direction(optimizer, "prediction along the step", remedy)
+        self.optimizer = optimizer
+        self.horizon = horizon
+        self.rates = FutureRates(optimizer, scheduler)
+        self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+
+    def value(self, name: str, parameter: Tensor) -> Tensor:
+        """`w - (lr_1 + ... + lr_h) step`."""
+        ahead = horizon_at(self.horizon, self.updates)
+        state = self._state(parameter)
+        if ahead == 0 or not state:
+            return parameter
+        group = self._group[id(parameter)]
+        distance = self.rates.sum(group, self.updates, ahead)
+        return moved(parameter, state, self.optimizer.param_groups[group], distance)
+
+    def _state(self, parameter: Tensor) -> Mapping[str, Any]:
+        state: Mapping[str, Any] = self.optimizer.state.get(parameter, {})
+        return state
 
 
 class WeightPrediction(Rule):

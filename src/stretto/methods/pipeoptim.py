@@ -1,0 +1,21 @@
+"""PipeOptim (Guan et al. 2023, arXiv 2312.00839): forwards look ahead along the step of whatever optimizer there is."""
+
+from stretto.methods.backprop import whole_network
+from stretto.methods.cure import Cure, Prediction
+from stretto.methods.method import Method
+from stretto.schedule.library.pipedream import pipedream
+
+
+def pipeoptim() -> Method:
+    """Asynchronous 1F1B without stashes: a forward on stage s sees the weights predicted for its backward, S-1-s
+    updates later, the backward the weights as they then stand. XPipe (arXiv 1911.04610) does so for Adam.
+    """
+    return Method(
+        name="pipeoptim",
+        summary="asynchronous 1F1B, forwards on weights predicted along the optimizer's step",
+        reach=whole_network,
+        schedule=pipedream,
+        synchronous=False,
+        weights="live",
+        cure=Cure(forward=Prediction("step", lambda place: place.delay)),
+    )

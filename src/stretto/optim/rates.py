@@ -1,0 +1,83 @@
+"""The learning rates that an optimizer's coming updates will have, as its scheduler will set them."""
+
+import copy
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
+
+import torch
+
+Scheduler = Callable[[Any], Any]  # as the user gives it: optimizer -> scheduler
+Options = list[dict[str, Any]]  # one a group, without its parameters
+
+
+class FutureRates:
+    """What the coming learning rates of each group are.
+
+    A twin of the optimizer, with the same groups but nothing to train, goes through the schedule ahead of it: the
+    optimizer and its own scheduler are not touched, and the schedule must be a function of the number of updates.
+    Where the rate of now is not the schedule's (a rate changed by hand, a checkpoint of other settings), the coming
+    ones are scaled as it is. Without a scheduler they are the rate of now.
+
+    To be made before the optimizer's own scheduler, which begins by changing the groups.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None = None) -> None:
+        self.optimizer = optimizer
+        self._scheduler = scheduler
+        self._start = copy.deepcopy([without_parameters(group) for group in optimizer.param_groups])
+        self._restart()
+
+    def sum(self, group: int, updates: int, ahead: float) -> float:
+        """After `updates` updates, the rates of the next `ahead` ones, added up; of half an update half the rate."""
+        now = float(self.optimizer.param_groups[group]["lr"])
+        if self._scheduler is None:
+            return now * ahead
+        self._look(updates, updates + int(ahead))
+        rates = [self._window[later][group] for later in range(int(ahead) + 1)]
+        total = sum(rates[:-1]) + (ahead - int(ahead)) * rates[-1]
+        return total if rates[0] in (0, now) else total * (now / rates[0])
+
+    def _restart(self) -> None:
+        self._first = 0  # the update that the window begins with
+        self._window: deque[list[float]] = deque()
+        self._coming = rates(self.optimizer, self._start, self._scheduler)
+
+    def _look(self, first: int, last: int) -> None:
+        if first < self._first:  # an earlier checkpoint was loaded
+            self._restart()
+        while len(self._window) <= last - self._first:
+            self._window.append(next(self._coming))
+        while self._first < first:
+            self._window.popleft()
+            self._first += 1
+
+
+def rates(optimizer: torch.optim.Optimizer, start: Options, scheduler: Scheduler | None) -> Iterator[list[float]]:
+    """Each group's rate before the first update, before the second, and so on."""
+    if scheduler is None:
+        return
+    twin = twin_of(optimizer, start)
+    schedule = scheduler(twin)
+    while True:
+        yield [float(group["lr"]) for group in twin.param_groups]
+        twin.step()  # changes nothing without gradients; a scheduler wants to have seen it
+        try:
+            schedule.step()
+        except (ValueError, LookupError):  # it ends here (OneCycleLR); the real one will say so, should training go on
+            break
+    yield from repeat([float(group["lr"]) for group in twin.param_groups])
+
+
+def twin_of(optimizer: torch.optim.Optimizer, start: Options) -> torch.optim.Optimizer:
+    """An optimizer of the same class with the same groups, made as unpickling does, with nothing to train."""
+    twin = type(optimizer).__new__(type(optimizer))
+    groups = [{**copy.deepcopy(options), "params": [torch.zeros(1)]} for options in start]
+    twin.__setstate__({"defaults": dict(optimizer.defaults), "state": defaultdict(dict), "param_groups": groups})
+    return twin
+
+
+def without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    """The options of a group of parameters."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
