@@ -14,7 +14,7 @@ from stretto.methods.cure import Place, Prediction
 from stretto.optim import Rescheduled, SpikeCompensation
 from stretto.stage import Practice
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
-from stretto.weights.rules import Correction, CurrentRule, Rule, VelocityPrediction, WeightPrediction
+from stretto.weights.rules import Correction, CurrentRule, PartOf, Rule, VelocityPrediction, WeightPrediction
 
 Optimizer = torch.optim.Optimizer
 
@@ -41,15 +41,21 @@ def build_weights(method: Method, module: nn.Module, optimizer: Optimizer | None
     if method.weights == "live" and forward is None and backward is None:
         return Live(module)
     if method.weights == "live":
-        return Substituted(module, build_rule(forward, optimizer, place), build_rule(backward, optimizer, place))
+        ahead, back = build_rule(forward, optimizer, place), build_rule(backward, optimizer, place)
+        return Substituted(module, ahead, back, build_recompute_rule(method, optimizer, place, ahead, back))
     if forward is not None:
         return Predicted(module, build_rule(forward, optimizer, place))
     return WEIGHTS[method.weights](module)
 
 
 def no_cure(method: Method, place: Place) -> bool:
-    """Whether a stage without delay also has nothing to predict: then its weights are simply the current ones."""
+    """Whether a stage without delay also has nothing to predict: then its weights are simply the current ones.
+
+    So they are where nothing is cured and a recompute comes right before its backward.
+    """
     wanted = (method.cure.forward, method.cure.backward)
+    if place.recompute == 0 and wanted == (None, None):
+        return True
     return place.delay == 0 and all(
         each is None
         or (isinstance(each, Prediction) and each.horizon(place) == 0)
@@ -66,6 +72,21 @@ def build_rule(wanted: Prediction | CorrectionWanted | None, optimizer: Optimize
         return Correction(wanted.span(place))
     horizon = wanted.horizon(place)
     return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
+
+
+def build_recompute_rule(method: Method, optimizer: Optimizer, place: Place, ahead: Rule, back: Rule) -> Rule | None:
+    """The rule for a recompute, which shares the copies that the others keep; None for the weights as they stand."""
+    wanted, forward, backward = method.cure.recompute, method.cure.forward, method.cure.backward
+    if wanted is None or place.recompute is None:
+        return None
+    if isinstance(wanted, CorrectionWanted):
+        assert isinstance(backward, CorrectionWanted), "a recompute is corrected where its backward is"
+        return PartOf(back, wanted.span(place) / backward.span(place))
+    if wanted.form == "weight":
+        assert forward is not None, "a recompute is predicted where its forward is"
+        whole = forward.horizon(place)
+        return PartOf(ahead, wanted.horizon(place) / whole if whole else 0.0)
+    return build_rule(wanted, optimizer, place)
 
 
 def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:

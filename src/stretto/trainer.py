@@ -313,7 +313,8 @@ class Trainer:
         parts = [part for part in (module, head) if part is not None]
         parameters = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
         made = build_optimizer(optimizer, parameters) if parameters else None
-        place = Place(index, len(self.stages), self._delays.steady[index], momentum_of(made))
+        delay, recompute = self._delays.steady[index], self._delays.recompute[index]
+        place = Place(index, len(self.stages), delay, momentum_of(made), recompute)
         if made is not None:
             self._places.append(place)
         base = derive(self.seed, "forward", index)
@@ -331,6 +332,7 @@ class Trainer:
             step=practices[0].step,
             scheduler=build_scheduler(scheduler, made) if scheduler is not None and made is not None else None,
             split=index in self.rules.split,
+            recompute=index in self.rules.recompute,
             mean=self.method.combine == "mean",
             seed_forward=lambda microbatch: generator.seed(derive(base, microbatch)),
         )

@@ -86,6 +86,10 @@ class Emulator:
             delay = stage.updates - operands["graph"].updates
             wanted = self._delays.at(action.stage, age)
             assert delay == wanted, f"{action}: its weights are {delay} updates old, the schedule promises {wanted}"
+            if action.stage in self.rules.recompute:
+                delay = stage.updates - operands["graph"].recomputed
+                wanted = self._delays.recompute_at(action.stage, age)
+                assert delay == wanted, f"{action}: recomputed {delay} updates ago, the schedule promises {wanted}"
         made = stage.run(action.kind, action.microbatch, operands, version)
         makes = self.rules.makes(action)
         for edge in makes:

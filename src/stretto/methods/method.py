@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stretto.errors import UsageError
 from stretto.methods.cure import Cure
 from stretto.methods.phases import Phases
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
 from stretto.schedule.library.one_f_one_b import one_f_one_b
+from stretto.schedule.recompute import with_recompute
 
 
 def one_each(num_stages: int) -> int:
@@ -22,8 +24,10 @@ class Method:
     `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
     says who does what in which order. `weights` names a policy of `stretto.weights`, `cure` what is done about delay.
     `combine` says whether several losses that train the same stage are summed or averaged. `head` names how auxiliary
-    heads are built (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every
-    minibatch before the next one enters; another may do so in some `phases`.
+    heads are built (`stretto.heads`). `recompute` says that forwards are run again for their backward, in segments of
+    so many stages, or (True) of as many as suit the schedule (`schedule/recompute.py`). `workers(num_stages)` is how
+    many suit it. A synchronous method finishes every minibatch before the next one enters; another may do so in some
+    `phases`.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Method:
     cure: Cure = field(default_factory=Cure)
     combine: Literal["sum", "mean"] = "sum"
     head: str = "auto"
+    recompute: int | bool = False
     workers: Callable[[int], int] = one_each
     phases: Phases = field(default_factory=Phases)
     options: Mapping[str, object] = field(default_factory=dict)
@@ -66,14 +71,26 @@ class Method:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
         schedule, rules = self.plan(num_stages, num_workers)
         flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
+        if self.recompute:
+            flushed = with_recompute(flushed)
         return flushed, Rules.of(flushed, rules.reach)
 
     def plan(self, num_stages: int, num_workers: int | None = None) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.
 
-        Raises ScheduleError for a schedule that is not complete or can deadlock.
+        Raises ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
+        recompute.
         """
         schedule = self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
+        if self.recompute:
+            plain, size = schedule, None if self.recompute is True else self.recompute
+            schedule = with_recompute(plain, size)
+            if schedule == plain and num_stages > 1:
+                raise UsageError(
+                    f"{self} on {num_stages} stages and {plain.num_workers} workers: nothing to recompute, as every "
+                    "backward that could wait for it follows its forward at once; leave recompute= out, or use shorter "
+                    "segments or fewer workers"
+                )
         rules = Rules.of(schedule, self.reach(num_stages))
         check(schedule, rules)
         return schedule, rules

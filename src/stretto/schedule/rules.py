@@ -1,6 +1,7 @@
 """What an action waits for, makes and frees: the one meaning of a schedule, for every interpreter."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from stretto.errors import ScheduleError
@@ -15,7 +16,10 @@ class Edge(NamedTuple):
     ========================  ==================================================================================
     activation                a stage's output, for the stage above; what the loader (stage -1) gives to stage 0
     target                    what the loader gives to every stage with a head
-    graph                     what a forward keeps for its backward
+    graph                     what a forward (or its recompute) keeps for its backward
+    input                     what a forward keeps instead of a graph, where a segment begins: for its recompute
+    version                   which weights a forward without a graph saw: for its recompute
+    recomputed                a stage's output once more, for the recompute of the stage above
     gradient                  what a backward sends to the stage below: one gradient for each stop it carries
     cotangent                 what I keeps for W
     weight-gradient           what U consumes
@@ -38,18 +42,22 @@ class Rules:
     """The meaning of actions, from topology given as data. No interpreter holds a rule of its own.
 
     `split` are the stages whose backward is I and W instead of B; `per_update` is how many micro-batches an update
-    consumes.
+    consumes. `recompute` are the stages whose graph is made by a second forward, C; `keep` those of them that keep
+    their input for it, the first of each segment: the others get it from the C of the stage below.
     """
 
     reach: Reach
     split: frozenset[int] = frozenset()
     per_update: int = 1
+    recompute: frozenset[int] = frozenset()
+    keep: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None) -> "Rules":
-        """The rules of a schedule: which stages split their backward stands in its body."""
+        """The rules of a schedule: which stages split their backward, and which recompute, stands in its body."""
         split = frozenset(action.stage for actions in schedule.body for action in actions if action.kind == "I")
-        return cls(reach, split, schedule.per_turn if per_update is None else per_update)
+        recompute, keep = segments_of(schedule)
+        return cls(reach, split, schedule.per_turn if per_update is None else per_update, recompute, keep)
 
     @property
     def num_stages(self) -> int:
@@ -61,18 +69,20 @@ class Rules:
         kind, stage, microbatch = action
         forward = Action("F", stage, microbatch)
         if kind == "F":
-            activation = Edge("activation", Action("F", stage - 1, microbatch), stage)
-            if self.reach.hops[stage] is None:
-                return (activation,)
-            return (activation, Edge("target", loaded(microbatch), stage))
+            return (Edge("activation", Action("F", stage - 1, microbatch), stage), *self._target(stage, microbatch))
+        if kind == "C":
+            below = Edge("recomputed", Action("C", stage - 1, microbatch), stage)
+            given = Edge("input", forward, stage) if stage in self.keep else below
+            return (given, Edge("version", forward, stage), *self._target(stage, microbatch))
+        graph = Edge("graph", forward._replace(kind="C") if stage in self.recompute else forward, stage)
         if kind == "B":
-            return (Edge("graph", forward, stage), *self._arriving(stage, microbatch))
+            return (graph, *self._arriving(stage, microbatch))
         if kind == "I":
             passing = self._arriving(stage, microbatch) if self.reach.passing(stage) else ()
-            return (Edge("graph", forward, stage), *passing)
+            return (graph, *passing)
         if kind == "W":
             cotangent = Edge("cotangent", Action("I", stage, microbatch), stage)
-            return (Edge("graph", forward, stage), cotangent, *self._arriving(stage, microbatch))
+            return (graph, cotangent, *self._arriving(stage, microbatch))
         if kind == "U":
             first = microbatch - self.per_update + 1
             return tuple(self._weight_gradient(stage, m) for m in range(first, microbatch + 1))
@@ -82,10 +92,12 @@ class Rules:
         """What is there once `action` has run."""
         kind, stage, _ = action
         if kind == "F":
-            graph = Edge("graph", action, stage)
-            if stage + 1 < self.num_stages:
-                return (Edge("activation", action, stage + 1), graph)
-            return (graph, Edge("loss", action, stage + 1))
+            kept = [value for value, of in (("input", self.keep), ("version", self.recompute)) if stage in of]
+            up = "activation" if stage + 1 < self.num_stages else "loss"
+            return (Edge(up, action, stage + 1), *(Edge(value, action, stage) for value in kept or ["graph"]))
+        if kind == "C":
+            goes_on = stage + 1 in self.recompute - self.keep
+            return (*[Edge("recomputed", action, stage + 1)] * goes_on, Edge("graph", action, stage))
         if kind == "U":
             return ()
         made: list[Edge] = []
@@ -98,8 +110,11 @@ class Rules:
         return tuple(made)
 
     def frees(self, action: Action) -> tuple[Edge, ...]:
-        """What nobody needs any more once `action` has run. I keeps everything for its W."""
-        return () if action.kind == "I" else self.needs(action)
+        """What nobody needs any more once `action` has run. I keeps everything for its W, F its target for its C."""
+        if action.kind == "I":
+            return ()
+        again = action.kind == "F" and action.stage in self.recompute
+        return tuple(edge for edge in self.needs(action) if not (again and edge.value == "target"))
 
     def loads(self, microbatch: int) -> tuple[Edge, ...]:
         """What the loader makes when a micro-batch enters."""
@@ -110,6 +125,9 @@ class Rules:
         """The output head's loss of a micro-batch."""
         return Edge("loss", Action("F", self.num_stages - 1, microbatch), self.num_stages)
 
+    def _target(self, stage: int, microbatch: int) -> tuple[Edge, ...]:
+        return () if self.reach.hops[stage] is None else (Edge("target", loaded(microbatch), stage),)
+
     def _arriving(self, stage: int, microbatch: int) -> tuple[Edge, ...]:
         if not self.reach.arriving(stage):
             return ()
@@ -119,3 +137,20 @@ class Rules:
     def _weight_gradient(self, stage: int, microbatch: int) -> Edge:
         kind = "W" if stage in self.split else "B"
         return Edge("weight-gradient", Action(kind, stage, microbatch), stage)
+
+
+def segments_of(schedule: Schedule) -> tuple[frozenset[int], frozenset[int]]:
+    """The stages that recompute, and those of them at which a segment begins.
+
+    A segment ends at a stage whose backward follows its recompute at once: what the stages above it need lies in
+    another segment.
+    """
+    recompute, ends = set(), set()
+    for stage in range(schedule.num_stages):
+        order = schedule.of_stage(stage)
+        for action, following in pairwise(order):
+            if action.kind == "C":
+                recompute.add(stage)
+                if following.kind in "BI" and following.microbatch == action.microbatch:
+                    ends.add(stage)
+    return frozenset(recompute), frozenset(s for s in recompute if s - 1 not in recompute or s - 1 in ends)

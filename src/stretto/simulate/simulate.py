@@ -20,6 +20,7 @@ class Timeline:
     schedule: Schedule
     spans: tuple[Span, ...]
     peak_graphs: tuple[int, ...]  # the most forwards that each stage held at once for their backward
+    peak_inputs: tuple[int, ...]  # the most inputs that each stage held at once for their recompute
 
     @cached_property
     def makespan(self) -> float:
@@ -42,8 +43,8 @@ class Timeline:
 
 
 def unit_costs(action: Action) -> float:
-    """F, I and W take 1, B both halves of the backward, an update nothing."""
-    return {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}[action.kind]
+    """F, C, I and W take 1, B both halves of the backward, an update nothing."""
+    return {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "U": 0}[action.kind]
 
 
 def simulate(schedule: Schedule, rules: Rules, turns: int, durations: Durations = unit_costs) -> Timeline:
@@ -54,7 +55,7 @@ def simulate(schedule: Schedule, rules: Rules, turns: int, durations: Durations 
     queues = [deque(schedule.unroll(worker, turns)) for worker in range(schedule.num_workers)]
     when = {edge: 0.0 for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
     clocks = [0.0] * schedule.num_workers
-    held, peak = [0] * schedule.num_stages, [0] * schedule.num_stages
+    held, peak = ({value: [0] * schedule.num_stages for value in ("graph", "input")} for _ in range(2))
     spans: list[Span] = []
     progress = True
     while progress:
@@ -67,9 +68,10 @@ def simulate(schedule: Schedule, rules: Rules, turns: int, durations: Durations 
                 spans.append(Span(worker, action, start, end))
                 when.update(dict.fromkeys(rules.makes(action), end))
                 stage = action.stage
-                held[stage] += any(edge.value == "graph" for edge in rules.makes(action))
-                peak[stage] = max(peak[stage], held[stage])
-                held[stage] -= any(edge.value == "graph" for edge in rules.frees(action))
+                for value, many in held.items():
+                    many[stage] += any(edge.value == value for edge in rules.makes(action))
+                    peak[value][stage] = max(peak[value][stage], many[stage])
+                    many[stage] -= any(edge.value == value for edge in rules.frees(action))
     if any(queues):
         raise ScheduleError(f"deadlock: {explain(queues, rules, set(when))}")
-    return Timeline(schedule, tuple(spans), tuple(peak))
+    return Timeline(schedule, tuple(spans), tuple(peak["graph"]), tuple(peak["input"]))
