@@ -13,7 +13,12 @@ of a segment keeps its input: the segment runs forward once more just before the
 stage feeding the next (after PipeMare, Yang et al. 2021, arXiv 1910.05124). Stage s of a segment that ends at stage e
 makes its graph D_s - D_e backwards ahead instead of D_s, its first stage holds D_e + 1 inputs. In segments of sqrt(S)
 stages the PB clock holds about 2 S^1.5 inputs and graphs instead of S^2. The last segment is left as it is: its last
-stage's backward follows its forward at once, a recompute could not come later.
+stage's backward follows its forward at once, a recompute could not come later. The PB clock, segments of two:
+
+    3 ...0aa1bb2cc3dd4ee5ff.......
+    2 ..012.aa3bb4cc5dd.ee.ff.....
+    1 .01234*.aa5*bb*cc*dd*ee*ff..
+    0 01234*5**.aa*.bb*cc*dd.ee.ff
 """
 
 import math
