@@ -17,7 +17,15 @@ from stretto.stage import Practice
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
 from stretto.weights.check import STASH, is_compiled
 from stretto.weights.rounded import Rounded
-from stretto.weights.rules import Correction, CurrentRule, Rule, StepPrediction, VelocityPrediction, WeightPrediction
+from stretto.weights.rules import (
+    Correction,
+    CurrentRule,
+    PartOf,
+    Rule,
+    StepPrediction,
+    VelocityPrediction,
+    WeightPrediction,
+)
 
 Optimizer = torch.optim.Optimizer
 
@@ -64,16 +72,17 @@ def build_weights(
         return WEIGHTS["current"](module)
     forward, backward = method.cure.forward, method.cure.backward
 
-    def rule(wanted: Prediction | CorrectionWanted | None) -> Rule:
-        built = build_rule(wanted, optimizer, place, scheduler)
-        return Rounded(built, masters) if masters.copies else built
+    def rounded(rule: Rule) -> Rule:
+        return Rounded(rule, masters) if masters.copies else rule
 
     if method.weights == "live" and forward is None and backward is None:
         return Live(module)
     if method.weights == "live":
-        return Substituted(module, rule(forward), rule(backward))
+        ahead, back = (build_rule(wanted, optimizer, place, scheduler) for wanted in (forward, backward))
+        again = build_recompute_rule(method, optimizer, place, ahead, back, scheduler)
+        return Substituted(module, rounded(ahead), rounded(back), None if again is None else rounded(again))
     if forward is not None:
-        return Predicted(module, rule(forward))
+        return Predicted(module, rounded(build_rule(forward, optimizer, place, scheduler)))
     return WEIGHTS[method.weights](module)
 
 
@@ -100,8 +109,13 @@ def check_copies(method: Method, weights: Weights, stage: int, *, autocast: bool
 
 
 def no_cure(method: Method, place: Place) -> bool:
-    """Whether a stage without delay also has nothing to predict: then its weights are simply the current ones."""
+    """Whether a stage without delay also has nothing to predict: then its weights are simply the current ones.
+
+    So they are where nothing is cured and a recompute comes right before its backward.
+    """
     wanted = (method.cure.forward, method.cure.backward)
+    if place.recompute == 0 and wanted == (None, None):
+        return True
     return place.delay == 0 and all(
         each is None
         or (isinstance(each, Prediction) and each.horizon(place) == 0)
@@ -122,6 +136,23 @@ def build_rule(
     if wanted.form == "step":
         return StepPrediction(optimizer, horizon, scheduler)
     return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
+
+
+def build_recompute_rule(
+    method: Method, optimizer: Optimizer, place: Place, ahead: Rule, back: Rule, scheduler: Scheduler | None
+) -> Rule | None:
+    """The rule for a recompute, which shares the copies that the others keep; None for the weights as they stand."""
+    wanted, forward, backward = method.cure.recompute, method.cure.forward, method.cure.backward
+    if wanted is None or place.recompute is None:
+        return None
+    if isinstance(wanted, CorrectionWanted):
+        assert isinstance(backward, CorrectionWanted), "a recompute is corrected where its backward is"
+        return PartOf(back, wanted.span(place) / backward.span(place))
+    if wanted.form == "weight":
+        assert forward is not None, "a recompute is predicted where its forward is"
+        whole = forward.horizon(place)
+        return PartOf(ahead, wanted.horizon(place) / whole if whole else 0.0)
+    return build_rule(wanted, optimizer, place, scheduler)
 
 
 def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:

@@ -18,5 +18,5 @@ class Phase:
     def begin(self, n: int) -> None:
         """Turn n is the phase's first; nothing is in flight."""
         for stage, practice in zip(self.stages, self.practices, strict=True):
-            stage.adopt(practice)
+            stage.adopt(practice, stage.index in self.emulator.rules.recompute)
         self.emulator.restart(n)

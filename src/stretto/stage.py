@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
 from stretto.optim import Masters
 from stretto.schedule import Reach
@@ -29,7 +30,10 @@ class Target:
 
 @dataclass(slots=True)
 class Graph:
-    """What one forward keeps for its backward. `updates` is how many updates the weights it saw had had."""
+    """What one forward keeps for its backward. `updates` is how many updates the weights it saw had had.
+
+    Of a forward that has been run again, `updates` is the first one's, `recomputed` is how many there then were.
+    """
 
     inputs: Tensors
     outputs: Tensors
@@ -39,6 +43,17 @@ class Graph:
     tied: Mapping[int, nn.Parameter] = field(default_factory=dict)  # the leaves of weights that another stage owns
     cut: Tensors = ()  # where the head's graph is cut from the module's, if the backward has two sweeps
     head_gradients: list[Tensor | None] = field(default_factory=list)
+    recomputed: int | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one forward without a graph saw, for its recompute: a version, its number of updates, the buffers before."""
+
+    version: Any
+    updates: int
+    buffers: Snapshot
+    tied: Mapping[int, nn.Parameter]
 
 
 class Practice(NamedTuple):
@@ -57,12 +72,13 @@ class Stage:
     """One stage's module, head, weights and optimizer, and the six things that can happen to them.
 
     `head` is None where the stage has no head, or is the last and its module's output is the model's output.
-    `split` says that the backward comes as I and W. `mean` divides the weight gradient of the module by the number of
-    losses that train it, where they would be summed. `step` updates, told how many updates came before; the
-    optimizer's own step unless given. `adopt` changes weights and step. `seed_forward` is called with a micro-batch
-    before its forward, so that what a stage draws (dropout) depends on nothing else. `lends` and `borrows` say which
-    parameters it shares with other stages. `masters` are what the optimizer steps in place of low-precision parameters.
-    `context` makes what each forward runs in, with its head and loss (autocast).
+    `split` says that the backward comes as I and W, `recompute` that forwards keep no graph and C makes it. `mean`
+    divides the weight gradient of the module by the number of losses that train it, where they would be summed. `step`
+    updates, told how many updates came before; the optimizer's own step unless given. `adopt` changes these choices.
+    `seed_forward` is called with a micro-batch before its forward, so that what a stage draws (dropout) depends on
+    nothing else. `lends` and `borrows` say which parameters it shares with other stages. `masters` are what the
+    optimizer steps in place of low-precision parameters. `context` makes what each forward runs in, with its head and
+    loss (autocast).
     """
 
     def __init__(
@@ -78,6 +94,7 @@ class Stage:
         step: Callable[[int], object] | None = None,
         scheduler: Any = None,
         split: bool = False,
+        recompute: bool = False,
         mean: bool = False,
         seed_forward: Callable[[int], None] | None = None,
         lends: Lender | None = None,
@@ -98,6 +115,9 @@ class Stage:
         self.loss = loss
         self.updates = 0
         self._split = split
+        self._recompute = recompute
+        self._buffers = Buffers([part for part in (module, head) if part is not None])
+        self._tried = False  # whether a forward has been run whose graph was not kept
         self._is_last = index == reach.num_stages - 1
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
@@ -136,16 +156,22 @@ class Stage:
         """
         try:
             if kind == "F":
+                wanted = self.updates if version is None else version
+                run = self._first_forward if self._recompute else self._forward
                 with self._context():
-                    return self._forward(microbatch, operands, self.updates if version is None else version)
+                    return run(microbatch, operands, wanted)
+            if kind == "C":
+                with self._context():
+                    return self._second_forward(microbatch, operands)
             return self._run[kind](operands)
         except Exception as error:
             error.add_note(f"in action {self.index}{kind}{microbatch}: stage {self.index}, micro-batch {microbatch}")
             raise
 
-    def adopt(self, practice: Practice) -> None:
+    def adopt(self, practice: Practice, recompute: bool) -> None:
         """Train otherwise from now on; nothing may be in flight."""
         self.weights, self._step, self._clip = practice
+        self._recompute, self._tried = recompute, False
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training this stage changes."""
@@ -177,13 +203,32 @@ class Stage:
             ("scheduler", self.scheduler),
         )
 
-    def _forward(self, microbatch: int, operands: Mapping[str, Any], wanted: int) -> dict[str, Any]:
+    def _first_forward(self, microbatch: int, operands: Mapping[str, Any], wanted: int) -> dict[str, Any]:
+        # The first one makes a graph all the same: a module that will not do is refused before anything is trained.
+        buffers = self._buffers.snapshot()
+        with torch.set_grad_enabled(not self._tried):
+            made = self._forward(microbatch, operands, wanted)
+        self._tried = True
+        graph: Graph = made.pop("graph")
+        return {**made, "input": operands["activation"], "version": Seen(graph.version, wanted, buffers, graph.tied)}
+
+    def _second_forward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
+        seen: Seen = operands["version"]
+        given = {**operands, "activation": operands["input" if "input" in operands else "recomputed"]}
+        with exchanged(seen.buffers):
+            made = self._forward(microbatch, given, seen.updates, seen)
+        made["graph"].recomputed = self.updates
+        return {"graph": made["graph"], "recomputed": made.get("activation")}
+
+    def _forward(
+        self, microbatch: int, operands: Mapping[str, Any], wanted: int, seen: Seen | None = None
+    ) -> dict[str, Any]:
         if self._seed_forward is not None:
             self._seed_forward(microbatch)
         inputs = tuple(leaf(tensor, self._sends) for tensor in operands["activation"])
         given = tuple(tensor.clone() for tensor in inputs) if self._changes_input else inputs
         before = [tensor._version for tensor in given]
-        output, version, tied = self._run_module(given, wanted, operands)
+        output, version, tied = self._run_module(given, operands, wanted, seen)
         if not self._changes_input and before != [tensor._version for tensor in given]:
             raise UsageError(IN_PLACE.format(self.index))
         outputs = output if isinstance(output, tuple) else (output,)
@@ -204,15 +249,20 @@ class Stage:
         return made
 
     def _run_module(
-        self, inputs: Tensors, wanted: int, operands: Mapping[str, Any]
+        self, inputs: Tensors, operands: Mapping[str, Any], wanted: int, seen: Seen | None
     ) -> tuple[Any, Any, Mapping[int, nn.Parameter]]:
-        behind = 0 if self.optimizer is None else self.updates - wanted  # nothing to train: every version is the same
         if self._borrows is None:
-            return *self.weights.forward(inputs, behind), {}
+            return *self._call(inputs, wanted, seen), {}
         self._borrows.receive(operands.get("tied-weight", ()))
-        tied = self._borrows.leaves()
+        tied = self._borrows.leaves() if seen is None else seen.tied
         with self._borrows.worn(tied):
-            return *self.weights.forward(inputs, behind), tied
+            return *self._call(inputs, wanted, seen), tied
+
+    def _call(self, inputs: Tensors, wanted: int, seen: Seen | None) -> tuple[Any, Any]:
+        if seen is not None:
+            return self.weights.recompute(inputs, seen.version)
+        behind = 0 if self.optimizer is None else self.updates - wanted  # nothing to train: every version is the same
+        return self.weights.forward(inputs, behind)
 
     def _head_output(self, outputs: Tensors, output: Any) -> Any:
         if self.head is not None:

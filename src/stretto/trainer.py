@@ -343,7 +343,8 @@ class Trainer:
         made = build_optimizer(optimizer, [masters.copies.get(p, p) for p in parameters]) if parameters else None
         if made is not None:
             masters.check(made)
-        place = Place(index, len(self.stages), self._delays.steady[index], momentum_of(made))
+        delay, recompute = self._delays.steady[index], self._delays.recompute[index]
+        place = Place(index, len(self.stages), delay, momentum_of(made), recompute)
         if made is not None:
             self._places.append(place)
         base = derive(self.seed, "forward", index)
@@ -364,6 +365,7 @@ class Trainer:
             optimizer=made,
             scheduler=build_scheduler(scheduler, made) if scheduler is not None and made is not None else None,
             split=index in self.rules.split,
+            recompute=index in self.rules.recompute,
             mean=self.method.combine == "mean",
             seed_forward=lambda microbatch: generator.seed(derive(base, microbatch)),
             lends=ties.lender_of(self._ties, index),

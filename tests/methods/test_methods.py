@@ -52,7 +52,7 @@ def test_keywords_win_over_what_is_written():
     ("greedy", {"delay": 1}, "method 'greedy' has no option 'delay'"),
     ("chunked(chunk=3)", {}, "method 'chunked' has no option 'chunk': did you mean 'chunks'"),
     ("overlapping", {"dealy": 1}, "did you mean 'delay'"),
-    ("backprop(head=linear)", {}, "method 'backprop' has no option 'head'.*There are none"),
+    ("backprop(head=linear)", {}, "method 'backprop' has no option 'head'.*There are: recompute"),
     ("overlapping(combine=max)", {}, r"overlapping\(combine='max'\): choose 'sum' or 'mean'"),
     ("overlapping(delay=2)", {}, r"overlapping\(delay=2\): choose 0 .* or 1"),
     ("overlapping(delay=-1)", {}, r"overlapping\(delay=-1\)"),

@@ -184,7 +184,7 @@ def test_graphs_in_flight_hold_no_weights():
     weights = Substituted(module, Moved(1), Moved(2))
     output, _ = weights.forward((inputs,))
     assert output.grad_fn._raw_saved_mat2.data == Read("weight", (6, 3), (1, 6), 0)
-    predicted = weakref.ref(weights._ahead[0][0][1])
+    predicted = weakref.ref(weights._values[weights.forward_rule][0][0][1])
     disturb(weights, module, 1)
     assert predicted() is None
 

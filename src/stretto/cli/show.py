@@ -51,6 +51,7 @@ def show(
     chosen, schedule, rules, turns = layout.method, layout.schedule, layout.rules, layout.turns
     timeline = simulate(schedule, rules, turns)
     steady, steady_bubble = layout.steady(unit_costs)
+    held = simulate(schedule, rules, schedule.drain + 2)
     facts: dict[str, Any] = {
         "method": str(chosen),
         "stages": stages,
@@ -61,7 +62,8 @@ def show(
         "steady_period": steady,
         "steady_bubble": steady_bubble,
         "delay": list(chosen.delays(schedule).steady),
-        "peak_activations": list(simulate(schedule, rules, schedule.drain + 2).peak_graphs),
+        "peak_activations": list(held.peak_graphs),
+        "peak_inputs": list(held.peak_inputs),
         "weight_versions": list(chosen.versions(schedule)),
         "heads_after": list(rules.reach.heads[:-1]),
     }
@@ -79,6 +81,8 @@ def show(
     print(f"steady state           {steady:g} columns a turn, {steady_bubble:.0%} idle")
     print(f"delay by stage         {by_stage(facts['delay'])} updates")
     print(f"forwards held by stage {by_stage(facts['peak_activations'])}")
+    if rules.recompute:
+        print(f"inputs kept by stage   {by_stage(facts['peak_inputs'])} for the recompute")
     print(f"weight versions        {by_stage(facts['weight_versions'])}")
     print(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
     for file in (svg, csv):

@@ -29,14 +29,15 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     spared: the input gradient at a detached input, or a second forward. The trainer, its statistics and the global
     generator are left alone. Element-wise work and optimizers count as nothing, as in torch's counter.
     """
-    reach, split = trainer.rules.reach, trainer.rules.split
+    reach, split, recompute = trainer.rules.reach, trainer.rules.split, trainer.rules.recompute
     stages = []
     for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
         weights = WEIGHTS[COUNTED_AS[trainer.method.weights]](module)
         mean = trainer.method.combine == "mean"
         stages.append(
             Counted(index, module, reach=reach, weights=weights, head=head,
-                    loss=trainer.precision.loss(trainer.loss), split=index in split, mean=mean)
+                    loss=trainer.precision.loss(trainer.loss), split=index in split, recompute=index in recompute,
+                    mean=mean)
         )  # fmt: skip
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
     emulator = Emulator(trainer.schedule, rules, stages, trainer.method.delays(trainer.schedule))
@@ -70,11 +71,19 @@ class Counted(Stage):
 
 
 def paper(counted: Flops) -> Flops:
-    """Charge what Laskin, Metz et al. 2020 charge: a backward is two forwards, whatever a method spares."""
-    factor = {"F": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}
+    """Charge what Laskin, Metz et al. 2020 charge: a backward is two forwards, whatever a method spares.
+
+    A recompute is a forward (ours).
+    """
+    factor = {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}
     return {(kind, stage): factor[kind] * counted["F", stage] for kind, stage in counted}
 
 
 def durations(flops: Flops) -> Callable[[Action], float]:
-    """FLOPs as times, for a simulation in which every worker computes at the same rate."""
-    return lambda action: flops.get((action.kind, action.stage), 0.0)
+    """FLOPs as times, for a simulation in which every worker computes at the same rate.
+
+    A stage that recomputes in this schedule alone, not where it was counted, takes a forward for it.
+    """
+    forward = {("C", stage): each for (kind, stage), each in flops.items() if kind == "F"}
+    times = {**forward, **flops}
+    return lambda action: times.get((action.kind, action.stage), 0.0)

@@ -51,8 +51,8 @@ class Emulator:
         """Turn n comes next, and nothing is in flight. Weights that nobody waits for any more are dropped."""
         self._since = n * self.schedule.per_turn
         self.values = {edge: value for edge, value in self.values.items() if edge.stage == self.rules.num_stages}
-        for stage in self.stages:
-            stage.settle()
+        for tie in self.rules.ties:
+            self.stages[tie.user].settle()
 
     def restart(self, n: int) -> None:
         """Turn n comes next; whatever was in flight is dropped."""
@@ -100,6 +100,10 @@ class Emulator:
             delay = stage.updates - given["graph"].updates
             wanted = self._delays.at(action.stage, age)
             assert delay == wanted, f"{action}: its weights are {delay} updates old, the schedule promises {wanted}"
+            if action.stage in self.rules.recompute:
+                delay = stage.updates - given["graph"].recomputed
+                wanted = self._delays.recompute_at(action.stage, age)
+                assert delay == wanted, f"{action}: recomputed {delay} updates ago, the schedule promises {wanted}"
         made = stage.run(action.kind, action.microbatch, given, version)
         makes = self.rules.makes(action)
         for edge in makes:

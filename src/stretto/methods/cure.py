@@ -6,12 +6,16 @@ from typing import Literal, NamedTuple
 
 
 class Place(NamedTuple):
-    """What a cure may depend on: the stage, how many there are, its steady-state delay, its optimizer's momentum."""
+    """What a cure may depend on: the stage, how many there are, its steady-state delay, its optimizer's momentum.
+
+    recompute: how many of the delay's updates come after the stage has recomputed; None where it does not.
+    """
 
     stage: int
     num_stages: int
     delay: int
     momentum: float
+    recompute: int | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Correction:
 class Cure:
     """forward, backward: the weights that each sees; None for those its method's policy gives.
 
+    recompute: the weights that a second forward sees, part of the way that `forward` looks ahead or `backward` back.
     spike: whether the step makes up for the delay of what it applies (spike compensation). reschedule: updates until
     the learning rate is no longer divided for the delay (PipeMare's T1); None for never dividing. optimizer: the class
     of torch.optim that the method is built on, if only one will do.
@@ -40,6 +45,7 @@ class Cure:
 
     forward: Prediction | None = None
     backward: Prediction | Correction | None = None
+    recompute: Prediction | Correction | None = None
     spike: bool = False
     reschedule: int | None = None
     optimizer: str | None = None

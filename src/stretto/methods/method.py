@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stretto.errors import UsageError
 from stretto.methods.cure import Cure
 from stretto.methods.phases import Phases
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
 from stretto.schedule.library.one_f_one_b import one_f_one_b
+from stretto.schedule.recompute import with_recompute
 from stretto.schedule.reduce import with_reduce
 
 Pairs = Sequence[tuple[int, int]]
@@ -25,8 +27,10 @@ class Method:
     `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
     says who does what in which order. `weights` names a policy of `stretto.weights`, `cure` what is done about delay.
     `combine` says whether several losses that train the same stage are summed or averaged. `head` names how auxiliary
-    heads are built (`stretto.heads`). `workers(num_stages)` is how many suit it. A synchronous method finishes every
-    minibatch before the next one enters; another may do so in some `phases`.
+    heads are built (`stretto.heads`). `recompute` says that forwards are run again for their backward, in segments of
+    so many stages, or (True) of as many as suit the schedule (`schedule/recompute.py`). `workers(num_stages)` is how
+    many suit it. A synchronous method finishes every minibatch before the next one enters; another may do so in some
+    `phases`.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Method:
     cure: Cure = field(default_factory=Cure)
     combine: Literal["sum", "mean"] = "sum"
     head: str = "auto"
+    recompute: int | bool = False
     workers: Callable[[int], int] = one_each
     phases: Phases = field(default_factory=Phases)
     options: Mapping[str, object] = field(default_factory=dict)
@@ -71,6 +76,8 @@ class Method:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
         schedule, rules = self.plan(num_stages, num_workers)
         flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
+        if self.recompute:
+            flushed = with_recompute(flushed)
         return planned(Delays(flushed), rules.reach, reduce, ties)
 
     def plan(
@@ -80,10 +87,23 @@ class Method:
 
         `reduce` makes the updates of a synchronous method wait until all stages have told each other how large their
         gradients are. `ties` are pairs of stages, the second of which works on weights of the first. Raises
-        ScheduleError for a schedule that is not complete or can deadlock.
+        ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
+        recompute.
         """
         schedule = self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
+        if self.recompute:
+            schedule = self._recomputing(schedule)
         return planned(self.delays(schedule), self.reach(num_stages), reduce and self.synchronous, ties)
+
+    def _recomputing(self, plain: Schedule) -> Schedule:
+        schedule = with_recompute(plain, None if self.recompute is True else self.recompute)
+        if schedule == plain and plain.num_stages > 1:
+            raise UsageError(
+                f"{self} on {plain.num_stages} stages and {plain.num_workers} workers: nothing to recompute, as every "
+                "backward that could wait for it follows its forward at once; leave recompute= out, or use shorter "
+                "segments or fewer workers"
+            )
+        return schedule
 
 
 def planned(delays: Delays, reach: Reach, reduce: bool, ties: Pairs) -> tuple[Schedule, Rules]:

@@ -7,8 +7,8 @@ from stretto.schedule.library.pipedream import pipedream
 
 
 def forward_horizon(place: Place) -> float:
-    """floor(s/2) + S - 1 - s: from the forward on stage s to the backward on stage 0."""
-    return place.stage // 2 + place.num_stages - 1 - place.stage
+    """floor(s/2) + D, D = S - 1 - s: from the forward on stage s to the backward on stage 0."""
+    return place.stage // 2 + place.delay
 
 
 def backward_horizon(place: Place) -> float:

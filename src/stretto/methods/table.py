@@ -17,6 +17,7 @@ from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_l
 from stretto.methods.pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
 from stretto.methods.pipemare import pipemare
 from stretto.methods.pipeoptim import pipeoptim
+from stretto.methods.recompute import recomputing
 from stretto.methods.spectrain import spectrain
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -51,8 +52,8 @@ PHASES = ("warmup", "finish")  # options of every asynchronous pipeline
 def method(name: str | Method, **options: Any) -> Method:
     """The method called `name`, with its options; also written as one string, `"chunked(chunks=4)"`.
 
-    Every asynchronous pipeline also takes `warmup` and `finish`: the minibatches before the one and from the other on
-    are trained synchronously.
+    Every method takes `recompute` (`methods/recompute.py`). Every asynchronous pipeline also takes `warmup` and
+    `finish`: the minibatches before the one and from the other on are trained synchronously.
 
     Raises UsageError for an unknown name or option (naming the nearest) and for a value out of range.
     """
@@ -70,7 +71,7 @@ def method(name: str | Method, **options: Any) -> Method:
     own = inspect.signature(build).parameters
     built = build(**{key: value for key, value in chosen.items() if key in own})
     delayed = not built.synchronous and built.reach is whole_network
-    known = [*own, *PHASES] if delayed else list(own)
+    known = [*own, "recompute", *PHASES] if delayed else [*own, "recompute"]
     for key in chosen:
         if key in PHASES and not delayed:
             what = "is synchronous" if built.synchronous else "has losses of its own on its stages"
@@ -80,7 +81,8 @@ def method(name: str | Method, **options: Any) -> Method:
         if key not in known:
             raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")
     phases = Phases(**{key: value for key, value in chosen.items() if key in PHASES})
-    return replace(built, name=bare, phases=phases, options={key: chosen[key] for key in known if key in chosen})
+    named = replace(built, name=bare, phases=phases, options={key: chosen[key] for key in known if key in chosen})
+    return recomputing(named, chosen.get("recompute", False))
 
 
 def with_microbatches(chosen: Method, count: int) -> Method:

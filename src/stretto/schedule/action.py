@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 KINDS = {
     "F": "forward",
+    "C": "recompute",
     "B": "backward",
     "I": "input gradient",
     "W": "weight gradient",
@@ -15,7 +16,8 @@ KINDS = {
 class Action(NamedTuple):
     """`kind` is one of KINDS; `microbatch` is an offset inside a schedule's body and absolute once issued.
 
-    B is the whole backward in one sweep; I and W are its two halves, where a schedule keeps them apart.
+    B is the whole backward in one sweep; I and W are its two halves, where a schedule keeps them apart. C is a second
+    forward, for the backward, where the first one keeps no graph.
     Written as torch.distributed.pipelining writes it: stage, kind, micro-batch, "3F5".
     """
 

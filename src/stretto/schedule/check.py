@@ -15,8 +15,8 @@ def check(schedule: Schedule, rules: Rules, turns: int | None = None) -> None:
     """Raise ScheduleError, naming the first offending action, unless `schedule` is complete and free of deadlock.
 
     The schedule is unrolled for `turns` turns (default: enough for fill, steady state and drain). Complete: every
-    stage runs every micro-batch forward once, backward once (B, or I and W where the rules split it), and every
-    update once. Free of deadlock: it runs to its end under both kinds of sends.
+    stage runs every micro-batch forward once, again where the rules recompute it, backward once (B, or I and W where
+    they split it), and every update once. Free of deadlock: it runs to its end under both kinds of sends.
 
     *buffered*: a value is there once it is made. *rendezvous*: the values of one kind from one stage to another travel
     through one channel in the order they are made, and one leaves the channel only when the receiver reaches an action
@@ -43,7 +43,8 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
     found = Counter(action for worker in range(schedule.num_workers) for action in schedule.unroll(worker, turns))
     for microbatch in range(turns * schedule.per_turn):
         for stage in range(schedule.num_stages):
-            wanted = "FIW" if stage in rules.split else "FB"
+            wanted = "FC" if stage in rules.recompute else "F"
+            wanted += "IW" if stage in rules.split else "B"
             if (microbatch + 1) % rules.per_update == 0:
                 wanted += "RU" if rules.reduces else "U"
             for kind in wanted:

@@ -1,5 +1,7 @@
 """Delays, read off a schedule: never derived from a stage's index."""
 
+from functools import cached_property
+
 from stretto.errors import ScheduleError
 from stretto.schedule.rules import Tie
 from stretto.schedule.schedule import Schedule
@@ -23,20 +25,33 @@ class Delays:
         self.buffered = buffered
         self._steady = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))
         self._full = tuple(self._reach_back(stage) for stage in range(schedule.num_stages))
-        self._known: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[str, int, int], int] = {}
 
     @property
     def steady(self) -> tuple[int, ...]:
         """The steady-state delay of every stage, in updates. Where micro-batches differ, the largest."""
         return self._steady
 
+    @cached_property
+    def recompute(self) -> tuple[int | None, ...]:
+        """The updates of every stage between a micro-batch's recompute and its backward; None where there is none."""
+        recomputing = {action.stage for actions in self.schedule.body for action in actions if action.kind == "C"}
+        return tuple(self._of_stage(s, "C") if s in recomputing else None for s in range(self.schedule.num_stages))
+
     def at(self, stage: int, microbatch: int) -> int:
         """The delay of one micro-batch while training goes on; fewer near the start, where updates are missing."""
+        return self._at(stage, microbatch, "F")
+
+    def recompute_at(self, stage: int, microbatch: int) -> int:
+        """As `at`, from the recompute of one micro-batch to its backward."""
+        return self._at(stage, microbatch, "C")
+
+    def _at(self, stage: int, microbatch: int, since: str) -> int:
         if microbatch > self._full[stage]:
             microbatch = self._full[stage] + microbatch % self.schedule.per_turn
-        known = self._known.get((stage, microbatch))
+        known = self._known.get((since, stage, microbatch))
         if known is None:
-            known = self._known[stage, microbatch] = self._between(stage, microbatch)
+            known = self._known[since, stage, microbatch] = self._between(stage, microbatch, since)
         return known
 
     def version(self, stage: int, microbatch: int) -> int:
@@ -48,20 +63,20 @@ class Delays:
         per_turn, late = self.schedule.per_turn, self._full[owner]
         return Tie(owner, user, tuple(per_turn * self.at(owner, late + i) + i + 1 for i in range(per_turn)))
 
-    def _of_stage(self, stage: int) -> int:
+    def _of_stage(self, stage: int, since: str = "F") -> int:
         start = self._reach_back(stage)
-        return max(self._between(stage, start + m) for m in range(self.schedule.per_turn))
+        return max(self._between(stage, start + m, since) for m in range(self.schedule.per_turn))
 
     def _reach_back(self, stage: int) -> int:
         # From this micro-batch on every update between its forward and its backward has happened.
         turns = 1 + max(-(a.microbatch // self.schedule.per_turn) for a in self.schedule.of_stage(stage))
         return turns * self.schedule.per_turn
 
-    def _between(self, stage: int, microbatch: int) -> int:
-        if self.buffered:
+    def _between(self, stage: int, microbatch: int, since: str) -> int:
+        if self.buffered and since == "F":
             return min(1, microbatch // self.schedule.per_turn)
         order = self.schedule.of_stage(stage)
-        start = self._when(stage, "F", microbatch)
+        start = self._when(stage, since, microbatch)
         end = self._when(stage, BACKWARD, microbatch)
         updates = 0
         for n in range(start[0], end[0] + 1):

@@ -7,7 +7,15 @@ from stretto.schedule.action import KINDS
 from stretto.schedule.span import Span
 
 # Color-blind safe (after Okabe and Ito), dark enough for white labels.
-COLORS = {"F": "#0072b2", "B": "#b5540b", "I": "#b5540b", "W": "#008060", "R": "#8a6d00", "U": "#5b5b66"}
+COLORS = {
+    "F": "#0072b2",
+    "C": "#8a4b8f",
+    "B": "#b5540b",
+    "I": "#b5540b",
+    "W": "#008060",
+    "R": "#8a6d00",
+    "U": "#5b5b66",
+}
 
 
 MOST_WORKERS, MOST_ACTIONS = 64, 128  # more of either cannot be told apart in a picture

@@ -14,6 +14,11 @@ def to_csv(schedule: Schedule) -> str:
     """
     for worker, actions in enumerate(schedule.body):
         for position, action in enumerate(actions):
+            if action.kind == "C":
+                raise UsageError(
+                    f"{action} of worker {worker} is a recompute, which torch.distributed.pipelining's file does not "
+                    "know: export the method without recompute=, and wrap the stages in torch.utils.checkpoint there"
+                )
             if action.microbatch < 0:
                 raise UsageError(
                     f"{action} of worker {worker} belongs to an earlier minibatch: torch.distributed.pipelining runs "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from stretto.errors import ScheduleError
@@ -16,7 +17,10 @@ class Edge(NamedTuple):
     ========================  ==================================================================================
     activation                a stage's output, for the stage above; what the loader (stage -1) gives to stage 0
     target                    what the loader gives to every stage with a head
-    graph                     what a forward keeps for its backward
+    graph                     what a forward (or its recompute) keeps for its backward
+    input                     what a forward keeps instead of a graph, where a segment begins: for its recompute
+    version                   which weights a forward without a graph saw: for its recompute
+    recomputed                a stage's output once more, for the recompute of the stage above
     gradient                  what a backward sends to the stage below: one gradient for each stop it carries
     cotangent                 what I keeps for W
     weight-gradient           what U consumes, or R, where there is one
@@ -74,22 +78,33 @@ class Rules:
     """The meaning of actions, from topology given as data. No interpreter holds a rule of its own.
 
     `split` are the stages whose backward is I and W instead of B; `per_update` is how many micro-batches an update
-    consumes; `reduces` says that updates wait for what all stages' R have to tell; `ties` are weights that several
-    stages use.
+    consumes. `recompute` are the stages whose graph is made by a second forward, C; `keep` those of them that keep
+    their input for it, the first of each segment: the others get it from the C of the stage below. `reduces` says that
+    updates wait for what all stages' R have to tell; `ties` are weights that several stages use.
     """
 
     reach: Reach
     split: frozenset[int] = frozenset()
     per_update: int = 1
+    recompute: frozenset[int] = frozenset()
+    keep: frozenset[int] = frozenset()
     reduces: bool = False
     ties: tuple[Tie, ...] = ()
 
     @classmethod
     def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None, ties: tuple[Tie, ...] = ()) -> "Rules":
-        """The rules of a schedule: which stages split their backward stands in its body."""
-        split = frozenset(action.stage for actions in schedule.body for action in actions if action.kind == "I")
-        reduces = any(action.kind == "R" for actions in schedule.body for action in actions)
-        return cls(reach, split, schedule.per_turn if per_update is None else per_update, reduces, ties)
+        """The rules of a schedule: who splits the backward, who recomputes, who reduces stands in its body."""
+        kinds = {(action.kind, action.stage) for actions in schedule.body for action in actions}
+        recompute, keep = segments_of(schedule)
+        return cls(
+            reach,
+            split=frozenset(stage for kind, stage in kinds if kind == "I"),
+            per_update=schedule.per_turn if per_update is None else per_update,
+            recompute=recompute,
+            keep=keep,
+            reduces=any(kind == "R" for kind, _ in kinds),
+            ties=ties,
+        )
 
     @property
     def num_stages(self) -> int:
@@ -102,18 +117,20 @@ class Rules:
         forward = Action("F", stage, microbatch)
         if kind == "F":
             activation = Edge("activation", Action("F", stage - 1, microbatch), stage)
-            borrowed = self._borrowed(stage, microbatch) if self.ties else ()
-            if self.reach.hops[stage] is None:
-                return (activation, *borrowed)
-            return (activation, Edge("target", loaded(microbatch), stage), *borrowed)
+            return (activation, *self._target(stage, microbatch), *self._borrowed(stage, microbatch))
+        if kind == "C":
+            below = Edge("recomputed", Action("C", stage - 1, microbatch), stage)
+            given = Edge("input", forward, stage) if stage in self.keep else below
+            return (given, Edge("version", forward, stage), *self._target(stage, microbatch))
+        graph = Edge("graph", forward._replace(kind="C") if stage in self.recompute else forward, stage)
         if kind == "B":
-            return (Edge("graph", forward, stage), *self._arriving(stage, microbatch))
+            return (graph, *self._arriving(stage, microbatch))
         if kind == "I":
             passing = self._arriving(stage, microbatch) if self.reach.passing(stage) else ()
-            return (Edge("graph", forward, stage), *passing)
+            return (graph, *passing)
         if kind == "W":
             cotangent = Edge("cotangent", Action("I", stage, microbatch), stage)
-            return (Edge("graph", forward, stage), cotangent, *self._arriving(stage, microbatch))
+            return (graph, cotangent, *self._arriving(stage, microbatch))
         if kind == "U" and self.reduces:
             return tuple(Edge("norm", Action("R", other, microbatch), stage) for other in range(self.num_stages))
         if kind in "RU":
@@ -126,10 +143,12 @@ class Rules:
         """What is there once `action` has run."""
         kind, stage, _ = action
         if kind == "F":
-            graph = Edge("graph", action, stage)
-            if stage + 1 < self.num_stages:
-                return (Edge("activation", action, stage + 1), graph)
-            return (graph, Edge("loss", action, stage + 1))
+            kept = [value for value, of in (("input", self.keep), ("version", self.recompute)) if stage in of]
+            up = "activation" if stage + 1 < self.num_stages else "loss"
+            return (Edge(up, action, stage + 1), *(Edge(value, action, stage) for value in kept or ["graph"]))
+        if kind == "C":
+            goes_on = stage + 1 in self.recompute - self.keep
+            return (*[Edge("recomputed", action, stage + 1)] * goes_on, Edge("graph", action, stage))
         if kind == "U":
             return tuple(Edge("tied-weight", action, tie.user) for tie in self.ties if tie.owner == stage)
         if kind == "R":
@@ -145,8 +164,11 @@ class Rules:
         return tuple(made)
 
     def frees(self, action: Action) -> tuple[Edge, ...]:
-        """What nobody needs any more once `action` has run. I keeps everything for its W."""
-        return () if action.kind == "I" else self.needs(action)
+        """What nobody needs any more once `action` has run. I keeps everything for its W, F its target for its C."""
+        if action.kind == "I":
+            return ()
+        again = action.kind == "F" and action.stage in self.recompute
+        return tuple(edge for edge in self.needs(action) if not (again and edge.value == "target"))
 
     def loads(self, microbatch: int) -> tuple[Edge, ...]:
         """What the loader makes when a micro-batch enters."""
@@ -173,6 +195,9 @@ class Rules:
             for m in window
         )
 
+    def _target(self, stage: int, microbatch: int) -> tuple[Edge, ...]:
+        return () if self.reach.hops[stage] is None else (Edge("target", loaded(microbatch), stage),)
+
     def _arriving(self, stage: int, microbatch: int) -> tuple[Edge, ...]:
         if not self.reach.arriving(stage):
             return ()
@@ -182,3 +207,20 @@ class Rules:
     def _weight_gradient(self, stage: int, microbatch: int) -> Edge:
         kind = "W" if stage in self.split else "B"
         return Edge("weight-gradient", Action(kind, stage, microbatch), stage)
+
+
+def segments_of(schedule: Schedule) -> tuple[frozenset[int], frozenset[int]]:
+    """The stages that recompute, and those of them at which a segment begins.
+
+    A segment ends at a stage whose backward follows its recompute at once: what the stages above it need lies in
+    another segment.
+    """
+    recompute, ends = set(), set()
+    for stage in range(schedule.num_stages):
+        order = schedule.of_stage(stage)
+        for action, following in pairwise(order):
+            if action.kind == "C":
+                recompute.add(stage)
+                if following.kind in "BI" and following.microbatch == action.microbatch:
+                    ends.add(stage)
+    return frozenset(recompute), frozenset(s for s in recompute if s - 1 not in recompute or s - 1 in ends)

@@ -20,7 +20,8 @@ class Timeline:
     schedule: Schedule
     spans: tuple[Span, ...]
     peak_graphs: tuple[int, ...]  # the most forwards that each stage held at once for their backward
-    peak_activations: tuple[int, ...]  # the same for each worker, all its stages together
+    peak_activations: tuple[int, ...]  # graphs and inputs that each worker held at once, all its stages together
+    peak_inputs: tuple[int, ...]  # the most inputs that each stage held at once for their recompute
 
     @cached_property
     def makespan(self) -> float:
@@ -43,8 +44,8 @@ class Timeline:
 
 
 def unit_costs(action: Action) -> float:
-    """F, I and W take 1, B both halves of the backward, an update nothing."""
-    return {"F": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}[action.kind]
+    """F, C, I and W take 1, B both halves of the backward, R and an update nothing."""
+    return {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}[action.kind]
 
 
 def simulate(
@@ -73,16 +74,19 @@ def simulate(
                     when[edge] = end + latency * (schedule.worker_of.get(edge.stage, worker) != worker)
     if any(queues):
         raise ScheduleError(f"deadlock: {explain(queues, rules, set(when))}")
-    by_stage = most_held(spans, rules, [span.action.stage for span in spans], schedule.num_stages)
-    by_worker = most_held(spans, rules, [span.worker for span in spans], schedule.num_workers)
-    return Timeline(schedule, tuple(spans), by_stage, by_worker)
+    by_stage = [span.action.stage for span in spans]
+    graphs, inputs = (most_held(spans, rules, by_stage, schedule.num_stages, {value}) for value in ("graph", "input"))
+    by_worker = most_held(spans, rules, [span.worker for span in spans], schedule.num_workers, {"graph", "input"})
+    return Timeline(schedule, tuple(spans), graphs, by_worker, inputs)
 
 
-def most_held(spans: Sequence[Span], rules: Rules, places: Sequence[int], size: int) -> tuple[int, ...]:
-    """The most forwards held at once for their backward in each of `size` places, given where each span belongs."""
+def most_held(
+    spans: Sequence[Span], rules: Rules, places: Sequence[int], size: int, values: set[str]
+) -> tuple[int, ...]:
+    """The most of such values held at once in each of `size` places, given where each span belongs."""
     held, peak = [0] * size, [0] * size
     for span, place in zip(spans, places, strict=True):
-        held[place] += any(edge.value == "graph" for edge in rules.makes(span.action))
+        held[place] += sum(edge.value in values for edge in rules.makes(span.action))
+        held[place] -= sum(edge.value in values for edge in rules.frees(span.action))
         peak[place] = max(peak[place], held[place])
-        held[place] -= any(edge.value == "graph" for edge in rules.frees(span.action))
     return tuple(peak)

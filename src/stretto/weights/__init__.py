@@ -5,7 +5,15 @@ from stretto.weights.double_buffered import DoubleBuffered
 from stretto.weights.live import Live
 from stretto.weights.plain import Plain
 from stretto.weights.predicted import Predicted
-from stretto.weights.rules import Correction, CurrentRule, Rule, StepPrediction, VelocityPrediction, WeightPrediction
+from stretto.weights.rules import (
+    Correction,
+    CurrentRule,
+    PartOf,
+    Rule,
+    StepPrediction,
+    VelocityPrediction,
+    WeightPrediction,
+)
 from stretto.weights.stash import Stash
 from stretto.weights.substituted import Substituted
 from stretto.weights.weights import Weights
@@ -19,6 +27,7 @@ __all__ = [
     "CurrentRule",
     "DoubleBuffered",
     "Live",
+    "PartOf",
     "Plain",
     "Predicted",
     "Rule",

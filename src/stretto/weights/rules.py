@@ -210,6 +210,26 @@ class Correction(Rule):
         self._delta = {name: tensor.clone() for name, tensor in state["delta"].items()}
 
 
+class PartOf(Rule):
+    """`part` of the way that another rule goes, 0 to 1: from the weights as they stand towards its values.
+
+    What a recompute sees, which comes between a forward that looks ahead and its backward, or between a forward and a
+    backward that looks back. It keeps nothing of its own.
+    """
+
+    def __init__(self, rule: Rule, part: float) -> None:
+        super().__init__()
+        self.rule = rule
+        self.part = part
+
+    def value(self, name: str, parameter: Tensor) -> Tensor:
+        """`w + part (u - w)`, u the other rule's value."""
+        if self.part == 0:
+            return parameter
+        value = self.rule.value(name, parameter)
+        return value if self.part == 1 or value is parameter else torch.lerp(parameter, value, self.part)
+
+
 def horizon_at(horizon: Horizon, updates: int) -> float:
     """How many updates ahead to look after so many updates."""
     return horizon(updates) if callable(horizon) else horizon

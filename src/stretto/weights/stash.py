@@ -13,7 +13,10 @@ from stretto.weights.weights import Weights
 
 @dataclass(slots=True)
 class Version:
-    """Leaves that share storage with the parameters for as long as those stand, and how many graphs hold them."""
+    """Leaves that share storage with the parameters for as long as those stand, and how many graphs hold them.
+
+    A forward that will be recomputed holds them like a graph.
+    """
 
     leaves: dict[str, nn.Parameter]
     graphs: int = 0
@@ -55,6 +58,10 @@ class Stash(Weights):
         output = check.unrecomputed(self.module, lambda: self._call(version, inputs))
         self._checked = True
         return output, version
+
+    def recompute(self, inputs: Sequence[Tensor], version: Version) -> tuple[Any, Any]:
+        """Run the module on the very leaves that its forward saw."""
+        return self._call(version, inputs), version
 
     def _call(self, version: Version, inputs: Sequence[Tensor]) -> Any:
         return functional_call(self.module, dict(version.leaves), tuple(inputs))

@@ -15,7 +15,9 @@ from stretto.weights.weights import Weights
 
 
 class Substituted(Weights):
-    """`Substituted(module, forward_rule, backward_rule=None)`; no backward rule means the weights as they then stand.
+    """`Substituted(module, forward_rule, backward_rule=None, recompute_rule=None)`.
+
+    No backward rule means the weights as they then stand, no recompute rule that a second forward sees them as well.
 
     Predicted forward and current backward is Pipelined Backpropagation with linear weight prediction, two predictions
     SpecTrain, current forward and corrected backward PipeMare's T2. (For the backward to see what its forward saw,
@@ -23,28 +25,46 @@ class Substituted(Weights):
 
     While the module runs, its parameters hold the forward rule's values. The graph keeps no weights: where it would
     save one it gets a `Read`, and the backward gets the backward rule's value for it. So graphs in flight cost no
-    copies; at most one copy lives from a forward to the next update, one from a backward to `collect`, both only
-    where a rule answers with other values than the parameter's. The first forward is checked as in `Live`.
+    copies; at most one copy lives from a forward to the next update, one from a recompute, one from a backward to
+    `collect`, each only where a rule answers with other values than the parameter's. The first forward is checked as in
+    `Live`.
     """
 
-    def __init__(self, module: nn.Module, forward_rule: Rule, backward_rule: Rule | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        forward_rule: Rule,
+        backward_rule: Rule | None = None,
+        recompute_rule: Rule | None = None,
+    ) -> None:
         super().__init__(module)
         self.forward_rule = forward_rule
         self.backward_rule = CurrentRule() if backward_rule is None else backward_rule
+        self.recompute_rule = CurrentRule() if recompute_rule is None else recompute_rule
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._leaves: list[Tensor] = list(self._parameters.values())
-        self._rules = list({id(rule): rule for rule in (self.forward_rule, self.backward_rule)}.values())
-        self._ahead: tuple[list[tuple[nn.Parameter, Tensor]], Reads] | None = None
+        self._by_pass = {"forward": self.forward_rule, "backward": self.backward_rule}
+        if recompute_rule is not None:
+            self._by_pass["recompute"] = recompute_rule
+        self._rules = list(dict.fromkeys(self._by_pass.values()))
+        self._values: dict[Rule, tuple[list[tuple[nn.Parameter, Tensor]], Reads]] = {}  # since the last update
         self._behind: dict[str, Tensor] = {}
         self._checked: set[tuple[Any, ...]] = set()
 
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
         """Run the module on the forward rule's values. Raises UsageError if its backward cannot have other ones."""
         assert behind == 0, f"weights {behind} updates back are asked for; only those of the rule exist"
+        return self._run(self.forward_rule, inputs)
+
+    def recompute(self, inputs: Sequence[Tensor], version: Any) -> tuple[Any, Any]:
+        """Run the module on the recompute rule's values, refusing as `forward` does."""
+        return self._run(self.recompute_rule, inputs)
+
+    def _run(self, rule: Rule, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
         circumstances = check.circumstances(self.module, inputs)
-        if self._ahead is None:
-            self._ahead = self._look_ahead()
-        others, reads = self._ahead
+        if rule not in self._values:
+            self._values[rule] = self._look(rule)
+        others, reads = self._values[rule]
         with exchanged(others):
             if circumstances not in self._checked:
                 output = check.run(self.module, inputs, reads.pack, self._unpack)
@@ -63,14 +83,14 @@ class Substituted(Weights):
 
     def forget(self) -> None:
         """Start from the parameters as they are."""
-        self._ahead = None
+        self._values.clear()
         self._behind.clear()
         for rule in self._rules:
             rule.forget()
 
     def update(self, step: Callable[[], object]) -> None:
         """Tell the rules; what was computed from the weights of before is no longer right."""
-        self._ahead = None
+        self._values.clear()
         self._behind.clear()
         with torch.no_grad():
             for rule in self._rules:
@@ -82,16 +102,16 @@ class Substituted(Weights):
 
     def state_dict(self) -> dict[str, Any]:
         """What the rules keep, for a checkpoint."""
-        return {"forward": self.forward_rule.state_dict(), "backward": self.backward_rule.state_dict()}
+        return {name: rule.state_dict() for name, rule in self._by_pass.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self.forward_rule.load_state_dict(state["forward"])
-        self.backward_rule.load_state_dict(state["backward"])
+        for name, rule in self._by_pass.items():
+            rule.load_state_dict(state[name])
 
     @torch.no_grad()
-    def _look_ahead(self) -> tuple[list[tuple[nn.Parameter, Tensor]], Reads]:
-        values = {name: like(self.forward_rule.value(name, p), p) for name, p in self._parameters.items()}
+    def _look(self, rule: Rule) -> tuple[list[tuple[nn.Parameter, Tensor]], Reads]:
+        values = {name: like(rule.value(name, p), p) for name, p in self._parameters.items()}
         others = [(p, values[name]) for name, p in self._parameters.items() if values[name] is not p]
         return others, Reads(values)
 

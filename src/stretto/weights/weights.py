@@ -20,6 +20,13 @@ class Weights(ABC):
         Returns its output and the version it saw, which lives until `collect`.
         """
 
+    def recompute(self, inputs: Sequence[Tensor], version: Any) -> tuple[Any, Any]:
+        """Run the module again, for the backward, once a forward whose graph was not kept has seen `version`.
+
+        On the weights of that version where the policy keeps them, else on those that a forward would now see.
+        """
+        return self.forward(inputs)
+
     @abstractmethod
     def leaves(self, version: Any) -> list[Tensor]:
         """The tensors whose `.grad` a backward through that version fills."""

@@ -1,0 +1,80 @@
+"""Activation recomputation: a forward keeps no graph, a second one, C, makes it shortly before the backward.
+
+Where a pipeline drains with every minibatch each stage recomputes for itself, right before its backward, and keeps its
+input until then (Chen et al. 2016, arXiv 1604.06174; Huang et al. 2019, arXiv 1811.06965). C needs nothing from other
+workers, so it hides in the wait for the gradient. GPipe, two micro-batches, F = C = 1, B = 2; digits are forwards,
+letters backwards, stars recomputes:
+
+    1 .01*aa*bb..
+    0 01*...aa*bb
+
+Where it never drains, inputs would be kept as long as graphs were. There the stages form *segments* and only the first
+of a segment keeps its input: the segment runs forward once more just before the backward reaches its last stage, each
+stage feeding the next (after PipeMare, Yang et al. 2021, arXiv 1910.05124). Stage s of a segment that ends at stage e
+makes its graph D_s - D_e backwards ahead instead of D_s, its first stage holds D_e + 1 inputs. In segments of sqrt(S)
+stages the PB clock holds about 2 S^1.5 inputs and graphs instead of S^2. The last segment is left as it is: its last
+stage's backward follows its forward at once, a recompute could not come later. The PB clock, segments of two:
+
+    3 ...0aa1bb2cc3dd4ee5ff.......
+    2 ..012.aa3bb4cc5dd.ee.ff.....
+    1 .01234*.aa5*bb*cc*dd*ee*ff..
+    0 01234*5**.aa*.bb*cc*dd.ee.ff
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from stretto.errors import UsageError
+from stretto.schedule.action import Action
+from stretto.schedule.schedule import Schedule
+
+
+def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
+    """The schedule with a C before each backward of the stages that gain by it.
+
+    `size` is how many stages a segment has, counted from stage 0; the last may be shorter. Unless told otherwise 1
+    where every minibatch drains, else sqrt(S), rounded. Stages that would not gain are left as they are: the schedule
+    may come back unchanged. Raises UsageError for longer segments where every minibatch drains.
+    """
+    num_stages, drains = schedule.num_stages, schedule.drain == 0
+    if drains and size is not None and size > 1 and num_stages > 1:
+        raise UsageError(f"recompute={size}: in a pipeline that drains with every minibatch the stages of a segment "
+                         "would wait for each other; use recompute=True, each stage on its own")  # fmt: skip
+    size = size or (1 if drains else max(1, round(math.sqrt(num_stages))))
+    last_of: dict[int, int] = {}  # recomputing stage -> last of its segment
+    for first in range(0, num_stages, size):
+        last = min(first + size, num_stages) - 1
+        if waits(schedule.body[schedule.worker_of[last]] if drains else schedule.of_stage(last), last):
+            last_of |= dict.fromkeys(range(first, last + 1), last)
+    return replace(schedule, body=tuple(tuple(inserted(body, schedule, last_of)) for body in schedule.body))
+
+
+def waits(order: Sequence[Action], stage: int) -> bool:
+    """Whether anything in `order` comes between a forward of the stage and its backward: then its graph is kept."""
+    following = dict(pairwise(order))
+    return any(
+        following.get(action) not in (action._replace(kind="B"), action._replace(kind="I"))
+        for action in order
+        if action.kind == "F" and action.stage == stage
+    )
+
+
+def inserted(body: Sequence[Action], schedule: Schedule, last_of: Mapping[int, int]) -> Iterator[Action]:
+    """A worker's list with recomputes: before its k-th backward a stage recomputes for the k-th of its segment's last.
+
+    So all stages of a segment recompute a micro-batch in the same turn.
+    """
+    done: Counter[int] = Counter()
+    for action in body:
+        if action.kind in "BI" and action.stage in last_of:
+            yield Action("C", action.stage, backwards(schedule, last_of[action.stage])[done[action.stage]])
+            done[action.stage] += 1
+        yield action
+
+
+def backwards(schedule: Schedule, stage: int) -> list[int]:
+    """The micro-batches of a stage's backwards, in their order."""
+    return [action.microbatch for action in schedule.of_stage(stage) if action.kind in "BI"]
