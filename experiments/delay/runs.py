@@ -14,8 +14,8 @@ import stretto
 from stretto.data import Split, load
 
 BATCH, MOMENTUM = 8, 0.9  # what the rates of SGD are given for; updates are of one example
-ADAM_RATES = (0.00003, 0.0001, 0.0003, 0.001)
-RATES = {"sgd": (0.0005, 0.001, 0.002, 0.004, 0.008), "adam": ADAM_RATES, "nadam": ADAM_RATES}
+ADAM_RATES = (0.0001, 0.0003, 0.001, 0.003)
+RATES = {"sgd": (0.001, 0.004, 0.008, 0.016, 0.032), "adam": ADAM_RATES, "nadam": ADAM_RATES}
 SEEDS, EPOCHS = (0, 1, 2), 12
 RESCHEDULE = 3000  # updates of T1, a quarter of the run
 

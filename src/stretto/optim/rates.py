@@ -47,11 +47,11 @@ class FutureRates:
     def _look(self, first: int, last: int) -> None:
         if first < self._first:  # an earlier checkpoint was loaded
             self._restart()
-        while len(self._window) <= last - self._first:
-            self._window.append(next(self._coming))
         while self._first < first:
-            self._window.popleft()
+            self._window.popleft() if self._window else next(self._coming)
             self._first += 1
+        while len(self._window) <= last - first:
+            self._window.append(next(self._coming))
 
 
 def rates(optimizer: torch.optim.Optimizer, start: Options, scheduler: Scheduler | None) -> Iterator[list[float]]:
