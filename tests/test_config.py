@@ -13,7 +13,7 @@ def test_defaults_fill_everything_and_survive_json(model):
     for kind in (TrainSettings, CompareSettings):
         resolved = with_defaults(kind(model=model, stages=2, workers=2))
         check(resolved)
-        assert [key for key, value in resolved.to_json().items() if value is None] == ["reference_batch"]
+        assert [key for key, value in resolved.to_json().items() if value is None] == ["reference_batch", "clip"]
         assert resolved.optimizer in CHOICES["optimizer"][1:]
         assert kind.from_json(json.loads(json.dumps(resolved.to_json())), "here") == resolved
         assert with_defaults(resolved) == resolved
@@ -103,3 +103,15 @@ def test_reading_refuses_unknown_and_missing_keys():
 def test_options_of_networks_and_data(text, value):
     assert option(text) == value
     assert type(option(text)) is type(value)
+
+
+def test_nesterov_brings_its_optimizer_and_the_papers_beta():
+    from stretto.config import CompareSettings, TrainSettings
+    from stretto.study.prepare import resolve
+
+    alone = resolve(TrainSettings(method="nesterov"))
+    assert (alone.optimizer, alone.momentum, alone.lr) == ("nadam", 0.99, 0.003)
+    told = resolve(TrainSettings(method="nesterov", momentum=0.0, optimizer="nadam"))
+    assert told.momentum == 0.0
+    assert resolve(TrainSettings(method="pb")).momentum == 0.9
+    assert resolve(CompareSettings(methods=("pb", "nesterov"))).optimizer == "sgd"

@@ -33,8 +33,8 @@ class Settings:
     """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 300 for transformer."""
     optimizer: str = "auto"
     """sgd, adam, adamw or nadam; auto takes sgd for mlp and cnn, adamw for transformer."""
-    momentum: Annotated[float, NUMBER] = 0.9
-    """Momentum of sgd, first beta of adam and adamw."""
+    momentum: Annotated[float | None, NUMBER] = None
+    """Momentum of sgd, first beta of the others; unless said otherwise 0.9, for nadam 0.99."""
     reference_batch: Annotated[int | None, WHOLE] = None
     """Batch size that rates and momentum are given for: sgd's are scaled from it to each batch size; else as given."""
     weight_decay: Annotated[float, NUMBER] = 0.0
@@ -155,7 +155,7 @@ def check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value not in choices:
             raise UsageError(f"unknown {name} {value!r}: {nearest(value, choices)}")
-    if not 0 <= settings.momentum < 1:
+    if settings.momentum is not None and not 0 <= settings.momentum < 1:
         raise UsageError(f"momentum={settings.momentum}: choose a value from 0 up to, but not including, 1")
     if settings.clip is not None and not settings.clip > 0:
         raise UsageError(f"clip={settings.clip}: choose a positive number")
@@ -216,7 +216,8 @@ def with_defaults(settings: S) -> S:
             f"reference_batch={settings.reference_batch}: rate and momentum are scaled for sgd, there is no such rule "
             f"for {name}: leave it out, or choose optimizer=sgd"
         )
-    given = {key: value for key in ("steps", "evaluations", "lr", "batch_size") if (value := getattr(settings, key))}
+    left_open = ("steps", "evaluations", "lr", "batch_size", "momentum")
+    given = {key: value for key in left_open if (value := getattr(settings, key)) is not None}
     rates, sizes = RATES[name], chosen.batch_sizes
     single = isinstance(settings, TrainSettings)
     filled = {
@@ -224,5 +225,6 @@ def with_defaults(settings: S) -> S:
         "evaluations": chosen.evaluations,
         "lr": rates[1] if single else rates,
         "batch_size": sizes[0] if single else sizes,
+        "momentum": 0.99 if name == "nadam" else 0.9,  # what the paper of `nesterov` takes
     }
     return replace(settings, optimizer=name, **{**filled, **given})

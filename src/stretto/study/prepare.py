@@ -49,7 +49,7 @@ def build_model(settings: config.Settings, seed: int = 0) -> models.Model:
 
 def resolve(settings: S) -> S:
     """Fill in everything that was left to Stretto to choose. Raises UsageError for what cannot work."""
-    settings = with_methods(settings)
+    settings = with_optimizer(with_methods(settings))
     config.check(settings)
     model = build_model(settings)
     stages = len(model.layers) if settings.stages is None else settings.stages
@@ -70,6 +70,16 @@ def with_methods(settings: S) -> S:
     if isinstance(settings, config.TrainSettings):
         return replace(settings, method=str(method(settings.method)))
     return settings
+
+
+def with_optimizer(settings: S) -> S:
+    """Take the optimizer that all methods are built on, if they are and it was left open."""
+    names = settings.methods if isinstance(settings, config.CompareSettings) else (getattr(settings, "method", ""),)
+    wanted = {method(name).cure.optimizer for name in names if name}
+    built_on = wanted.pop() if len(wanted) == 1 else None
+    if settings.optimizer != "auto" or built_on is None:
+        return settings
+    return replace(settings, optimizer=built_on.lower())
 
 
 def prepare(settings: config.TrainSettings) -> Prepared:
@@ -100,7 +110,7 @@ def prepare(settings: config.TrainSettings) -> Prepared:
 
 def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """What makes the optimizer of a stage."""
-    lr, momentum, decay = config.known(settings.lr), settings.momentum, settings.weight_decay
+    lr, momentum, decay = config.known(settings.lr), config.known(settings.momentum), settings.weight_decay
     if settings.reference_batch is not None:
         lr, momentum = scale_for_batch(lr, momentum, settings.reference_batch, to=config.known(settings.batch_size))
     if settings.optimizer == "sgd":
