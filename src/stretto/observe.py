@@ -6,15 +6,15 @@ comes to the same numbers with it and without.
 """
 
 import copy
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.linalg import vector_norm
 
 from stretto.emulate import Emulator
 from stretto.generator import PreservedGenerator
@@ -109,6 +109,9 @@ class Sight:
         self.weight_bytes = 0
         self.activation_bytes = 0
         self._stage = stage
+        parts = [part for part in (stage.module, stage.head) if part is not None]
+        self._parameters: list[Tensor] = [parameter for part in parts for parameter in part.parameters()]
+        self._weights: Values = {name: p for name, p in stage.module.named_parameters() if p.requires_grad}
         self._samples = samples
         self._left = len(samples)
         self._weighing = False  # from the first sampled forward to the first one after
@@ -135,7 +138,7 @@ class Sight:
             self._weigh(graphs, operands.get("graph"))
         if kind in BACKWARD and microbatch in self._forwards:
             seen, read = self._forwards.pop(microbatch), self._stage.weights.backward_values(operands["graph"].version)
-            self.mismatches.append(distance(seen, read, trainable(self._stage.module)))
+            self.mismatches.append(distance(seen, read, self._weights))
             self._left -= 1
         if kind == "U":
             self._meet()
@@ -146,7 +149,7 @@ class Sight:
         self._forwards[microbatch] = predicted = self._copied(graph.version)
         ahead = self._stage.weights.ahead()
         if ahead:
-            then = copied(trainable(self._stage.module))
+            then = copied(self._weights)
             self._forecasts.append(Forecast(self._stage.updates + round(ahead), predicted, then))
             self._meet()
 
@@ -158,7 +161,7 @@ class Sight:
 
     def _meet(self) -> None:
         """Compare the predictions that aimed at the weights of now."""
-        actual = trainable(self._stage.module)
+        actual = self._weights
         for forecast in self._forecasts:
             if forecast.updates == self._stage.updates:
                 errors = (distance(each, actual, actual) for each in (forecast.predicted, forecast.then))
@@ -166,8 +169,7 @@ class Sight:
         self._forecasts = [each for each in self._forecasts if each.updates > self._stage.updates]
 
     def _weigh(self, graphs: Sequence[Graph], consumed: Graph | None) -> None:
-        parts = [part for part in (self._stage.module, self._stage.head) if part is not None]
-        tensors: list[Tensor] = [parameter for part in parts for parameter in part.parameters()]
+        tensors = [*self._parameters]
         tensors += self._stage.weights.held([graph.version for graph in graphs])
         if consumed is not None:
             tensors += self._stage.weights.backward_values(consumed.version).values()
@@ -203,26 +205,27 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
     return sum(size for where, size in kept.items() if where not in own)
 
 
-def trainable(module: nn.Module) -> Values:
-    """The weights as they stand."""
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
 def copied(values: Values) -> Values:
     """The values as they are now."""
     return {name: value.detach().clone() for name, value in values.items()}
 
 
 def distance(one: Values, other: Values, scale: Values) -> float:
-    """||one - other|| / ||scale||, in float64; 0 for equal values, whatever the scale."""
-    difference = norm(one[name].double() - other[name].double() for name in one)
-    return difference / norm(scale.values()) if difference else 0.0
+    """||one - other|| / ||scale||; 0 for equal values, whatever the scale."""
+    differing = [name for name in one if not torch.equal(one[name], other[name])]
+    if not differing:
+        return 0.0
+    return norm(one[name].to(wide(one[name])) - other[name] for name in differing) / norm(scale.values())
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """The dtype to subtract in: differences of half-precision weights are too small for their own."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all entries together."""
-    squares = [tensor.double().square().sum() for tensor in tensors]
-    return math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0
+    """The Euclidean norm of all entries together, in float64."""
+    return float(torch.stack([vector_norm(tensor, dtype=torch.float64) for tensor in tensors]).norm())
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
