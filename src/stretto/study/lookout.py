@@ -8,7 +8,7 @@ from stretto.report.record import Observation
 from stretto.trainer import Trainer
 
 WINDOWS = 8
-SPACING = 48  # steps a window, at least: in a window a step takes up to twice as long
+SPACING = 20  # steps a window, at least: in a window a step takes up to twice as long
 MINIBATCHES = 2
 
 
@@ -18,13 +18,14 @@ class Lookout:
     def __init__(self, trainer: Trainer, steps: int) -> None:
         self._trainer = trainer
         self._steps = steps
+        self._minibatches = MINIBATCHES if trainer.schedule.drain else 1  # all are alike where each is waited for
         self._starts = starts(steps, trainer.schedule.drain)
         self._window: tuple[int, Observer] | None = None
 
     def before(self, step: int) -> None:
         """Open a window if it is time for one and the last one is through."""
         if self._window is None and step in self._starts:
-            self._window = step, self._trainer.observe(MINIBATCHES)
+            self._window = step, self._trainer.observe(self._minibatches)
 
     def after(self, step: int) -> Observation | None:
         """What a window saw, once everything in it has been through, or the run has ended."""
