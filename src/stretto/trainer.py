@@ -208,7 +208,8 @@ class Trainer:
     def observe(self, minibatches: int = 2) -> Observer:
         """Measure what the next minibatches see and what stages hold, while `step` trains as it does without.
 
-        Call it when the pipeline is full, for figures of the steady state; the result has `done` and `figures()`.
+        Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
+        `figures()`.
         """
         return Observer(self._emulator, self._entered, minibatches)
 

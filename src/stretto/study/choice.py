@@ -6,9 +6,9 @@ from typing import Any
 
 from stretto.config import CompareSettings, known
 from stretto.errors import ScheduleError, UsageError
-from stretto.methods import METHODS, Method, method
+from stretto.methods import METHODS
 from stretto.methods.cure import Correction, Place, Prediction
-from stretto.study.prepare import prepare, resolve
+from stretto.study.prepare import Prepared, prepare, resolve
 
 ALL = "all"
 WORDS = ("name", "summary", "options")  # of a method, which make no difference to what it does
@@ -29,30 +29,27 @@ def choose(settings: CompareSettings) -> Choice:
     """
     named = tuple(name for name in settings.methods if name != ALL)
     resolved = resolve(settings if named == settings.methods else replace(settings, methods=named or ("backprop",)))
-    for name in resolved.methods if named else ():
-        attempt(resolved, name)
+    does = {name: essence(attempt(resolved, name)) for name in (resolved.methods if named else ())}
     if named == settings.methods:
         return Choice(resolved, {})
-    found, left_out = others(resolved, resolved.methods if named else ())
+    found, left_out = others(resolved, does)
     if not named and not found:
         raise UsageError(f"no method can run on these settings: {next(iter(left_out.values()))}")
     order = tuple(placed(settings.methods, iter(resolved.methods), found))
     return Choice(resolve(replace(resolved, methods=order)), left_out)
 
 
-def others(settings: CompareSettings, named: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
+def others(settings: CompareSettings, named: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     """The methods of the table that can run beside the named ones, and those that are left out, with the reason."""
-    does = {name: essence(method(name), settings) for name in named}
-    left_out: dict[str, str] = {}
+    does, left_out = dict(named), dict[str, str]()
     for name in METHODS:
         if name in does:
             continue
         try:
-            attempt(settings, name)
+            own = essence(attempt(settings, name))
         except (UsageError, ScheduleError) as error:
             left_out[name] = str(error)
             continue
-        own = essence(method(name), settings)
         twin = next((other for other, each in does.items() if each == own), None)
         if twin is None:
             does[name] = own
@@ -70,24 +67,26 @@ def placed(written: tuple[str, ...], named: Iterator[str], found: list[str]) -> 
             yield next(named)
 
 
-def attempt(settings: CompareSettings, name: str) -> None:
-    """Make the trainer of a method, for every batch size. Raises UsageError where it cannot train."""
-    for run in replace(settings, methods=(name,), lr=known(settings.lr)[:1], seeds=1).runs():
-        prepare(run)
+def attempt(settings: CompareSettings, name: str) -> Prepared:
+    """Prepare a run of a method for every batch size; return one. Raises UsageError where it cannot train."""
+    alone = replace(settings, methods=(name,), lr=known(settings.lr)[:1], seeds=1)
+    prepared = [prepare(run) for run in alone.runs()]
+    return prepared[0]
 
 
-def essence(chosen: Method, settings: CompareSettings) -> Any:
-    """All that a method does on so many stages and workers: equal for two methods that differ in words only.
+def essence(prepared: Prepared) -> Any:
+    """All that a method does on its stages and workers: equal for two methods that differ in words only.
 
     Whatever cannot be compared counts as different.
     """
-    stages = known(settings.stages)
-    schedule, rules = chosen.plan(stages, settings.workers)
-    delays = chosen.delays(schedule).steady
-    places = [Place(stage, stages, delay, settings.momentum) for stage, delay in enumerate(delays)]
+    trainer, momentum = prepared.trainer, prepared.settings.momentum
+    chosen = trainer.method
+    delays = chosen.delays(trainer.schedule).steady
+    places = [Place(stage, len(delays), delay, momentum) for stage, delay in enumerate(delays)]
     apart = (*WORDS, "reach", "schedule", "workers", "cure")
     rest = [getattr(chosen, field.name) for field in fields(chosen) if field.name not in apart]
-    return schedule, rules, rest, [at(places, getattr(chosen.cure, field.name)) for field in fields(chosen.cure)]
+    cure = [at(places, getattr(chosen.cure, field.name)) for field in fields(chosen.cure)]
+    return trainer.schedule, trainer.rules, rest, cure
 
 
 def at(places: list[Place], cure: Any) -> Any:

@@ -45,8 +45,11 @@ class Lookout:
 
 
 def starts(steps: int, drain: int) -> set[int]:
-    """The steps at which windows open: with the pipeline full, closer together at the start, as evaluations are."""
-    first, last = min(drain + 2, steps), steps - drain - MINIBATCHES + 1
+    """The steps at which windows open, closer together at the start, as evaluations are.
+
+    The pipeline is full by then: after one drain every gradient is as old as it gets, after two so is every version.
+    """
+    first, last = min(2 * drain + 2, steps), steps - drain - MINIBATCHES + 1
     windows = min(WINDOWS, steps // SPACING)
     if last <= first or windows < 2:
         return {first}

@@ -36,7 +36,7 @@ def mismatch_chart(seen: Sequence[Observed], styles: Mapping[str, Style]) -> alt
         for step, value in each.over_steps
         if value
     ]
-    if len({row["step"] for row in rows}) < 2:
+    if not any(len(each.over_steps) > 1 for each in seen):
         return None
     x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=5), scale=alt.Scale(nice=False, padding=8))
     return _logarithmic(rows, x, "mismatch, mean over stages", styles, ("method", "step", "text"))
