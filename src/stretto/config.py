@@ -98,7 +98,7 @@ class CompareSettings(Settings):
     """A study: every method over the same sweep of learning rates and batch sizes, with the same seeds."""
 
     methods: Annotated[tuple[str, ...], TEXTS] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
-    """Methods with their options, separated by commas or blanks."""
+    """Methods with their options, separated by commas or blanks; all stands for every one that can run."""
     lr: Annotated[tuple[float, ...] | None, NUMBERS] = None
     """Learning rates; unless said otherwise 0.003,0.01,0.03,0.1 for sgd, 0.001,0.003,0.01 for adam and adamw."""
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None

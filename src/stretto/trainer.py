@@ -23,6 +23,7 @@ from stretto.generator import PreservedGenerator
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.methods.cure import Place
+from stretto.observe import Observer
 from stretto.parts import (
     StageLike,
     build_optimizer,
@@ -241,6 +242,14 @@ class Trainer:
         output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
         """
         return evaluate(self.model, self.loss, batches, self.device, self.precision)
+
+    def observe(self, minibatches: int = 2) -> Observer:
+        """Measure what the next minibatches see and what stages hold, while `step` trains as it does without.
+
+        Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
+        `figures()`.
+        """
+        return Observer(self._emulator, self._entered, minibatches)
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.

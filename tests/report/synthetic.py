@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 from stretto.report import Page, Point, Record
+from stretto.report.record import Observation
 
 # method -> (total FLOP per example, serial FLOP per step, floor of the loss, speed, learning rate that is too high)
 METHODS = {
@@ -116,3 +117,11 @@ def run(losses=(), method="backprop", seed=0, id=None, costs=None, **values) -> 
         values = {"train_loss": losses[-1], "validation_loss": losses[-1], **values}
         values = {"serial_flops": costs[-1][0], "total_flops": costs[-1][1], **values}
     return Record(id=id or f"{method}-{seed}-{losses}", method=method, seed=seed, points=points, **values)
+
+
+def observation(step=10, mismatch=(0.2, 0.1, 0.0), **values) -> Observation:
+    """Three stages that predict nothing and hold their weights once."""
+    nothing = (None,) * len(mismatch)
+    figures = {"prediction_error": nothing, "unpredicted_error": nothing,
+               "weight_bytes": (1000,) * len(mismatch), "activation_bytes": (300, 200, 100)}  # fmt: skip
+    return Observation(step=step, mismatch=mismatch, **{**figures, **values})

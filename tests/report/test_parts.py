@@ -26,6 +26,7 @@ def test_units():
     assert units.cutoff(0.05, False) == "0.05"
     assert units.times(3.14) == "3.1×"
     assert units.times(0.25) == "0.25×"
+    assert [units.bytes_held(b) for b in (100, 3 * 2**20)] == ["100 B", "3.00 MiB"]
     assert [units.seconds(s) for s in (3, 600, 7200)] == ["3.00 s", "10.0 min", "2.0 h"]
 
 
@@ -44,7 +45,8 @@ def test_methods_of_one_family_and_many_methods_differ():
     names = [f"chunked(chunks={n})" for n in range(2, 5)] + [f"m{n}" for n in range(20)] + ["backprop", "backprop(x=1)"]
     found = styles(names)
     assert list(found) == names
-    assert len({(style.color, style.shape) for style in found.values()}) >= 20
+    assert len({(style.color, style.shape) for style in found.values()}) == len(names)  # points
+    assert len({(style.color, style.dash) for style in found.values()}) == len(names)  # lines
     assert len({style.color for name, style in found.items() if name.startswith("chunked")}) == 3
 
 

@@ -7,7 +7,7 @@ from stretto.errors import UsageError
 from stretto.report import Page, Point, Record
 from stretto.report.record import family, methods
 
-from .synthetic import make_run, point, run
+from .synthetic import make_run, observation, point, run
 
 
 def test_json_and_back():
@@ -65,3 +65,11 @@ def test_page_checks_itself():
         Page(title="t", records=(), planned=0, accounting="free")
     with pytest.raises(UsageError, match="planned=0"):
         Page(title="t", records=(run([1.0]),), planned=0)
+
+
+def test_observations_go_with_their_run():
+    record = run([1.0], observations=(observation(3), observation(9, prediction_error=(0.5, None, None))))
+    text = json.dumps(record.to_json(), allow_nan=False)
+    assert Record.from_json(json.loads(text)) == record
+    with pytest.raises(UsageError, match="mismatch of the observation at step 3 is nan"):
+        observation(3, (math.nan,))

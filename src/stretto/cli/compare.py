@@ -45,6 +45,8 @@ def compare(
         print_settings(study.resolve_study(settings), output)
         return 0
     opened = study.open_study(settings, output.out)
+    for name, reason in opened.left_out.items():
+        output.say(f"left out: {name}: {reason}")
     pending, steps = opened.pending, known(opened.settings.steps)
     runs, done = len(opened.tasks), len(opened.tasks) - len(opened.pending)
     if done:

@@ -23,7 +23,7 @@ def report(folder: Path, /, *, json: Annotated[bool, FLAG] = False, quiet: Annot
     from stretto.study import Outcome, read_study, write_report
 
     study = read_study(folder)
-    outcome = Outcome(study.records(), (), write_report(study))
+    outcome = Outcome(study.records(), (), write_report(study), study.left_out)
     if json:
         print_json(outcome.to_json())
         return

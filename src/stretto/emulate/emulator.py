@@ -1,7 +1,7 @@
 """Every worker on one device, in one process: exact numerics, delays included."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stretto.errors import ScheduleError
@@ -9,6 +9,8 @@ from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.check import explain
 from stretto.schedule.rules import operands
 from stretto.stage import Stage
+
+Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # an action that has run, its operands, results
 
 
 class Emulator:
@@ -27,6 +29,7 @@ class Emulator:
         self._queues: list[deque[tuple[Action, tuple[Edge, ...]]]] = [deque() for _ in schedule.body]  # with needs
         self._waiting: dict[Edge, int] = {}
         self._delays = Delays(schedule) if delays is None else delays
+        self.watch: Watch | None = None
         self._since = 0  # the first micro-batch after the last drain
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
@@ -108,6 +111,8 @@ class Emulator:
         makes = self.rules.makes(action)
         for edge in makes:
             self.values[edge] = made[edge.value]
+        if self.watch is not None:
+            self.watch(action, operands, made)
         for edge in self.rules.frees(action):
             if edge.source.microbatch >= self._since:
                 del self.values[edge]

@@ -28,6 +28,8 @@ class Page:
     settings: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
     versions: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)  # method -> SVG of its schedule
+    delays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # method -> its steady delay by stage
+    left_out: Mapping[str, str] = field(default_factory=dict)  # method -> why it was not run though all were asked for
     command: str = ""  # the command line that ran the study
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
-"""One color and one shape for each method, the same in every chart of every report.
+"""One color, one shape and one dash for each method, the same in all charts of a report.
 
 The colors are Okabe and Ito's, which remain distinct for color-blind readers; backprop, the reference, is neutral grey.
-Grey and all others have a contrast of at least 2 on white and on the dark page. Shapes repeat the distinction.
+Grey and all others have a contrast of at least 2 on white and on the dark page. Shapes repeat the distinction. Where
+there are more methods than colors, a color returns with another shape for points and another dash for lines.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from stretto.report.record import family
 NEUTRAL = "#747b87"
 COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8e6bbf", "#8b5e34")
 SHAPES = ("square", "circle", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
-_FIXED = {"greedy": 0, "overlapping": 1, "chunked": 2, "pb": 3, "1f1b": 4, "gpipe": 5}
+DASHES = ((1, 0), (6, 3), (2, 3), (9, 3, 2, 3))
+_FIXED = {"greedy": 0, "overlapping": 1, "chunked": 2, "pb": 3, "1f1b": 4, "gpipe": 5, "pipedream": 6, "pipemare": 7}
 _PATHS = {
     "circle": "M10 5A5 5 0 1 1 0 5A5 5 0 1 1 10 5Z",
     "square": "M.7.7H9.3V9.3H.7Z",
@@ -31,6 +33,7 @@ class Style:
 
     color: str
     shape: str  # a Vega symbol
+    dash: tuple[int, ...] = DASHES[0]  # lengths drawn and left out, in turn
 
     @property
     def path(self) -> str:
@@ -41,22 +44,21 @@ class Style:
 def styles(methods: Sequence[str]) -> dict[str, Style]:
     """Choose a style for each method: its family's own color, or the next free one where two share a family.
 
-    Backprop is a grey circle. With more methods than colors, colors return with other shapes.
+    Backprop is a grey circle. With more methods than colors, colors return with other shapes and dashes.
     """
-    chosen: dict[str, Style] = {}
-    used: list[int] = []
+    grey = next((method for method in methods if family(method) == "backprop"), None)
+    chosen: dict[str, int] = {}
     for method in methods:
-        if family(method) == "backprop" and Style(NEUTRAL, "circle") not in chosen.values():
-            chosen[method] = Style(NEUTRAL, "circle")
-        elif (wish := _FIXED.get(family(method))) is not None and wish not in used:
-            used.append(wish)
-            chosen[method] = Style(COLORS[wish], SHAPES[wish])
-    free = iter([index for index in range(len(COLORS)) if index not in used] or range(len(COLORS)))
-    for count, method in enumerate(method for method in methods if method not in chosen):
-        index = next(free, None)
-        if index is None:
-            index = count % len(COLORS)
-            chosen[method] = Style(COLORS[index], SHAPES[(index + 1 + count // len(COLORS)) % len(SHAPES)])
-        else:
-            chosen[method] = Style(COLORS[index], SHAPES[index])
-    return {method: chosen[method] for method in methods}
+        wish = _FIXED.get(family(method))
+        if method != grey and wish is not None and wish not in chosen.values():
+            chosen[method] = wish
+    free = [index for index in range(len(COLORS)) if index not in chosen.values()]
+    rest = [method for method in methods if method not in chosen and method != grey]
+    for count, method in enumerate(rest):
+        chosen[method] = free[count] if count < len(free) else len(COLORS) + count - len(free)
+    return {method: Style(NEUTRAL, "circle") if method == grey else _style(chosen[method]) for method in methods}
+
+
+def _style(index: int) -> Style:
+    color, again = index % len(COLORS), index // len(COLORS)
+    return Style(COLORS[color], SHAPES[(color + 3 * again) % len(SHAPES)], DASHES[again % len(DASHES)])

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self
 
 from stretto.errors import UsageError
@@ -47,6 +47,39 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What a few minibatches from `step` on saw, and what stages then held: one figure a stage.
+
+    `mismatch` is ||w_forward - w_backward|| / ||w||; `prediction_error` ||w_predicted - w_actual|| / ||w_actual||, and
+    `unpredicted_error` the same without prediction; None where there is nothing to measure. Memory is in bytes, the
+    most at any time. `stretto.observe` has the exact definitions.
+    """
+
+    step: int
+    mismatch: tuple[float | None, ...]
+    prediction_error: tuple[float | None, ...]
+    unpredicted_error: tuple[float | None, ...]
+    weight_bytes: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[1:]:
+            for value in getattr(self, field.name):
+                if value is not None:
+                    _check_number(value, f"{field.name} of the observation at step {self.step}")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
+        values = _known(cls, data, "an observation")
+        return cls(step=values.pop("step"), **{key: tuple(value) for key, value in values.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """One run that has ended: what it was, how it went, and what it cost.
 
@@ -62,6 +95,7 @@ class Record:
     status: str
     diverged_at: int | None = None
     points: tuple[Point, ...] = ()
+    observations: tuple[Observation, ...] = ()
     train_loss: float | None = None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
@@ -103,11 +137,12 @@ class Record:
         """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
         values = _known(cls, data, f"run {data.get('id', '?')!r}")
         values["points"] = tuple(Point.from_json(point) for point in values.get("points", ()))
+        values["observations"] = tuple(Observation.from_json(each) for each in values.get("observations", ()))
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
-        return {**asdict(self), "points": [point.to_json() for point in self.points]}
+        return asdict(self)
 
 
 def methods(records: tuple[Record, ...]) -> tuple[str, ...]:
@@ -130,7 +165,7 @@ def _check_number(value: Any, what: str) -> None:
 def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
     wanted = {field.name: field for field in fields(cls)}
     values = {name: value for name, value in data.items() if name in wanted}
-    required = ("id", "method", "seed", "options", "status") if cls is Record else tuple(wanted)[:-1]
+    required = [name for name, each in wanted.items() if each.default is MISSING and each.default_factory is MISSING]
     missing = [name for name in required if name not in values]
     if missing:
         raise UsageError(f"{what} lacks {', '.join(missing)}; it has {', '.join(data) or 'nothing'}: run it again")

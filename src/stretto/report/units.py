@@ -3,6 +3,7 @@
 import math
 
 _FLOP = {1e18: "EFLOP", 1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP", 1e3: "kFLOP", 1.0: "FLOP"}
+_BYTES = {2.0**40: "TiB", 2.0**30: "GiB", 2.0**20: "MiB", 2.0**10: "KiB", 1.0: "B"}
 NONE = "–"
 
 
@@ -21,6 +22,22 @@ def flops(value: float | None) -> str:
     if value is None:
         return NONE
     scale, name = flop_unit(value)
+    return f"{number(value / scale)} {name}"
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """Choose the unit in which the largest of some memories reads best: (bytes in one unit, its name)."""
+    scale = next((scale for scale in _BYTES if largest >= scale), 1.0)
+    return scale, _BYTES[scale]
+
+
+def bytes_held(value: float) -> str:
+    """Memory with its unit.
+
+    >>> bytes_held(3 * 2**20)
+    '3.00 MiB'
+    """
+    scale, name = byte_unit(value)
     return f"{number(value / scale)} {name}"
 
 

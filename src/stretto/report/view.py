@@ -10,6 +10,7 @@ from stretto.report import units
 from stretto.report.charts.curves import curve_charts
 from stretto.report.charts.frontier import frontier_chart
 from stretto.report.charts.tuning import RATE, tuning_charts
+from stretto.report.cures import cures
 from stretto.report.metric import METRICS, VALIDATION_ACCURACY, Metric
 from stretto.report.page import ACCOUNTINGS, Page
 from stretto.report.palette import Style, styles
@@ -65,6 +66,7 @@ def view(page: Page) -> dict[str, Any]:
         "judged_by": summaries[0].metric.label if summaries else "",
         "has_accuracy": _is_measured(records, VALIDATION_ACCURACY),
         "curves": _curves(summaries, look, specs),
+        "cures": cures(page, summaries, look, specs.add),
         "curve_notes": [_configuration(each) for each in summaries],
         "tuning": [
             {"method": name, "place": specs.add(f"tuning-{index}", chart)}

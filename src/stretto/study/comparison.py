@@ -1,8 +1,8 @@
 """The main job: make a study's runs, then its page."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ class Outcome:
     records: tuple[Record, ...]
     failures: tuple[Failure, ...]
     report: Path
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `stretto compare --json` prints."""
@@ -30,9 +31,11 @@ class Outcome:
             "runs": [
                 {key: record.to_json()[key] for key in keys}
                 | {"options": {**method(record.method).options, **record.options}}
+                | {"observed": record.observations[-1].to_json() if record.observations else None}
                 for record in self.records
             ],
             "frontier": [panel.to_json() for metric in METRICS for panel in panels(self.records, metric)],
+            "left_out": dict(self.left_out),
             "failed": [failure.task.settings.id for failure in self.failures],
             "report": str(self.report),
         }
@@ -54,4 +57,4 @@ def compare(
     """Make the runs that are missing, then the report. What was finished before is not repeated."""
     with claimed(study):
         failures = run_all(study.pending, default_jobs() if jobs is None else jobs, on_steps, on_run)
-        return Outcome(study.records(), tuple(failures), write_report(study, command))
+        return Outcome(study.records(), tuple(failures), write_report(study, command), study.left_out)

@@ -1,5 +1,6 @@
 """What a study's report is made of."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.cost import NOTES, Costs, measure
@@ -12,6 +13,7 @@ from stretto.study.prepare import Prepared, prepare
 from stretto.study.store import versions
 from stretto.study.study import Study, sample
 
+MOST_NAMES = 8  # of methods in a title
 HEADS_NOTE = (
     "The layers of the paper's auxiliary heads could not be retrieved; these are ours: one linear layer on vectors, "
     "global average pooling and a linear layer on images, a final norm and an unembedding on text. Their cost is "
@@ -27,7 +29,7 @@ def write_report(study: Study, command: str = "") -> Path:
     workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
     heads = any(head is not None for each in prepared.values() for head in each.trainer.heads)
     page = Page(
-        title=f"{settings.model} on {settings.data}: {', '.join(settings.methods)}",
+        title=f"{settings.model} on {settings.data}: {names(settings.methods)}",
         records=study.records(),
         planned=len(study.tasks),
         accounting=settings.accounting,
@@ -38,10 +40,23 @@ def write_report(study: Study, command: str = "") -> Path:
         settings=settings.to_json(),
         versions=versions(),
         pictures={method: picture(each) for method, each in prepared.items()},
+        delays={method: delays(each) for method, each in prepared.items()},
+        left_out=study.left_out,
         command=command,
     )
     with writing(study.out):
         return build(page, study.out / "report.html")
+
+
+def names(methods: Sequence[str]) -> str:
+    """The methods, for a title: by name while a title can hold them."""
+    return ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
+
+
+def delays(prepared: Prepared) -> tuple[int, ...]:
+    """How old gradients are in the steady state, by stage, in updates."""
+    trainer = prepared.trainer
+    return trainer.method.delays(trainer.schedule).steady
 
 
 def costs_of(prepared: Prepared) -> Costs:

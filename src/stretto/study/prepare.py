@@ -105,6 +105,12 @@ def prepare(settings: config.TrainSettings) -> Prepared:
         seed=settings.seed,
         precision=None if settings.precision == "float32" else settings.precision,
     )
+    pieces = trainer.schedule.per_turn
+    if batch_size < pieces:
+        raise UsageError(
+            f"method {settings.method} cuts a minibatch into {pieces} micro-batches, and batch_size={batch_size}: use "
+            f"--batch-size {pieces} or more, or fewer microbatches="
+        )
     return Prepared(settings, loaded, model, trainer)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.report.record import Point, Record
+from stretto.report.record import Observation, Point, Record
 from stretto.study.disk import locked, writing
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
@@ -80,7 +80,8 @@ def read_run(folder: Path) -> tuple[dict[str, Any], Record]:
         if events[-1]["event"] != run["record"]["status"]:
             raise ValueError(f"the end of {EVENTS} is missing")
         points = tuple(Point.from_json(event) for event in events if event["event"] == "evaluation")
-        return run, replace(Record.from_json(run["record"]), points=points)
+        observations = tuple(Observation.from_json(event) for event in events if event["event"] == "observation")
+        return run, replace(Record.from_json(run["record"]), points=points, observations=observations)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"{folder} is damaged ({type(error).__name__}: {error}): delete this folder and start the same command "

@@ -4,16 +4,16 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from stretto.config import CompareSettings, Settings, TrainSettings, known
 from stretto.errors import UsageError
 from stretto.report import Record
+from stretto.study.choice import choose
 from stretto.study.disk import FullDiskError, locked, writing
 from stretto.study.pool import Task
-from stretto.study.prepare import prepare, resolve
 from stretto.study.store import LOCK, RUN, STUDY, read_run, versions, write_json
 
 ROOM = 64 * 2**20  # bytes that must be free before a study starts
@@ -21,11 +21,15 @@ ROOM = 64 * 2**20  # bytes that must be free before a study starts
 
 @dataclass(frozen=True)
 class Study:
-    """A study on the disk: its resolved settings, its runs' folders, and those that are finished."""
+    """A study on the disk: its resolved settings, its runs' folders, and those that are finished.
+
+    `left_out` says why methods are not among those that `all` stood for.
+    """
 
     settings: CompareSettings
     out: Path
     tasks: tuple[Task, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pending(self) -> list[Task]:
@@ -47,10 +51,7 @@ def record_of(task: Task) -> Record | None:
 
 def resolve_study(settings: CompareSettings) -> CompareSettings:
     """Resolve the settings and try every method. Raises UsageError for what cannot work."""
-    settings = resolve(settings)
-    for method in settings.methods:
-        prepare(sample(settings, method))
-    return settings
+    return choose(settings).settings
 
 
 def open_study(settings: CompareSettings, out: Path | None = None) -> Study:
@@ -59,12 +60,14 @@ def open_study(settings: CompareSettings, out: Path | None = None) -> Study:
     Without `out` the folder is named after the settings, so that the same study is found again. Raises UsageError if
     the folder holds a study with other settings.
     """
-    settings = resolve_study(settings)
+    choice = choose(settings)
+    settings = choice.settings
     resolved = settings.to_json()
     if out is None:
         out = Path("runs") / f"compare-{settings.model}-{settings.data}-{settings.digest}"
     check_folder(out, resolved)
-    return Study(settings, out, tuple(Task(run, out / "runs" / run.id) for run in settings.runs()))
+    tasks = tuple(Task(run, out / "runs" / run.id) for run in settings.runs())
+    return Study(settings, out, tasks, choice.left_out)
 
 
 def sample(settings: CompareSettings, method: str) -> TrainSettings:
@@ -79,7 +82,7 @@ def check_folder(out: Path, resolved: dict[str, Any]) -> None:
         raise UsageError(f"--out {out} is a file: name a folder")
     found = out / STUDY
     if found.is_file():
-        there = read_settings(found)
+        there = read_content(found)["settings"]
         refuse_other(out, "a study", there, resolved)
     elif out.is_dir() and any(path.name != LOCK for path in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no study: choose another --out")
@@ -93,13 +96,13 @@ def refuse_other(out: Path, what: str, there: Mapping[str, Any], here: Mapping[s
         raise UsageError(f"{out} holds {what} with other settings ({listing}): choose another --out, or delete it")
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a study on the disk."""
+def read_content(path: Path) -> dict[str, Any]:
+    """What the file of a study on the disk says; its settings are there."""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        if not isinstance(settings, dict):
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content["settings"], dict):
             raise TypeError("no settings in it")
-        return settings
+        return content
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read ({error}): choose another --out, or delete that folder") from error
 
@@ -118,7 +121,8 @@ def claimed(study: Study) -> Iterator[None]:
             raise FullDiskError(f"{study.out} has {free / 2**20:.0f} MiB free, a study needs {ROOM / 2**20:.0f}: free "
                              "some, or choose an --out elsewhere")  # fmt: skip
         with writing(study.out):
-            write_json(study.out / STUDY, {"settings": resolved, "versions": versions()})
+            content = {"settings": resolved, "versions": versions(), "left_out": dict(study.left_out)}
+            write_json(study.out / STUDY, content)
         yield
 
 
@@ -131,10 +135,12 @@ def read_study(out: Path) -> Study:
         raise UsageError(f"nothing to report in {out}: it has neither {STUDY} nor {RUN}. Name a folder that "
                          "`stretto compare` or `stretto train` has written")  # fmt: skip
     try:
-        settings = CompareSettings.from_json(read_settings(path), str(path))
+        content = read_content(path)
+        settings = CompareSettings.from_json(content["settings"], str(path))
     except TypeError as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    return Study(settings, out, tuple(Task(run, out / "runs" / run.id) for run in settings.runs()))
+    tasks = tuple(Task(run, out / "runs" / run.id) for run in settings.runs())
+    return Study(settings, out, tasks, content.get("left_out", {}))
 
 
 def study_of_run(folder: Path) -> Study:

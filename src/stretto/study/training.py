@@ -11,8 +11,9 @@ from typing import Any
 from stretto.config import TrainSettings, known
 from stretto.cost import Costs, measure
 from stretto.data import Split, forever
-from stretto.report.record import Point, Record
+from stretto.report.record import Observation, Point, Record
 from stretto.seeding import derive
+from stretto.study.lookout import Lookout
 from stretto.study.prepare import Prepared, prepare
 from stretto.study.store import RunWriter, versions
 
@@ -27,6 +28,7 @@ class Progress:
     """What a run knows of itself while it goes on."""
 
     points: list[Point] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     diverged_at: int | None = None
     final: dict[str, float | None] = field(default_factory=dict)
@@ -59,7 +61,7 @@ def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None
                 "accounting": costs.accounting,
                 "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
                 "seconds_per_step": statistics.median(steady or progress.step_seconds),
-                "record": {**record.to_json(), "points": []},
+                "record": {**record.to_json(), "points": [], "observations": []},
             },
             weights,
         )
@@ -71,9 +73,11 @@ def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, write
     settings, trainer = prepared.settings, prepared.trainer
     steps = known(settings.steps)
     wanted = evaluation_steps(steps, known(settings.evaluations))
+    lookout = Lookout(trainer, steps)
     batches = forever(prepared.dataset.train, known(settings.batch_size), derive(settings.seed, "batches"))
     for step, (x, y) in zip(range(1, steps + 1), batches, strict=False):
         before = time.perf_counter()
+        lookout.before(step)
         loss = trainer.step(x, y)
         if step == steps:
             trainer.flush()
@@ -82,6 +86,10 @@ def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, write
         if loss is not None and not math.isfinite(loss):
             progress.diverged_at = step
             return
+        observation = lookout.after(step)
+        if observation is not None:
+            progress.observations.append(observation)
+            writer.event("observation", **observation.to_json())
         if step in wanted:
             point = evaluate(prepared, costs, step, sum(progress.step_seconds))
             if point is None:
@@ -141,6 +149,7 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
         status="finished" if progress.diverged_at is None else "diverged",
         diverged_at=progress.diverged_at,
         points=tuple(progress.points),
+        observations=tuple(progress.observations),
         total_flops=steps * known(settings.batch_size) * costs.total,
         serial_flops=costs.serial_after(steps),
         seconds=sum(progress.step_seconds),

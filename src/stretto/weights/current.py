@@ -1,6 +1,6 @@
 """Forward and backward see the weights as they stand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,3 +36,15 @@ class Current(Weights):
     def update(self, step: Callable[[], object]) -> None:
         """Nothing is kept."""
         step()
+
+    def forward_values(self, version: Any) -> Mapping[str, Tensor]:
+        """The parameters."""
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def backward_values(self, version: Any) -> Mapping[str, Tensor]:
+        """The parameters."""
+        return self.forward_values(version)
+
+    def held(self, versions: Iterable[Any]) -> Iterator[Tensor]:
+        """Nothing but the parameters."""
+        return iter(())

@@ -1,6 +1,6 @@
 """Two versions: every micro-batch of a minibatch sees the same weights, one update old (PipeDream-2BW)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -34,3 +34,7 @@ class DoubleBuffered(Stash):
         """The standing version becomes the former one, with the storage it has; the parameters move on."""
         self._former = self.standing()
         super().update(step)
+
+    def held(self, versions: Iterable[Version]) -> Iterator[Tensor]:
+        """The former version too, whether or not a graph holds it."""
+        yield from super().held([*versions, *([] if self._former is None else [self._former])])

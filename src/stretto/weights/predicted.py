@@ -1,10 +1,10 @@
 """A forward sees predicted weights, and its backward the same ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stretto.weights.rules import Rule
 from stretto.weights.stash import Stash, Version
@@ -41,6 +41,15 @@ class Predicted(Stash):
         super().update(step)
         with torch.no_grad():
             self.rule.after(self._parameters)
+
+    def held(self, versions: Iterable[Version]) -> Iterator[Tensor]:
+        """What the rule keeps too."""
+        yield from super().held(versions)
+        yield from self.rule.held()
+
+    def ahead(self) -> float:
+        """The rule's horizon."""
+        return self.rule.ahead()
 
     def state_dict(self) -> dict[str, Any]:
         """What the rule keeps, for a checkpoint."""

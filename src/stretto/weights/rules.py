@@ -7,7 +7,7 @@ what it needs of the past; nothing else is kept. `state_dict` holds it for a che
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ Parameters = Mapping[str, Tensor]
 class Rule(ABC):
     """Which values stand for a parameter."""
 
+    horizon: Horizon = 0.0  # of a prediction
+
     def __init__(self) -> None:
         self.updates = 0
 
@@ -38,6 +40,16 @@ class Rule(ABC):
     def after(self, parameters: Parameters) -> None:
         """The optimizer has changed them."""
         self.updates += 1
+
+    def ahead(self) -> float:
+        """How many updates ahead of the current weights the values of now are; 0 for a rule that does not predict."""
+        return horizon_at(self.horizon, self.updates)
+
+    def held(self) -> Iterator[Tensor]:
+        """The tensors that the rule keeps between updates."""
+        for kept in self.state_dict().values():
+            if isinstance(kept, Mapping):
+                yield from kept.values()
 
     def forget(self) -> None:
         """The parameters have been set: what is known of their past no longer holds."""

@@ -1,6 +1,6 @@
 """A backward sees the weights its forward saw: weight stashing (PipeDream, Narayanan et al. 2019, section 3.3)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,3 +93,17 @@ class Stash(Weights):
                     parameter.data = parameter.data.clone()
             self._standing = None
         step()
+
+    def forward_values(self, version: Version) -> Mapping[str, Tensor]:
+        """The version's own leaves."""
+        return version.leaves
+
+    def backward_values(self, version: Version) -> Mapping[str, Tensor]:
+        """The version's own leaves."""
+        return version.leaves
+
+    def held(self, versions: Iterable[Version]) -> Iterator[Tensor]:
+        """The leaves of every version that lives."""
+        for version in (*versions, self._standing):
+            if version is not None:
+                yield from version.leaves.values()

@@ -1,6 +1,6 @@
 """A forward sees the weights of one rule, its backward those of another, at the time when the backward runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,6 +100,30 @@ class Substituted(Weights):
             for rule in self._rules:
                 rule.after(self._parameters)
 
+    @torch.no_grad()
+    def forward_values(self, version: Any) -> Mapping[str, Tensor]:
+        """The forward rule's values."""
+        others, _ = self._look_ahead() if self._ahead is None else self._ahead
+        values = {id(parameter): value for parameter, value in others}
+        return {name: values.get(id(p), p) for name, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def backward_values(self, version: Any) -> Mapping[str, Tensor]:
+        """The backward rule's values."""
+        return {name: self._value_behind(name) for name in self._parameters}
+
+    def held(self, versions: Iterable[Any]) -> Iterator[Tensor]:
+        """The values that are ready for the next pass, and what the rules keep."""
+        yield from self._behind.values()
+        if self._ahead is not None:
+            yield from (value for _, value in self._ahead[0])
+        for rule in self._rules:
+            yield from rule.held()
+
+    def ahead(self) -> float:
+        """The forward rule's horizon."""
+        return self.forward_rule.ahead()
+
     def state_dict(self) -> dict[str, Any]:
         """What the rules keep, for a checkpoint."""
         return {name: rule.state_dict() for name, rule in self._by_pass.items()}
@@ -120,9 +144,12 @@ class Substituted(Weights):
         if not isinstance(kept, Read):
             return kept
         if kept.name not in self._behind:
-            parameter = self._parameters[kept.name]
-            self._behind[kept.name] = like(self.backward_rule.value(kept.name, parameter), parameter).detach()
+            self._behind[kept.name] = self._value_behind(kept.name)
         return kept.of(self._behind[kept.name])
+
+    def _value_behind(self, name: str) -> Tensor:
+        known, parameter = self._behind.get(name), self._parameters[name]
+        return like(self.backward_rule.value(name, parameter), parameter).detach() if known is None else known
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What every choice of weights answers: which weights a forward sees, and where its gradients go."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,6 +42,27 @@ class Weights(ABC):
     @abstractmethod
     def update(self, step: Callable[[], object]) -> None:
         """Let `step` change the module's parameters in place, and keep what versions in flight need."""
+
+    @abstractmethod
+    def forward_values(self, version: Any) -> Mapping[str, Tensor]:
+        """What a forward that gave this version has just seen, by the parameter's name; not copies.
+
+        Asked for after the forward and before the next update.
+        """
+
+    @abstractmethod
+    def backward_values(self, version: Any) -> Mapping[str, Tensor]:
+        """What a backward through this version reads if it runs now, by the parameter's name; not copies."""
+
+    @abstractmethod
+    def held(self, versions: Iterable[Any]) -> Iterator[Tensor]:
+        """Every tensor with values of weights that these versions, or this object, keep; the parameters may be among
+        them, and tensors may share storage.
+        """
+
+    def ahead(self) -> float:
+        """How many updates ahead of the current weights those are that a forward sees; 0 where nothing is predicted."""
+        return 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of past updates and a checkpoint must hold; the module and the optimizer are not part of it."""

@@ -8,7 +8,7 @@ import altair as alt
 
 from stretto.report import units
 from stretto.report.charts.axis import LABELS, loss_axis
-from stretto.report.charts.rows import color, data
+from stretto.report.charts.rows import color, dash, data
 from stretto.report.palette import Style
 from stretto.report.record import Point, Record
 from stretto.report.summary import MethodSummary
@@ -39,18 +39,23 @@ def curve_charts(
                 x = alt.X(
                     f"{field}:Q", title=title, axis=alt.Axis(tickCount=5, labelExpr=SHORT), scale=alt.Scale(nice=False)
                 )
-                charts[f"{loss}-{field}"] = _chart(alt.Chart(source).encode(x=x, y=y, color=color(styles)), height)
+                base = alt.Chart(source).encode(x=x, y=y, color=color(styles))
+                charts[f"{loss}-{field}"] = _chart(base, dash(styles), height)
     return charts
 
 
-def _chart(base: alt.Chart, height: int) -> alt.LayerChart:
+def _chart(base: alt.Chart, dashes: alt.StrokeDash, height: int) -> alt.LayerChart:
     order = alt.Order("step:Q")
     seeds = base.transform_filter("datum.run != 'mean'").mark_line(strokeWidth=1, opacity=0.4)
     mean = base.transform_filter("datum.run == 'mean'").mark_line(strokeWidth=2.4)
     hints = [alt.Tooltip("method:N"), alt.Tooltip("step:Q"), alt.Tooltip("train:Q", format=LABELS)]
     hints.append(alt.Tooltip("validation:Q", format=LABELS))
     dots = base.transform_filter("datum.run == 'mean'").mark_point(size=60, filled=True, opacity=0)
-    layers = (seeds.encode(detail="run:N", order=order), mean.encode(order=order), dots.encode(tooltip=hints))
+    layers = (
+        seeds.encode(detail="run:N", order=order),
+        mean.encode(order=order, strokeDash=dashes),
+        dots.encode(tooltip=hints),
+    )
     return alt.LayerChart(layer=layers).properties(width="container", height=height)
 
 

@@ -28,6 +28,12 @@ def shape(styles: Mapping[str, Style]) -> alt.Shape:
     return alt.Shape("method:N", scale=scale, legend=None)
 
 
+def dash(styles: Mapping[str, Style]) -> alt.StrokeDash:
+    """Draw the method's lines as its legend does."""
+    scale = alt.Scale(domain=list(styles), range=[list(style.dash) for style in styles.values()])
+    return alt.StrokeDash("method:N", scale=scale, legend=None)
+
+
 def data(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
     """Inline data with floats shortened to what a chart can show."""
     return alt.InlineData(

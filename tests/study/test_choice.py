@@ -1,0 +1,83 @@
+"""`all`: every method that can run, the others with their reason; what is named is run or refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from stretto import UsageError
+from stretto.config import CompareSettings
+from stretto.methods import METHODS
+from stretto.study import compare, open_study, read_study
+from stretto.study.choice import choose
+
+SETTINGS = CompareSettings(
+    model_options={"depth": 4, "width": 8}, steps=3, evaluations=1, methods=("all",), lr=(0.05,), batch_size=(32,),
+    seeds=1,
+)  # fmt: skip
+
+
+def chosen(**changes):
+    choice = choose(replace(SETTINGS, **changes))
+    return choice.settings.methods, choice.left_out
+
+
+def test_all_is_every_method_that_runs():
+    methods, left_out = chosen()
+    assert methods == tuple(name for name in METHODS if name not in left_out)
+    assert set(left_out) == {"nesterov"}
+    assert "built on torch.optim.NAdam; this optimizer is SGD" in left_out["nesterov"]
+
+
+def test_the_optimizer_decides():
+    methods, left_out = chosen(optimizer="nadam")
+    assert "nesterov" in methods
+    assert set(left_out) == {"pb-sc", "pb-lwp", "pb-lwp-sc", "spectrain"}
+    assert all("torch.optim.SGD" in reason for reason in left_out.values())
+
+
+def test_stages_and_batch_size_decide():
+    _, left_out = chosen(stages=3)
+    assert left_out["zb-v"].startswith("zb-v wants two stages for each worker")
+    assert left_out["interleaved"] == "the same as 1f1b where stages=3"
+    _, left_out = chosen(batch_size=(2, 32))
+    assert "cuts a minibatch into 4 micro-batches, and batch_size=2" in left_out["gpipe"]
+    assert "pb" not in left_out
+
+
+def test_all_beside_named_methods():
+    methods, left_out = chosen(methods=("pb(spike=True)", "all", "chunked( chunks=2 )"))
+    assert methods[0] == "pb(spike=True)"
+    assert methods[-1] == "chunked(chunks=2)"
+    assert methods[1:-1] == tuple(name for name in METHODS if name not in left_out)
+    assert left_out["pb-sc"] == "the same as pb(spike=True) where stages=4"
+    assert left_out["chunked"] == "the same as chunked(chunks=2) where stages=4"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"methods": ("all", "nesterov")}, "built on torch.optim.NAdam"),
+        ({"methods": ("all", "zb-v"), "stages": 3}, "zb-v wants two stages"),
+        ({"methods": ("gpipe",), "batch_size": (2,)}, "cuts a minibatch into 4 micro-batches"),
+        ({"methods": ("all", "all")}, "methods lists 'backprop' twice"),
+        ({"methods": ("all", "gredy")}, "unknown method 'gredy'"),
+        ({"batch_size": (5000,)}, "no method can run on these settings: batch_size=5000"),
+    ],
+)
+def test_what_is_named_is_refused(wrong, message):
+    with pytest.raises(UsageError) as error:
+        chosen(**wrong)
+    assert message in str(error.value)
+
+
+def test_a_study_of_all_is_found_again_and_remembers_what_was_left_out(tmp_path):
+    small = replace(SETTINGS, stages=2, methods=("all", "backprop"), model_options={"depth": 2, "width": 4})
+    outcome = compare(open_study(small, tmp_path / "s"), jobs=1)
+    assert outcome.failures == ()
+    assert {record.method for record in outcome.records} == set(METHODS) - set(outcome.left_out)
+    assert open_study(small, tmp_path / "s").pending == []
+    again = read_study(tmp_path / "s")
+    assert again.left_out == outcome.left_out == outcome.to_json()["left_out"]
+    page = outcome.report.read_text()
+    assert "<b>nesterov</b>: method nesterov is built on torch.optim.NAdam" in page
+    assert '<section id="cures">' in page

@@ -1,0 +1,54 @@
+"""When a run is observed, and that it is the same run."""
+
+import json
+from dataclasses import replace
+
+from stretto.config import TrainSettings
+from stretto.report.record import Observation
+from stretto.study import run
+from stretto.study.lookout import MINIBATCHES, starts
+from stretto.study.prepare import resolve
+from stretto.study.store import read_run
+
+SETTINGS = TrainSettings(
+    model_options={"depth": 4, "width": 8}, steps=80, evaluations=2, batch_size=32, method="pb-lwp-sc", lr=0.003
+)
+
+
+def test_windows_lie_in_the_steady_state_and_end_before_the_run():
+    for steps, drain in ((600, 14), (200, 0), (80, 6), (30, 6), (5, 14), (1, 0)):
+        chosen = sorted(starts(steps, drain))
+        assert 1 <= len(chosen) <= 8
+        assert chosen[0] == min(2 * drain + 2, steps)
+        assert chosen[-1] + MINIBATCHES + drain - 1 <= steps or len(chosen) == 1
+    assert len(starts(600, 14)) == 8
+
+
+def test_observations_are_kept_with_the_run(tmp_path):
+    record = run(resolve(SETTINGS), tmp_path / "run")
+    assert len(record.observations) >= 3
+    assert read_run(tmp_path / "run")[1] == record
+    last = record.observations[-1]
+    assert all(last.mismatch[stage] > 0 for stage in range(3))
+    assert last.mismatch[:3] == last.prediction_error[:3]  # pb predicts up to its backward
+    assert last.weight_bytes[3] < last.weight_bytes[2]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    kept = [Observation.from_json(event) for event in events if event["event"] == "observation"]
+    assert tuple(kept) == record.observations
+
+
+def test_a_run_is_the_same_without_observations(tmp_path, monkeypatch):
+    record = run(resolve(SETTINGS), tmp_path / "observed")
+    monkeypatch.setattr("stretto.study.lookout.starts", lambda steps, drain: set())
+    plain = run(resolve(SETTINGS), tmp_path / "plain")
+    assert plain.observations == ()
+    assert (tmp_path / "plain" / "model.safetensors").read_bytes() == (
+        tmp_path / "observed" / "model.safetensors"
+    ).read_bytes()
+    assert [point.train_loss for point in plain.points] == [point.train_loss for point in record.points]
+
+
+def test_a_run_that_diverges_in_a_window(tmp_path):
+    record = run(resolve(replace(SETTINGS, lr=1e6, method="pb", steps=30)), tmp_path / "run")
+    assert record.diverged
+    assert read_run(tmp_path / "run")[1] == record
