@@ -107,6 +107,7 @@ def test_options_of_networks_and_data(text, value):
 
 def test_nesterov_brings_its_optimizer_and_the_papers_beta():
     from stretto.config import CompareSettings, TrainSettings
+    from stretto.study.choice import choose
     from stretto.study.prepare import resolve
 
     alone = resolve(TrainSettings(method="nesterov"))
@@ -114,4 +115,6 @@ def test_nesterov_brings_its_optimizer_and_the_papers_beta():
     told = resolve(TrainSettings(method="nesterov", momentum=0.0, optimizer="nadam"))
     assert told.momentum == 0.0
     assert resolve(TrainSettings(method="pb")).momentum == 0.9
-    assert resolve(CompareSettings(methods=("pb", "nesterov"))).optimizer == "sgd"
+    assert choose(CompareSettings(methods=("nesterov",))).settings.optimizer == "nadam"
+    with pytest.raises(UsageError, match=r"built on torch\.optim\.NAdam"):
+        choose(CompareSettings(methods=("pb", "nesterov")))

@@ -229,3 +229,38 @@ def test_stages_without_weights():
         trainer.step(x, y)
     assert observer.figures().mismatch[::2] == (0.0, 0.0)
     assert observer.figures().weight_bytes == (0, WEIGHTS, 0)
+
+
+def test_recomputation_trades_activations_for_inputs():
+    """Of D + 1 graphs one is left, and D inputs of [N, width]; what is seen of the weights does not change."""
+    found = {}
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh()).double() for _ in range(4)]
+        trainer = stretto.Trainer(
+            stages, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, 0.01, 0.9),
+            stretto.method("pb", stash=True, recompute=recompute and 1),
+        )  # fmt: skip
+        for step in range(40):
+            if step == 20:
+                observer = trainer.observe()
+            trainer.step(torch.randn(6, 8, dtype=torch.float64), torch.randint(8, (6,)))
+        assert observer.done
+        found[recompute] = observer.figures()
+    assert found[True].mismatch == found[False].mismatch == (0.0, 0.0, 0.0, 0.0)
+    assert found[True].weight_bytes == found[False].weight_bytes
+    one, inputs = found[False].activation_bytes[0] // 7, 6 * 8 * 8
+    assert found[False].activation_bytes[:3] == (7 * one, 5 * one, 3 * one)
+    assert found[True].activation_bytes[:2] == (one + 6 * inputs, one + 4 * inputs)  # the graph's own is among them
+
+
+def test_a_phase_ends_an_observation():
+    stages = [nn.Linear(4, 4) for _ in range(3)]
+    trainer = stretto.Trainer(
+        stages, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, 0.01, 0.9), "pb-lwp(warmup=4)"
+    )
+    observer = trainer.observe(minibatches=9)
+    for step in range(6):
+        assert observer.watching == (step < 5)
+        trainer.step(torch.randn(6, 4), torch.randint(4, (6,)))
+    assert observer.figures().mismatch == (0.0, 0.0, 0.0)

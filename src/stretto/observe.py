@@ -20,7 +20,7 @@ from stretto.emulate import Emulator
 from stretto.generator import PreservedGenerator
 from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
-from stretto.stage import Graph, Stage, Target, begins_in_place
+from stretto.stage import Graph, Seen, Stage, Target, begins_in_place
 from stretto.weights.origins import tensors_in
 
 Values = Mapping[str, Tensor]
@@ -68,9 +68,14 @@ class Observer:
         """Whether every sampled micro-batch has been through, and every prediction has met what it predicted."""
         return all(sight.done for sight in self._sights)
 
+    @property
+    def watching(self) -> bool:
+        """Whether there is more to see; a phase of training with another schedule also ends it."""
+        return self._emulator.watch == self._see
+
     def stop(self) -> None:
         """Watch no longer."""
-        if self._emulator.watch == self._see:
+        if self.watching:
             self._emulator.watch = None
 
     def figures(self) -> Observed:
@@ -85,11 +90,25 @@ class Observer:
         )
 
     def _see(self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-        graphs = [v for edge, v in self._emulator.values.items() if edge[::2] == ("graph", action.stage)]
+        used = operands.get("input") if action.kind == "C" else None  # it is part of the graph now
+        own = [
+            (edge.value, value)
+            for edge, value in self._emulator.values.items()
+            if edge.stage == action.stage and value is not used
+        ]
+        flight = Flight(*([value for name, value in own if name == kind] for kind in ("graph", "version", "input")))
         with torch.no_grad():
-            self._sights[action.stage].see(action, operands, made, graphs)
+            self._sights[action.stage].see(action, operands, made, flight)
         if self.done:
             self.stop()
+
+
+class Flight(NamedTuple):
+    """What a stage keeps of the forwards in flight: graphs; and of those to be run again what they saw, their inputs."""
+
+    graphs: Sequence[Graph]
+    seen: Sequence[Seen]
+    inputs: Sequence[tuple[Tensor, ...]]
 
 
 class Forecast(NamedTuple):
@@ -125,17 +144,17 @@ class Sight:
         """Whether nothing is expected any more."""
         return not self._left and not self._forecasts
 
-    def see(
-        self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any], graphs: Sequence[Graph]
-    ) -> None:
-        """An action of this stage has just run; `graphs` are in flight, the one it consumed among them."""
+    def see(self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any], flight: Flight) -> None:
+        """An action of this stage has just run; what it consumed is still part of `flight`."""
         kind, _, microbatch = action
         if kind == "F":
             self._weighing = microbatch in self._samples
             if self._weighing:
-                self._forward(microbatch, made["graph"], operands.get("target"))
+                self._forward(microbatch, made["graph" if "graph" in made else "version"].version)
         if self._weighing:
-            self._weigh(graphs, operands.get("graph"))
+            if not self._saved and "graph" in made:
+                self._saved = kept_by_forward(self._stage, made["graph"], operands.get("target"))
+            self._weigh(flight, operands.get("graph"))
         if kind in BACKWARD and microbatch in self._forwards:
             seen, read = self._forwards.pop(microbatch), self._stage.weights.backward_values(operands["graph"].version)
             self.mismatches.append(distance(seen, read, self._weights))
@@ -143,10 +162,8 @@ class Sight:
         if kind == "U":
             self._meet()
 
-    def _forward(self, microbatch: int, graph: Graph, target: Target | None) -> None:
-        if not self._saved:
-            self._saved = kept_by_forward(self._stage, graph, target)
-        self._forwards[microbatch] = predicted = self._copied(graph.version)
+    def _forward(self, microbatch: int, version: Any) -> None:
+        self._forwards[microbatch] = predicted = self._copied(version)
         ahead = self._stage.weights.ahead()
         if ahead:
             then = copied(self._weights)
@@ -168,13 +185,15 @@ class Sight:
                 self.errors.append((next(errors), next(errors)))
         self._forecasts = [each for each in self._forecasts if each.updates > self._stage.updates]
 
-    def _weigh(self, graphs: Sequence[Graph], consumed: Graph | None) -> None:
+    def _weigh(self, flight: Flight, consumed: Graph | None) -> None:
         tensors = [*self._parameters]
-        tensors += self._stage.weights.held([graph.version for graph in graphs])
+        versions = [graph.version for graph in flight.graphs] + [seen.version for seen in flight.seen]
+        tensors += self._stage.weights.held(versions)
         if consumed is not None:
             tensors += self._stage.weights.backward_values(consumed.version).values()
         self.weight_bytes = max(self.weight_bytes, sum(storages(tensors).values()))
-        self.activation_bytes = max(self.activation_bytes, len(graphs) * self._saved)
+        inputs = sum(storages(tensors_in(list(flight.inputs))).values())
+        self.activation_bytes = max(self.activation_bytes, len(flight.graphs) * self._saved + inputs)
 
 
 @torch.enable_grad()

@@ -20,3 +20,7 @@ class Phase:
         for stage, practice in zip(self.stages, self.practices, strict=True):
             stage.adopt(practice, stage.index in self.emulator.rules.recompute)
         self.emulator.restart(n)
+
+    def end(self) -> None:
+        """Another phase is about to begin."""
+        self.emulator.watch = None

@@ -178,6 +178,7 @@ class Trainer:
                 self._emulator.drain(n)
                 self._drained = True
                 self._collect_losses()
+            self._phase.end()
             phase.begin(n)
             self._phase = phase
 

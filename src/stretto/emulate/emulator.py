@@ -112,7 +112,7 @@ class Emulator:
         for edge in makes:
             self.values[edge] = made[edge.value]
         if self.watch is not None:
-            self.watch(action, operands, made)
+            self.watch(action, given, made)
         for edge in self.rules.frees(action):
             if edge.source.microbatch >= self._since:
                 del self.values[edge]

@@ -8,7 +8,7 @@ from stretto.config import CompareSettings, known
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods import METHODS
 from stretto.methods.cure import Correction, Place, Prediction
-from stretto.study.prepare import Prepared, prepare, resolve
+from stretto.study.prepare import Prepared, prepare, resolve, with_optimizer
 
 ALL = "all"
 WORDS = ("name", "summary", "options")  # of a method, which make no difference to what it does
@@ -28,6 +28,7 @@ def choose(settings: CompareSettings) -> Choice:
     Of `all`, what cannot work is left out, and so is what comes to the same as a method before it.
     """
     named = tuple(name for name in settings.methods if name != ALL)
+    settings = with_optimizer(settings, settings.methods) if named == settings.methods else settings
     resolved = resolve(settings if named == settings.methods else replace(settings, methods=named or ("backprop",)))
     does = {name: essence(attempt(resolved, name)) for name in (resolved.methods if named else ())}
     if named == settings.methods:
@@ -79,7 +80,7 @@ def essence(prepared: Prepared) -> Any:
 
     Whatever cannot be compared counts as different.
     """
-    trainer, momentum = prepared.trainer, prepared.settings.momentum
+    trainer, momentum = prepared.trainer, known(prepared.settings.momentum)
     chosen = trainer.method
     delays = chosen.delays(trainer.schedule).steady
     places = [Place(stage, len(delays), delay, momentum) for stage, delay in enumerate(delays)]

@@ -29,7 +29,7 @@ class Lookout:
 
     def after(self, step: int) -> Observation | None:
         """What a window saw, once everything in it has been through, or the run has ended."""
-        if self._window is None or not (self._window[1].done or step == self._steps):
+        if self._window is None or (self._window[1].watching and step < self._steps):
             return None
         (start, observer), self._window = self._window, None
         observer.stop()

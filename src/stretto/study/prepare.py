@@ -1,6 +1,6 @@
 """From settings to a trainer with its data: everything that can be wrong is found out here, before training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -49,7 +49,9 @@ def build_model(settings: config.Settings, seed: int = 0) -> models.Model:
 
 def resolve(settings: S) -> S:
     """Fill in everything that was left to Stretto to choose. Raises UsageError for what cannot work."""
-    settings = with_optimizer(with_methods(settings))
+    settings = with_methods(settings)
+    if isinstance(settings, config.TrainSettings):
+        settings = with_optimizer(settings, [settings.method])
     config.check(settings)
     model = build_model(settings)
     stages = len(model.layers) if settings.stages is None else settings.stages
@@ -72,10 +74,9 @@ def with_methods(settings: S) -> S:
     return settings
 
 
-def with_optimizer(settings: S) -> S:
+def with_optimizer(settings: S, methods: Sequence[str]) -> S:
     """Take the optimizer that all methods are built on, if they are and it was left open."""
-    names = settings.methods if isinstance(settings, config.CompareSettings) else (getattr(settings, "method", ""),)
-    wanted = {method(name).cure.optimizer for name in names if name}
+    wanted = {method(name).cure.optimizer for name in methods}
     built_on = wanted.pop() if len(wanted) == 1 else None
     if settings.optimizer != "auto" or built_on is None:
         return settings

@@ -16,7 +16,8 @@ class Current(Weights):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self._leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self._named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._leaves: list[Tensor] = list(self._named.values())
 
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
         """Call the module."""
@@ -39,7 +40,7 @@ class Current(Weights):
 
     def forward_values(self, version: Any) -> Mapping[str, Tensor]:
         """The parameters."""
-        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        return self._named
 
     def backward_values(self, version: Any) -> Mapping[str, Tensor]:
         """The parameters."""

@@ -23,7 +23,6 @@ class Live(Current):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self._named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._checked: set[tuple[Any, ...]] = set()
         self._by_name = not guard.available()
 

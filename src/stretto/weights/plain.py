@@ -1,7 +1,9 @@
 """The weights as they stand, for a while: a synchronous phase of a method that otherwise has others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from torch import Tensor
 
 from stretto.weights.current import Current
 from stretto.weights.weights import Weights
@@ -21,6 +23,10 @@ class Plain(Current):
     def update(self, step: Callable[[], object]) -> None:
         """The other one keeps what it will need."""
         self.other.update(step)
+
+    def held(self, versions: Iterable[Any]) -> Iterator[Tensor]:
+        """What the other one keeps."""
+        return self.other.held(())
 
     def state_dict(self) -> dict[str, Any]:
         """What the other one knows."""

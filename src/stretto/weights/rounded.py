@@ -1,6 +1,6 @@
 """A rule worked out on float32 masters: the difference of two low-precision weights is mostly rounding."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +33,14 @@ class Rounded(Rule):
     def after(self, parameters: Parameters) -> None:
         """Tell the rule."""
         self.rule.after(self._mastered(parameters))
+
+    def ahead(self) -> float:
+        """The rule's horizon."""
+        return self.rule.ahead()
+
+    def held(self) -> Iterator[Tensor]:
+        """What the rule keeps."""
+        return self.rule.held()
 
     def forget(self) -> None:
         """Tell the rule."""

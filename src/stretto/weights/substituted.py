@@ -103,7 +103,8 @@ class Substituted(Weights):
     @torch.no_grad()
     def forward_values(self, version: Any) -> Mapping[str, Tensor]:
         """The forward rule's values."""
-        others, _ = self._look_ahead() if self._ahead is None else self._ahead
+        rule = self.forward_rule
+        others, _ = self._values[rule] if rule in self._values else self._look(rule)
         values = {id(parameter): value for parameter, value in others}
         return {name: values.get(id(p), p) for name, p in self._parameters.items()}
 
@@ -115,8 +116,8 @@ class Substituted(Weights):
     def held(self, versions: Iterable[Any]) -> Iterator[Tensor]:
         """The values that are ready for the next pass, and what the rules keep."""
         yield from self._behind.values()
-        if self._ahead is not None:
-            yield from (value for _, value in self._ahead[0])
+        for others, _ in self._values.values():
+            yield from (value for _, value in others)
         for rule in self._rules:
             yield from rule.held()
 
