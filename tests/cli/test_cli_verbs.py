@@ -231,3 +231,13 @@ def test_a_schedule_goes_to_torch(capsys, tmp_path):
     assert [row.split(",")[0] for row in rows] == ["0F0", "1F0", "2F0"]
     assert main(["show", "pb", "--csv", str(tmp_path / "pb.csv")]) == 2
     assert "pb.csv" not in [path.name for path in tmp_path.iterdir()]
+
+
+def test_all_methods_from_the_command_line_and_from_a_file(capsys, tmp_path):
+    (tmp_path / "s.toml").write_text('methods = ["all", "paci(every=3)"]\n')
+    words = ["compare", *SMALL, "--lr", "0.05", "--seeds", "1", "--dry-run"]
+    from_file = tomllib.loads(answer(capsys, *words, "s.toml").out)["methods"]
+    assert from_file[-1] == "paci(every=3)"
+    assert tomllib.loads(answer(capsys, *words, "--methods", "all").out)["methods"] == from_file[:-1]
+    assert {"backprop", "greedy", "1f1b", "pb", "spectrain"} < set(from_file)
+    assert not {"all", "zb-v"} & set(from_file)
