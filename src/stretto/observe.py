@@ -104,7 +104,7 @@ class Observer:
 
 
 class Flight(NamedTuple):
-    """What a stage keeps of the forwards in flight: graphs; of those to be run again, what they saw and their inputs."""
+    """What a stage keeps of the forwards in flight: graphs; of those to be run again what they saw, their inputs."""
 
     graphs: Sequence[Graph]
     seen: Sequence[Seen]
