@@ -216,7 +216,8 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
 
     given = [tensor.clone() for tensor in inputs] if begins_in_place(module) else inputs
     alive: list[Any] = []  # whatever is freed gives its place to the next, which would then not be counted
-    with PreservedGenerator(inputs[0].device), saved_tensors_hooks(keep, lambda tensor: tensor):
+    hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
+    with PreservedGenerator(inputs[0].device), hooks, stage.context():
         alive.append(module(*given))
         if target is not None:
             output = alive[0] if head is None else head(*alive[0]) if isinstance(alive[0], tuple) else head(alive[0])

@@ -128,7 +128,7 @@ class Stage:
         self._parameters = [p for part in parts for p in part.parameters() if id(p) not in foreign]
         self.masters = masters or Masters()
         self._parameters += self.masters.copies.values()
-        self._context = context
+        self.context = context
         self._begun = False  # whether a gradient has been computed since the last update
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
@@ -158,10 +158,10 @@ class Stage:
             if kind == "F":
                 wanted = self.updates if version is None else version
                 run = self._first_forward if self._recompute else self._forward
-                with self._context():
+                with self.context():
                     return run(microbatch, operands, wanted)
             if kind == "C":
-                with self._context():
+                with self.context():
                     return self._second_forward(microbatch, operands)
             return self._run[kind](operands)
         except Exception as error:
