@@ -113,7 +113,6 @@ class Emulator:
             self.values[edge] = made[edge.value]
         if self.watch is not None:
             self.watch(action, given, made)
-        for edge in self.rules.frees(action):
-            if edge.source.microbatch >= self._since:
-                del self.values[edge]
+        for edge in self.rules.frees(action, needs):
+            del self.values[edge]
         return makes

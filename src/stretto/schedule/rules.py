@@ -117,7 +117,8 @@ class Rules:
         forward = Action("F", stage, microbatch)
         if kind == "F":
             activation = Edge("activation", Action("F", stage - 1, microbatch), stage)
-            return (activation, *self._target(stage, microbatch), *self._borrowed(stage, microbatch))
+            borrowed = self._borrowed(stage, microbatch) if self.ties else ()
+            return (activation, *self._target(stage, microbatch), *borrowed)
         if kind == "C":
             below = Edge("recomputed", Action("C", stage - 1, microbatch), stage)
             given = Edge("input", forward, stage) if stage in self.keep else below
@@ -163,12 +164,17 @@ class Rules:
             made += [Edge("tied-gradient", action, tie.owner) for tie in self.ties if tie.user == stage]
         return tuple(made)
 
-    def frees(self, action: Action) -> tuple[Edge, ...]:
-        """What nobody needs any more once `action` has run. I keeps everything for its W, F its target for its C."""
+    def frees(self, action: Action, needs: tuple[Edge, ...] | None = None) -> tuple[Edge, ...]:
+        """What nobody needs any more once `action` has run, of its `needs` if they are known already.
+
+        I keeps everything for its W, F its target for its C.
+        """
         if action.kind == "I":
             return ()
-        again = action.kind == "F" and action.stage in self.recompute
-        return tuple(edge for edge in self.needs(action) if not (again and edge.value == "target"))
+        needs = self.needs(action) if needs is None else needs
+        if action.kind == "F" and action.stage in self.recompute:
+            return tuple(edge for edge in needs if edge.value != "target")
+        return needs
 
     def loads(self, microbatch: int) -> tuple[Edge, ...]:
         """What the loader makes when a micro-batch enters."""
