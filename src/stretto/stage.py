@@ -123,9 +123,8 @@ class Stage:
         self._sends = bool(reach.carried(index))
         self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
         self._lends, self._borrows = lends, borrows
-        foreign = set() if borrows is None else {id(parameter) for parameter in borrows.originals.values()}
-        parts = [part for part in (module, head) if part is not None]
-        self._parameters = [p for part in parts for p in part.parameters() if id(p) not in foreign]
+        parameters = [p for part in (module, head) if part is not None for p in part.parameters()]
+        self._parameters = parameters if borrows is None else borrows.own(parameters)
         self.masters = masters or Masters()
         self._parameters += self.masters.copies.values()
         self.context = context

@@ -93,6 +93,11 @@ class Borrower:
         ]
         self.settle()
 
+    def own(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Those that are not borrowed, each once."""
+        borrowed = set(self.originals.values())
+        return [parameter for parameter in dict.fromkeys(parameters) if parameter not in borrowed]
+
     def settle(self) -> None:
         """Nothing is in flight: what the owner has is what this stage has."""
         self.values = {number: parameter.detach().clone() for number, parameter in self.originals.items()}

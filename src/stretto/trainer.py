@@ -346,9 +346,8 @@ class Trainer:
         module, head = self.stages[index], self.heads[index]
         parts = [part for part in (module, head) if part is not None]
         borrows = ties.borrower_of(self._ties, index, module)
-        foreign = set() if borrows is None else set(borrows.originals.values())
-        trainable = (p for part in parts for p in part.parameters() if p.requires_grad and p not in foreign)
-        parameters = list(dict.fromkeys(trainable))
+        trainable = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
+        parameters = trainable if borrows is None else borrows.own(trainable)
         masters = self.precision.masters(parts, parameters)
         made = build_optimizer(optimizer, [masters.copies.get(p, p) for p in parameters]) if parameters else None
         if made is not None:

@@ -28,11 +28,13 @@ def choose(settings: CompareSettings) -> Choice:
     Of `all`, what cannot work is left out, and so is what comes to the same as a method before it.
     """
     named = tuple(name for name in settings.methods if name != ALL)
-    settings = with_optimizer(settings, settings.methods) if named == settings.methods else settings
-    resolved = resolve(settings if named == settings.methods else replace(settings, methods=named or ("backprop",)))
-    does = {name: essence(attempt(resolved, name)) for name in (resolved.methods if named else ())}
     if named == settings.methods:
+        resolved = resolve(with_optimizer(settings, named))
+        for name in resolved.methods:
+            attempt(resolved, name)
         return Choice(resolved, {})
+    resolved = resolve(replace(settings, methods=named or ("backprop",)))
+    does = {name: essence(attempt(resolved, name)) for name in (resolved.methods if named else ())}
     found, left_out = others(resolved, does)
     if not named and not found:
         raise UsageError(f"no method can run on these settings: {next(iter(left_out.values()))}")
