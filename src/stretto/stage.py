@@ -224,7 +224,7 @@ class Stage:
     ) -> dict[str, Any]:
         if self._seed_forward is not None:
             self._seed_forward(microbatch)
-        inputs = tuple(leaf(tensor, self._sends) for tensor in operands["activation"])
+        inputs = tuple([leaf(tensor, self._sends) for tensor in operands["activation"]])
         given = tuple(tensor.clone() for tensor in inputs) if self._changes_input else inputs
         before = [tensor._version for tensor in given]
         output, version, tied = self._run_module(given, operands, wanted, seen)
@@ -244,24 +244,24 @@ class Stage:
             graph.loss = loss if target.share == 1 else loss * target.share
             made["loss"] = graph.loss.detach()
         if not self._is_last:
-            made["activation"] = tuple(tensor.detach() for tensor in outputs)
+            made["activation"] = tuple([tensor.detach() for tensor in outputs])
         return made
 
     def _run_module(
         self, inputs: Tensors, operands: Mapping[str, Any], wanted: int, seen: Seen | None
     ) -> tuple[Any, Any, Mapping[int, nn.Parameter]]:
+        def run() -> tuple[Any, Any]:
+            if seen is not None:
+                return self.weights.recompute(inputs, seen.version)
+            # Where nothing is trained every version is the same.
+            return self.weights.forward(inputs, 0 if self.optimizer is None else self.updates - wanted)
+
         if self._borrows is None:
-            return *self._call(inputs, wanted, seen), {}
+            return *run(), {}
         self._borrows.receive(operands.get("tied-weight", ()))
         tied = self._borrows.leaves() if seen is None else seen.tied
         with self._borrows.worn(tied):
-            return *self._call(inputs, wanted, seen), tied
-
-    def _call(self, inputs: Tensors, wanted: int, seen: Seen | None) -> tuple[Any, Any]:
-        if seen is not None:
-            return self.weights.recompute(inputs, seen.version)
-        behind = 0 if self.optimizer is None else self.updates - wanted  # nothing to train: every version is the same
-        return self.weights.forward(inputs, behind)
+            return *run(), tied
 
     def _head_output(self, outputs: Tensors, output: Any) -> Any:
         if self.head is not None:
@@ -279,9 +279,12 @@ class Stage:
         # As a plain loop begins with zero_grad: what others have left on the parameters is not part of the update.
         if not self._begun:
             self._begun = True
-            for parameter in self._parameters:
-                if parameter.grad is not None:
-                    parameter.grad = None
+            self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = None
 
     def _backward(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
@@ -358,7 +361,7 @@ class Stage:
             if self._clip is not None:
                 clip(self._parameters, self._clip, operands.get("norm"))
             self.weights.update(lambda: self.masters.step(lambda: self._step(finished)))
-            self.optimizer.zero_grad(set_to_none=True)
+            self._drop_gradients()
             if self.scheduler is not None:
                 self.scheduler.step()
         return {} if self._lends is None else {"tied-weight": self._lends.values()}
@@ -431,7 +434,7 @@ def differentiable(outputs: Tensors, gradients: Gradient) -> tuple[list[Tensor],
 
 def take(tensors: Sequence[Tensor]) -> Gradient:
     """Take the gradients away from `tensors`."""
-    gradients = tuple(tensor.grad for tensor in tensors)
+    gradients = tuple([tensor.grad for tensor in tensors])
     for tensor in tensors:
         tensor.grad = None
     return gradients

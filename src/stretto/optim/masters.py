@@ -33,9 +33,13 @@ class Masters:
                 "their float32 masters, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
             )
 
-    @torch.no_grad()
     def collect(self) -> None:
         """Move the gradients of a micro-batch from the parameters to the masters, adding to what is there."""
+        if self.copies:
+            self._collect()
+
+    @torch.no_grad()
+    def _collect(self) -> None:
         for parameter, master in self.copies.items():
             if parameter.grad is not None:
                 if master.grad is None:
@@ -44,13 +48,14 @@ class Masters:
                     master.grad.add_(parameter.grad)
                 parameter.grad = None
 
-    @torch.no_grad()
     def step(self, inner: Callable[[], object]) -> None:
         """Let `inner` step the masters, and round them into the parameters, in place."""
         self.collect()
         inner()
-        for parameter, master in self.copies.items():
-            parameter.copy_(master)
+        if self.copies:
+            with torch.no_grad():
+                for parameter, master in self.copies.items():
+                    parameter.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
         """The masters, in the order of the parameters."""

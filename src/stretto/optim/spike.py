@@ -1,5 +1,8 @@
 """Spike compensation: a gradient that comes D updates late makes up for it when it arrives."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,12 +39,16 @@ class SpikeCompensation:
         pending: list[tuple[Tensor, Tensor, float, float, float]] = []
         for group in self.optimizer.param_groups:
             a, b = spike_coefficients(group["momentum"], self.delay)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    sign = -1.0 if group["maximize"] else 1.0
-                    gradient = parameter.grad * sign + parameter * group["weight_decay"]
-                    pending.append((parameter, gradient, float(group["lr"]), a, b))
+            rate = float(group["lr"])
+            pending += [(p, total_gradient(p, group), rate, a, b) for p in group["params"] if p.grad is not None]
         self.optimizer.step()
-        for parameter, gradient, lr, a, b in pending:
+        for parameter, gradient, rate, a, b in pending:
             velocity = self.optimizer.state[parameter]["momentum_buffer"]
-            parameter.add_(velocity, alpha=lr * (1 - a)).add_(gradient, alpha=-lr * b)
+            parameter.add_(velocity, alpha=rate * (1 - a)).add_(gradient, alpha=-rate * b)
+
+
+def total_gradient(parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """The gradient that a step of torch.optim.SGD adds to the velocity."""
+    assert parameter.grad is not None
+    gradient = -parameter.grad if group["maximize"] else parameter.grad
+    return gradient.add(parameter, alpha=group["weight_decay"]) if group["weight_decay"] else gradient

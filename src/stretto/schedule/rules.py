@@ -1,7 +1,7 @@
 """What an action waits for, makes and frees: the one meaning of a schedule, for every interpreter."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -35,6 +35,8 @@ class Edge(NamedTuple):
     source: Action
     stage: int
 
+
+new = tuple.__new__  # a NamedTuple's own constructor takes four times as long, and every action needs several
 
 SEVERAL = frozenset(
     {"weight-gradient", "norm", "tied-weight", "tied-gradient"}
@@ -90,6 +92,7 @@ class Rules:
     keep: frozenset[int] = frozenset()
     reduces: bool = False
     ties: tuple[Tie, ...] = ()
+    _patterns: dict[tuple[str, int, bool], tuple[Edge, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None, ties: tuple[Tie, ...] = ()) -> "Rules":
@@ -113,6 +116,28 @@ class Rules:
 
     def needs(self, action: Action) -> tuple[Edge, ...]:
         """What must be there before `action` can run."""
+        return self._shifted(action, self._needs, makes=False)
+
+    def makes(self, action: Action) -> tuple[Edge, ...]:
+        """What is there once `action` has run."""
+        return self._shifted(action, self._makes, makes=True)
+
+    def _shifted(self, action: Action, edges: Callable[[Action], tuple[Edge, ...]], *, makes: bool) -> tuple[Edge, ...]:
+        # All micro-batches are alike, so what the first one needs is moved on; unless weights are borrowed.
+        kind, stage, microbatch = action
+        if self.ties:
+            return edges(action)
+        pattern = self._patterns.get((kind, stage, makes))
+        if pattern is None:
+            pattern = self._patterns[kind, stage, makes] = edges(Action(kind, stage, 0))
+        return tuple(
+            [
+                new(Edge, (value, new(Action, (k, s, microbatch + offset)), user))
+                for value, (k, s, offset), user in pattern
+            ]
+        )
+
+    def _needs(self, action: Action) -> tuple[Edge, ...]:
         kind, stage, microbatch = action
         forward = Action("F", stage, microbatch)
         if kind == "F":
@@ -140,8 +165,7 @@ class Rules:
             return (*(self._weight_gradient(stage, m) for m in window), *self._contributed(stage, window))
         raise ScheduleError(f"{action}: no rule for kind {kind!r}")
 
-    def makes(self, action: Action) -> tuple[Edge, ...]:
-        """What is there once `action` has run."""
+    def _makes(self, action: Action) -> tuple[Edge, ...]:
         kind, stage, _ = action
         if kind == "F":
             kept = [value for value, of in (("input", self.keep), ("version", self.recompute)) if stage in of]

@@ -244,7 +244,14 @@ def nodes(output: Any) -> Iterator[Any]:
 
 def circumstances(module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """What decides which operations a forward is made of, as far as one can tell: `run` anew where it differs."""
-    kinds = tuple((v.device.type, v.dtype, v.requires_grad) if isinstance(v, Tensor) else None for v in inputs)
-    devices = {kind[0] for kind in kinds if kind is not None}
-    casts = tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in sorted(devices))
-    return module.training, torch.is_grad_enabled(), kinds, casts
+    kinds: list[Any] = []
+    casts: dict[str, torch.dtype | None] = {}
+    for value in inputs:
+        if isinstance(value, Tensor):
+            device = value.device.type
+            kinds += (device, value.dtype, value.requires_grad)
+            if device not in casts:
+                casts[device] = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        else:
+            kinds.append(None)
+    return module.training, torch.is_grad_enabled(), *kinds, *casts.values()
