@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +79,10 @@ class Team(ABC):
         """What every process has of each stage, on the first one; None elsewhere."""
 
     @abstractmethod
+    def together(self) -> AbstractContextManager[None]:
+        """What every process does at the same time goes here: an error on one of them ends all."""
+
+    @abstractmethod
     def barrier(self) -> None:
         """Wait for all."""
 
@@ -141,13 +146,17 @@ class Solo(Team):
         """Everything is here."""
         return dict(own)
 
+    def together(self) -> AbstractContextManager[None]:
+        """Nobody else."""
+        return nullcontext()
+
     def barrier(self) -> None:
         """Nobody to wait for."""
 
 
-def find_team() -> Team:
-    """This process alone, or all that a launcher has started."""
+def find_team(timeout: float) -> Team:
+    """This process alone, or all that a launcher has started; nobody waits for another longer than `timeout` s."""
     from stretto.runtime import Ranks, join  # it takes a while
 
     world = join()
-    return Solo() if world is None else Ranks(world)
+    return Solo() if world is None else Ranks(world, timeout)

@@ -69,6 +69,8 @@ class Trainer:
             to the modules before the Trainer is made. "bf16-autocast" leaves the weights and runs forwards, heads and
             losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
 
+        timeout: on several processes, how many seconds a worker waits for another before it gives up.
+
     Raises UsageError when the parts do not fit, before anything is trained.
     """
 
@@ -87,16 +89,28 @@ class Trainer:
         device: str | torch.device = "auto",
         seed: int = 0,
         precision: str | None = None,
+        timeout: float = 600,
     ) -> None:
-        check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
-        self.method = find_method(method)
-        self.seed = seed
-        self.precision = Precision(precision)
-        self.loss = loss
-        self.clip = clip
-        self._team = find_team()
-        self.device = self._team.device(device)
-        given = list(stages)
+        self._team = find_team(timeout)
+        with self._team.together():
+            check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
+            self.method = find_method(method)
+            self.seed = seed
+            self.precision = Precision(precision)
+            self.loss = loss
+            self.clip = clip
+            self.device = self._team.device(device)
+            self._set_up(list(stages), optimizer, example, heads, scheduler, workers)
+
+    def _set_up(
+        self,
+        given: list[StageLike],
+        optimizer: Callable[..., Any],
+        example: Batch | None,
+        heads: Sequence[nn.Module | None] | None,
+        scheduler: Callable[..., Any] | None,
+        workers: int | None,
+    ) -> None:
         num_stages = len(given)
         if not num_stages:
             raise UsageError("stages is empty: give at least one nn.Module")
@@ -133,7 +147,8 @@ class Trainer:
         the one 2S steps ago for the others, and None before that one exists.
         """
         self._refuse_if_broken()
-        loads = self._loads(x, y)
+        with self._team.together():
+            loads = self._loads(x, y)
         n = self._entered
         with self._running(f"step {n}"):
             self._change_phase(n)
@@ -176,7 +191,7 @@ class Trainer:
     def _running(self, what: str) -> Iterator[None]:
         before, idle = self._updates(), not self._interpreter.values
         try:
-            with torch.enable_grad(), PreservedGenerator(self.device):
+            with self._team.together(), torch.enable_grad(), PreservedGenerator(self.device):
                 yield
         except BaseException as error:
             if self._team.can_retry and idle and before == self._updates():
@@ -246,8 +261,9 @@ class Trainer:
         With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
         output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
         """
-        self._team.refresh(self._stages, self.rules)
-        return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
+        with self._team.together():
+            self._team.refresh(self._stages, self.rules)
+            return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
 
     def observe(self, minibatches: int = 2) -> Observer:
         """Measure what the next minibatches see and what stages hold, while `step` trains as it does without.
@@ -262,8 +278,9 @@ class Trainer:
 
         On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
         """
-        self._team.refresh(self._stages, self.rules)
-        gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
+        with self._team.together():
+            self._team.refresh(self._stages, self.rules)
+            gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
         if gathered is None:
             return None
         state = {key: value for each in gathered.values() for key, value in each.items()}

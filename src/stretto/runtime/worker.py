@@ -7,6 +7,7 @@ from stretto.errors import ScheduleError
 from stretto.interpreter import Interpreter
 from stretto.runtime.mailbox import Channel, Mailbox, receivers
 from stretto.runtime.post import Letter
+from stretto.runtime.status import Status
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.rules import Tie
 from stretto.stage import Stage
@@ -29,11 +30,13 @@ class Worker(Interpreter):
         worker: int,
         mailbox: Mailbox,
         lag: int,
+        status: Status,
     ) -> None:
         super().__init__(schedule, rules, stages, delays)
         self.worker = worker
         self._mailbox = mailbox
         self._lag = lag
+        self._status = status
         self._told = 0  # the first minibatch whose loss has not been told
         self._borrowed: dict[Channel, Letter] = {}  # the newest tied weights that have arrived
 
@@ -60,6 +63,7 @@ class Worker(Interpreter):
             for edge in needs:
                 if edge not in self.values:
                     self._fetch(edge, action)
+            self._status.acts(action)
             self._send(self._run(action, needs))
 
     def _finish(self, until: int) -> None:
@@ -67,6 +71,7 @@ class Worker(Interpreter):
         for tie in self.rules.ties:
             if tie.user in self.stages and tie.owner not in self.stages:
                 self._settle(tie, until)
+        self._mailbox.settle()
 
     def _fetch(self, edge: Edge, action: Action | None = None) -> None:
         home = self.schedule.worker_of.get(edge.source.stage, self.worker)
@@ -77,10 +82,10 @@ class Worker(Interpreter):
             )
         channel = Channel.of(edge, self.worker)
         while edge not in self.values:
-            self._receive(channel)
+            self._receive(channel, f"the {edge.value} of {edge.source}")
 
-    def _receive(self, channel: Channel) -> None:
-        letter = self._mailbox.receive(channel)
+    def _receive(self, channel: Channel, what: str | None = None) -> None:
+        letter = self._mailbox.receive(channel, what)
         if channel.value == "tied-weight":
             self._borrowed[channel] = letter
         if letter.microbatch >= self._since:
