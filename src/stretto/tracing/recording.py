@@ -44,7 +44,7 @@ class Recording:
     """The events of one worker.
 
     Lanes are what a worker does at the same time: "compute", "wait", "send", "receive", "collective", "checkpoint".
-    The spans of one lane do not overlap. A message is named by its channel and its number there; the worker that sent
+    A message is named by its channel and its number there; the worker that sent
     it and the one that received it agree on both, which is how the two are brought together.
 
     Recording an event appends one tuple, from any thread, in less than a microsecond. Names and channels may be any
