@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 from stretto.errors import ScheduleError
@@ -11,6 +12,9 @@ from stretto.schedule.rules import operands
 from stretto.stage import Stage
 
 Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # an action that has run, its operands, results
+Record = Callable[
+    [Action, Mapping[str, Any], int, int], None
+]  # an action that has run, its operands, from when to when
 
 
 class Emulator:
@@ -30,6 +34,7 @@ class Emulator:
         self._waiting: dict[Edge, int] = {}
         self._delays = Delays(schedule) if delays is None else delays
         self.watch: Watch | None = None
+        self.record: Record | None = None
         self._since = 0  # the first micro-batch after the last drain
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
@@ -107,7 +112,10 @@ class Emulator:
                 delay = stage.updates - given["graph"].recomputed
                 wanted = self._delays.recompute_at(action.stage, age)
                 assert delay == wanted, f"{action}: recomputed {delay} updates ago, the schedule promises {wanted}"
+        start = 0 if self.record is None else perf_counter_ns()
         made = stage.run(action.kind, action.microbatch, given, version)
+        if self.record is not None:
+            self.record(action, given, start, perf_counter_ns())
         makes = self.rules.makes(action)
         for edge in makes:
             self.values[edge] = made[edge.value]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from stretto.tracing.recording import Mark, Recording, Span
 
 SEQUENCE = 1  # every packet names the sequence it belongs to; all of ours belong to one
+LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # from top to bottom; others below
 
 
 def write(recordings: Sequence[Recording], file: Path) -> None:
@@ -61,7 +62,7 @@ class Thread(NamedTuple):
 
 
 def lanes(recording: Recording) -> list[Thread]:
-    """The lanes in the order of their first events; marks stand in the lanes "send" and "receive".
+    """The lanes in order; marks stand in the lanes "send" and "receive".
 
     Spans of a lane that overlap, as messages on their way do, share it out: "send", "send 2", ...
     """
@@ -72,8 +73,8 @@ def lanes(recording: Recording) -> list[Thread]:
         if marks:
             by_lane.setdefault(lane, [])
     threads = []
-    for lane, spans in by_lane.items():
-        first, *others = apart(spans) or [[]]
+    for lane in sorted(by_lane, key=lambda lane: LANES.index(lane) if lane in LANES else len(LANES)):
+        first, *others = apart(by_lane[lane]) or [[]]
         sends = recording.sends if lane == "send" else ()
         receipts = recording.receipts if lane == "receive" else ()
         threads.append(Thread(lane, first, sends, receipts))
