@@ -14,6 +14,7 @@ RUN = ["train", "--model-options.width", "8", "--model-options.depth", "3", "--s
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
 
 
 def test_a_traced_run_has_a_trace_and_a_timeline(capsys, tmp_path):

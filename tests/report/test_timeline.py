@@ -101,7 +101,8 @@ def test_the_chart_holds_every_bar_in_the_unit_of_its_axis():
     assert '"domain": ["forward", "backward", "wait"]' in spec
 
 
-def test_the_page_shows_traced_runs_and_says_what_was_emulated():
+def test_the_page_shows_traced_runs_and_says_what_was_emulated(monkeypatch):
+    monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
     found, schedule, rules = run("pb", latency=5_000_000)
     real = timelines("real", "pb", found, schedule, rules)
     for recording in found:

@@ -1,6 +1,8 @@
 """What one worker records, and what is left of it on disk."""
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,11 @@ def test_all_workers_of_a_run_in_order(tmp_path: Path) -> None:
     for worker in (10, 2, 0):
         recorded(worker).write(tmp_path)
     assert [recording.worker for recording in read_recordings(tmp_path)] == [0, 2, 10]
+
+
+def test_recording_needs_neither_torch_nor_perfetto() -> None:
+    code = (
+        "import sys, stretto.tracing.perfetto, stretto.tracing.simulated; print({'torch', 'perfetto'} & {*sys.modules})"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
