@@ -257,7 +257,7 @@ class Trainer:
     def record(self) -> list[Recording]:
         """Record what each worker of the schedule does from now on, and when; one recording a worker.
 
-        `recording.write(folder)` keeps it. Training comes to the same numbers; each action costs about 10 microseconds
+        `recording.write(folder)` keeps it. Training comes to the same numbers; each action takes some 20 microseconds
         more, and on a CUDA device the host waits for each to end, so that its time is known.
         """
         return record([phase.emulator for phase in self._phases.values()], self.device)

@@ -86,6 +86,15 @@ def test_a_run_that_was_never_full_has_no_timeline():
     assert timelines("run", "pb", [Recording(worker) for worker in range(4)], schedule, rules) is None
 
 
+def test_synchronous_phases_are_not_shown():
+    slow, schedule, rules = run(
+        "pb", durations=lambda action: cost(action) * (1 if 20 <= action.microbatch < 40 else 9)
+    )
+    each = timelines("run", "pb", slow, schedule, rules, among=range(20, 40))
+    assert each.period == pytest.approx(period(schedule, rules, cost) / 1e9)
+    assert {int(bar.name[2:]) for bar in each.measured.bars if bar.kind == "F"} <= set(range(20, 40))
+
+
 def test_the_chart_holds_every_bar_in_the_unit_of_its_axis():
     bars = (Bar(0, "F", "0F7", 0.0, 0.002), Bar(1, "wait", "0F7", 0.0, 0.002), Bar(1, "B", "1B6", 0.002, 0.00201))
     chart = timeline_chart(bars, 3, 0.004, {"F", "B", "wait"})

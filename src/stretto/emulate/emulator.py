@@ -12,9 +12,7 @@ from stretto.schedule.rules import operands
 from stretto.stage import Stage
 
 Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # an action that has run, its operands, results
-Record = Callable[
-    [Action, Mapping[str, Any], int, int], None
-]  # an action that has run, its operands, from when to when
+Record = Callable[[Action, Mapping[str, Any], int, int], None]  # an action that has run, its operands, when in ns
 
 
 class Emulator:

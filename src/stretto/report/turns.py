@@ -5,6 +5,7 @@ worker from starting in time.
 """
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -59,18 +60,30 @@ class Timelines:
 
 
 def timelines(
-    run: str, method: str, recordings: Sequence[Recording], schedule: Schedule, rules: Rules
+    run: str,
+    method: str,
+    recordings: Sequence[Recording],
+    schedule: Schedule,
+    rules: Rules,
+    *,
+    among: range = range(sys.maxsize),
 ) -> Timelines | None:
-    """Choose the turns and simulate them; None where the recordings have no stretch of a full pipeline."""
+    """Choose the turns and simulate them; None where the recordings have no stretch of a full pipeline.
+
+    Only the turns `among` these follow the schedule: a method's synchronous phases have another.
+    """
     turns = max(2, CELLS // max(map(len, schedule.body)))
     full = schedule.drain + 1
-    measured = typical_window(recordings, schedule, full, turns)
+    steady = among[full:]
+    measured = typical_window(recordings, schedule, steady, turns)
     if measured is None:
         return None
-    durations = mean_durations(recordings, full * schedule.per_turn)
+    durations = mean_durations(recordings, schedule, steady)
     settled = 2 * full
     timeline = simulate(schedule, rules, settled + turns + full, durations)
-    simulated = typical_window(simulated_recordings(timeline, rules, unit=1), schedule, settled, turns)
+    simulated = typical_window(
+        simulated_recordings(timeline, rules, unit=1), schedule, range(settled, sys.maxsize), turns
+    )
     assert simulated is not None, "the simulation has more turns than are shown"
     return Timelines(
         run=run,
@@ -89,26 +102,28 @@ def action_of(span: Span) -> Action | None:
     return None if written is None else Action(written[2], int(written[1]), int(written[3]))
 
 
-def mean_durations(recordings: Sequence[Recording], first: int) -> Callable[[Action], float]:
-    """The mean time, in whole nanoseconds, of each kind of action on each stage, from micro-batch `first` on."""
+def mean_durations(recordings: Sequence[Recording], schedule: Schedule, among: range) -> Callable[[Action], float]:
+    """The mean time, in whole nanoseconds, of each kind of action on each stage, of what entered in these turns."""
     seen: dict[tuple[str, int], list[int]] = {}
     for recording in recordings:
         for span in recording.spans:
             action = action_of(span)
-            if action is not None and action.microbatch >= first:
+            if action is not None and action.microbatch // schedule.per_turn in among:
                 seen.setdefault((action.kind, action.stage), []).append(span.end - span.start)
     means = {key: round(fmean(times)) for key, times in seen.items()}
     return lambda action: means.get((action.kind, action.stage), 0)
 
 
-def typical_window(recordings: Sequence[Recording], schedule: Schedule, first: int, turns: int) -> Window | None:
-    """Of all stretches of so many turns, from turn `first` on, the one of median length: others may hold a pause.
+def typical_window(recordings: Sequence[Recording], schedule: Schedule, among: range, turns: int) -> Window | None:
+    """Of all stretches of so many turns, `among` these, the one of median length: others may hold a pause.
 
     A turn begins when the first worker begins it. None where there is no such stretch.
     """
     starts = turn_starts(recordings[0], schedule)
     lengths = sorted(
-        (starts[n + turns] - start, n) for n, start in starts.items() if n >= first and n + turns in starts
+        (starts[n + turns] - start, n)
+        for n, start in starts.items()
+        if n in among and n + turns in among and n + turns in starts
     )
     if not lengths:
         return None

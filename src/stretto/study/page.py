@@ -1,5 +1,6 @@
 """What a study's report is made of."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -67,9 +68,11 @@ def traced(study: Study, prepared: Mapping[str, Prepared]) -> tuple[Timelines, .
     found = []
     for task in study.tasks:
         recordings = read_recordings(task.folder)
-        trainer = prepared[task.settings.method].trainer
         if recordings:
-            found.append(timelines(task.settings.id, task.settings.method, recordings, trainer.schedule, trainer.rules))
+            trainer, run = prepared[task.settings.method].trainer, task.settings
+            phases = trainer.method.phases
+            among = range(phases.warmup, sys.maxsize if phases.finish is None else phases.finish)
+            found.append(timelines(run.id, run.method, recordings, trainer.schedule, trainer.rules, among=among))
     return tuple(each for each in found if each is not None)
 
 

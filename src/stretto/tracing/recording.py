@@ -44,8 +44,8 @@ class Recording:
     """The events of one worker.
 
     Lanes are what a worker does at the same time: "compute", "wait", "send", "receive", "collective", "checkpoint".
-    A message is named by its channel and its number there; the worker that sent
-    it and the one that received it agree on both, which is how the two are brought together.
+    A message is named by its channel and its number there; the worker that sent it and the one that received it agree
+    on both (`tracing.naming`), which is how the two are brought together.
 
     Recording an event appends one tuple, from any thread, in less than a microsecond. Names and channels may be any
     objects, as an Action: their text is made only when it is written. Times are what time.perf_counter_ns() gives;
@@ -110,7 +110,7 @@ class Recording:
         return [Count(str(name), time + self.offset, value) for name, time, value in self._of("count")]
 
     def _of(self, kind: str) -> Iterator[tuple[Any, ...]]:
-        return (event[1:] for event in self._events if event[0] == kind)
+        return (event[1:] for event in list(self._events) if event[0] == kind)  # a thread may be recording
 
     def write(self, folder: Path) -> Path:
         """Write trace-worker-N.jsonl, a header and one line an event, in place of an earlier one. Returns its path."""
