@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stretto.chain import Chain
 from stretto.emulate import Emulator
+from stretto.emulate.recorder import record
 from stretto.evaluate import evaluate
 from stretto.interpreter import Interpreter
 from stretto.parts import pick_device
@@ -17,6 +18,7 @@ from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage import Loss, Stage
 from stretto.trace import trace
+from stretto.tracing import Recording
 
 State = dict[str, Tensor]
 Outputs = list[tuple[Tensor, ...]]  # of every stage, for one example
@@ -50,6 +52,10 @@ class Team(ABC):
         self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
     ) -> list[Interpreter]:
         """What runs each plan on the stages that live here; they take turns."""
+
+    @abstractmethod
+    def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
+        """Record from now on what each worker does that lives here, whichever of the interpreters runs."""
 
     @abstractmethod
     def agree(self, description: Mapping[str, Any]) -> None:
@@ -120,6 +126,10 @@ class Solo(Team):
     ) -> list[Interpreter]:
         """Emulators."""
         return [Emulator(plan.schedule, plan.rules, stages, plan.delays) for plan in plans]
+
+    def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
+        """One recording for each worker of the schedule."""
+        return record([each for each in interpreters if isinstance(each, Emulator)], device)
 
     def agree(self, description: Mapping[str, Any]) -> None:
         """Nobody is asked."""

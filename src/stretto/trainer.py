@@ -32,6 +32,7 @@ from stretto.seeding import derive
 from stretto.stage import Loss, Practice, Stage, Target
 from stretto.team import Plan, State, find_team
 from stretto.trace import example_for_linear
+from stretto.tracing import Recording
 from stretto.workshop import Workshop
 
 Batch = Any  # a tensor, or a tuple of tensors
@@ -272,6 +273,16 @@ class Trainer:
         `figures()`.
         """
         return Observer(self._interpreter, self._entered, minibatches)
+
+    def record(self) -> list[Recording]:
+        """Record what each worker of this process does from now on, and when; one recording a worker.
+
+        `recording.write(folder)` keeps it. Training comes to the same numbers; each action takes some 20 microseconds
+        more, and on a CUDA device the host waits for each to end, so that its time is known. On several processes a
+        collective: clocks are compared.
+        """
+        with self._team.together():
+            return self._team.record([phase.interpreter for phase in self._phases.values()], self.device)
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stretto.cli.output import Output, print_json, print_settings
+from stretto.cli.output import Output, print_json, print_settings, write_trace
 from stretto.cli.progress import progress
 from stretto.config import TrainSettings, known
 
@@ -16,6 +16,7 @@ def train(
     *,
     settings: Annotated[TrainSettings, Parameter(name="*")] = TrainSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
+    trace: Path | None = None,
 ) -> int:
     """Train a network once, under one method, every worker emulated on one device.
 
@@ -25,11 +26,14 @@ def train(
     ----------
     config
         TOML file with any of the options below; those on the command line win.
+    trace
+        File for a trace that ui.perfetto.dev shows (.pftrace): what each worker did, and when. `stretto report` then
+        has a timeline, too.
     """
     import torch
 
     from stretto.study.prepare import prepare, resolve
-    from stretto.study.single import claim, default_folder, summary
+    from stretto.study.single import claim, default_folder, summary, traced
     from stretto.study.store import read_run
 
     resolved = resolve(settings)
@@ -50,9 +54,12 @@ def train(
                 if loss is not None:
                     bar.note(f"loss {loss:.4f}")
 
-            run(resolved, folder, on_step)
+            run(resolved, folder, on_step, trace=trace is not None)
     else:
         output.say(f"{folder}: this run is finished already")
+    if trace is not None:
+        write_trace(trace, traced(folder))
+        output.say(f"trace: {trace}")
     result = summary(*read_run(folder), folder)
     if output.json:
         print_json(result)

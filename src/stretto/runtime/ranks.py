@@ -5,6 +5,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ from stretto.precision import Precision
 from stretto.runtime.failure import Failures
 from stretto.runtime.mailbox import Mailbox, channels
 from stretto.runtime.post import Inbox, Line, Outbox
+from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
 from stretto.runtime.status import PATIENCE, Status, Watchman
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import World, agree
@@ -29,6 +31,8 @@ from stretto.schedule import Rules
 from stretto.stage import Loss, Stage
 from stretto.team import Outputs, Plan, State, Team
 from stretto.trace import trace
+from stretto.tracing import Recording
+from stretto.tracing.naming import worker_name
 
 DEPTH = 4  # large values of one channel that may be on their way at once
 FIRST_TAG = 1  # 0 is for what workers say outside a schedule
@@ -117,6 +121,21 @@ class Ranks(Team):
             )
             for plan in plans
         ]
+
+    def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
+        """One recording: that of this worker."""
+        workers = [each for each in interpreters if isinstance(each, Worker)]
+        recording = Recording(self.world.rank, name=worker_name(self.world.rank, workers[0].schedule))
+        if self.is_first:
+            for rank in range(1, self.world.size):
+                tell_time(self._to(rank), self._from(rank, self.cpu))
+        else:
+            recording.offset = offset_to_first(self._to(0), self._from(0, self.cpu))
+        finish = partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
+        for worker in workers:
+            worker.record = Recorder(worker, recording, finish)
+            worker.recording = recording
+        return [recording]
 
     def agree(self, description: Mapping[str, Any]) -> None:
         """Compare what all are about to train."""

@@ -34,16 +34,17 @@ class Progress:
     final: dict[str, float | None] = field(default_factory=dict)
 
 
-def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None) -> Record:
+def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None, *, trace: bool = False) -> Record:
     """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
 
-    A loss that is no finite number ends the run as diverged.
+    A loss that is no finite number ends the run as diverged. `trace` adds what each worker did, and when.
     """
     prepared = prepare(settings)
     trainer = prepared.trainer
     train = prepared.dataset.train
     costs = measure(trainer, train.x[: settings.batch_size], train.y[: settings.batch_size], settings.accounting)
     progress = Progress()
+    recordings = trainer.record() if trace else []
     with RunWriter(folder) as writer:
         writer.event("start", id=settings.id, settings=settings.to_json())
         train_until_done(prepared, costs, progress, writer, on_step)
@@ -52,6 +53,7 @@ def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None
         weights = trainer.gather()
         steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
         assert weights is not None
+        writer.traces(recordings)
         writer.finish(
             {
                 "settings": settings.to_json(),
