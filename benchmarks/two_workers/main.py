@@ -7,10 +7,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +36,15 @@ SCHEDULES: tuple[tuple[str, type, int], ...] = (
     ("torch 1F1B, 2 micro-batches", Schedule1F1B, 2),
     ("torch 1F1B, 4 micro-batches", Schedule1F1B, 4),
 )
-METHODS: tuple[str, ...] = ()
+METHODS = (
+    "pb",
+    "pipedream",
+    "greedy",
+    "1f1b(microbatches=2)",
+    "1f1b(microbatches=4)",
+    "gpipe(microbatches=2)",
+    "gpipe(microbatches=4)",
+)
 STAGES = (2, 8)
 BARRED = ("pb", "pipedream", "greedy")  # what must be 1.6 times torch's best and 0.85 of twice one worker
 BEST_BAR, TWICE_BAR, AIM = 1.6, 0.85, 0.95
@@ -61,8 +71,9 @@ def enter(rank: int, port: int, work: Callable[[], None]) -> None:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in own.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", TORCHELASTIC_USE_AGENT_STORE="True", GLOO_SOCKET_IFNAME="lo")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what torch sends when the parent is gone ends this one at once
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(minutes=2))  # also the longest that orphans look for a parent
     work()
     dist.barrier()
     dist.destroy_process_group()
