@@ -209,7 +209,7 @@ def test_an_observer_ends_by_itself_and_another_takes_its_place():
             first = trainer.observe(1)
         if n == 12:
             second = trainer.observe(1)
-        assert (trainer._emulator.watch is None) == (n < 10 or n > 12 + 2 * (S - 1))
+        assert (trainer._interpreter.watch is None) == (n < 10 or n > 12 + 2 * (S - 1))
         trainer.step(x, y)
     assert second.done
     assert not first.done
@@ -217,7 +217,7 @@ def test_an_observer_ends_by_itself_and_another_takes_its_place():
     assert first.figures().mismatch[0] is None
     third = trainer.observe()
     third.stop()
-    assert trainer._emulator.watch is None
+    assert trainer._interpreter.watch is None
     assert third.figures().weight_bytes == (0,) * S
 
 

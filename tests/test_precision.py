@@ -162,7 +162,7 @@ def test_every_method_trains_nearly_as_in_float32(method):
     wanted, found = losses_of(exact, data), losses_of(trainer, data)
     assert sum(found[-4:]) < 0.95 * sum(found[:4])
     assert sum(found[-4:]) == pytest.approx(sum(wanted[-4:]), rel=0.05)
-    for stage in trainer._stages:
+    for stage in trainer._stages.values():
         assert stage.masters.copies
         for parameter, master in stage.masters.copies.items():
             assert (parameter.dtype, master.dtype) == (LOW, torch.float32)
@@ -314,7 +314,7 @@ def test_a_minibatch_that_failed_leaves_no_gradient_behind():
     countdown.extend([True, False, False])
     with pytest.raises(ArithmeticError):
         tried.step(*data[1])
-    assert any(master.grad is not None for stage in tried._stages for master in stage.masters.copies.values())
+    assert any(master.grad is not None for stage in tried._stages.values() for master in stage.masters.copies.values())
     losses_of(tried, data[1:])
     assert_weights(tried, clean.model.state_dict())
 
@@ -338,7 +338,7 @@ def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
     one.save(tmp_path / "run.pt")
     other.load(tmp_path / "run.pt")
     assert losses_of(one, data[5:]) == losses_of(other, data[5:])
-    for a, b in zip(one._stages, other._stages, strict=True):
+    for a, b in zip(one._stages.values(), other._stages.values(), strict=True):
         assert all(torch.equal(p, q) for p, q in zip(a.masters.copies.values(), b.masters.copies.values(), strict=True))
     assert_weights(other, one.model.state_dict())
 

@@ -116,14 +116,14 @@ def test_nothing_is_kept_of_finished_minibatches(method):
     for x, y in NETWORKS["cnn"].batches(50):
         alive.append(weakref.ref(x))
         trainer.step(x, y)
-        held.append(len(trainer._emulator.values))
+        held.append(len(trainer._interpreter.values))
         del x, y
     assert max(held[10:]) == max(held[:10])
     trainer.flush()
     gc.collect()
-    assert trainer._emulator.values == {}
-    assert not trainer._emulator._waiting
-    assert not any(trainer._emulator._queues)
+    assert trainer._interpreter.values == {}
+    assert not trainer._interpreter._waiting
+    assert not any(trainer._interpreter._queues)
     assert not any(ref() is not None for ref in alive)
     assert len(trainer._losses) <= trainer.lag
     assert all(p.grad is None for module in everything(trainer) if module for p in module.parameters())
@@ -281,13 +281,13 @@ def test_a_resumed_run_is_the_run_that_went_on(method, kind, tmp_path):
     for stage in fresh.stages:
         stage.apply(lambda module: module.reset_parameters() if hasattr(module, "reset_parameters") else None)
     fresh.load(tmp_path / "run.pt")
-    assert [stage.updates for stage in fresh._stages] == [6] * 4
+    assert [stage.updates for stage in fresh._stages.values()] == [6] * 4
     assert_same_run(go_on(fresh, data[6:]), wanted)
     trainer.load(tmp_path / "run.pt")  # back in time, in the same trainer
     assert_same_run(go_on(trainer, data[6:]), wanted)
     trainer.step(*data[0])  # and with something in flight
     trainer.load(tmp_path / "run.pt")
-    assert trainer._emulator.values == {}
+    assert trainer._interpreter.values == {}
     assert_same_run(go_on(trainer, data[6:]), wanted)
 
 
@@ -662,9 +662,9 @@ def test_a_head_may_share_parameters_with_its_own_stage():
     assert_equal([stages[0]], [plain], tolerance=1e-12)
 
 
-def test_training_processes_by_mistake_are_refused(monkeypatch):
+def test_half_a_launcher_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(UsageError, match="one of 4 processes"):
+    with pytest.raises(UsageError, match="RANK is not set: start it with torchrun --nproc-per-node 4"):
         make()
     monkeypatch.setenv("WORLD_SIZE", "1")
     make()

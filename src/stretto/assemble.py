@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -30,59 +31,55 @@ from stretto.weights.rules import (
 Optimizer = torch.optim.Optimizer
 
 
-def build_practices(
-    method: Method,
-    module: nn.Module,
-    optimizer: Optimizer | None,
-    place: Place,
-    masters: Masters,
-    *,
-    scheduler: Scheduler | None = None,
-    autocast: bool = False,
-    clip: float | None = None,
-) -> tuple[Practice, Practice]:
+@dataclass(frozen=True, eq=False)
+class Makings:
+    """What decides how a stage trains. `scheduler` makes the optimizer's; it has not been called on this one yet."""
+
+    method: Method
+    module: nn.Module
+    optimizer: Optimizer | None
+    place: Place
+    masters: Masters
+    scheduler: Scheduler | None = None
+
+
+def build_practices(of: Makings, *, autocast: bool = False, clip: float | None = None) -> tuple[Practice, Practice]:
     """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot.
 
-    `scheduler` is the function that makes the optimizer's; it has not been called on this optimizer yet. `clip` limits
-    the norm of all stages' gradients together. Where stages update at different times each one limits its own, to a
-    share that keeps all of them within it.
+    `clip` limits the norm of all stages' gradients together. Where stages update at different times each one limits
+    its own, to a share that keeps all of them within it.
     """
-    weights = build_weights(method, module, optimizer, place, masters, scheduler)
-    check_copies(method, weights, place.stage, autocast=autocast)
+    optimizer = of.optimizer
+    weights = build_weights(of)
+    check_copies(of.method, weights, of.place.stage, autocast=autocast)
     if optimizer is None:
         return Practice(weights, lambda _: None), Practice(Plain(weights), lambda _: None)
     # The optimizer's step is looked up whenever it is taken: a scheduler replaces it.
-    own = clip if clip is None or method.synchronous else clip / math.sqrt(place.num_stages)
+    own = clip if clip is None or of.method.synchronous else clip / math.sqrt(of.place.num_stages)
     return (
-        Practice(weights, build_step(method, optimizer, place), own),
+        Practice(weights, build_step(of.method, optimizer, of.place), own),
         Practice(Plain(weights), lambda _: optimizer.step(), clip),
     )
 
 
-def build_weights(
-    method: Method,
-    module: nn.Module,
-    optimizer: Optimizer | None,
-    place: Place,
-    masters: Masters,
-    scheduler: Scheduler | None = None,
-) -> Weights:
+def build_weights(of: Makings) -> Weights:
     """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
-    if optimizer is None or (method.weights == "live" and no_cure(method, place)):
+    method, module = of.method, of.module
+    if of.optimizer is None or (method.weights == "live" and no_cure(method, of.place)):
         return WEIGHTS["current"](module)
     forward, backward = method.cure.forward, method.cure.backward
 
     def rounded(rule: Rule) -> Rule:
-        return Rounded(rule, masters) if masters.copies else rule
+        return Rounded(rule, of.masters) if of.masters.copies else rule
 
     if method.weights == "live" and forward is None and backward is None:
         return Live(module)
     if method.weights == "live":
-        ahead, back = (build_rule(wanted, optimizer, place, scheduler) for wanted in (forward, backward))
-        again = build_recompute_rule(method, optimizer, place, ahead, back, scheduler)
+        ahead, back = (build_rule(wanted, of) for wanted in (forward, backward))
+        again = build_recompute_rule(of, ahead, back)
         return Substituted(module, rounded(ahead), rounded(back), None if again is None else rounded(again))
     if forward is not None:
-        return Predicted(module, rounded(build_rule(forward, optimizer, place, scheduler)))
+        return Predicted(module, rounded(build_rule(forward, of)))
     return WEIGHTS[method.weights](module)
 
 
@@ -124,25 +121,23 @@ def no_cure(method: Method, place: Place) -> bool:
     )
 
 
-def build_rule(
-    wanted: Prediction | CorrectionWanted | None, optimizer: Optimizer, place: Place, scheduler: Scheduler | None
-) -> Rule:
+def build_rule(wanted: Prediction | CorrectionWanted | None, of: Makings) -> Rule:
     """The rule for the values of a stage's weights."""
     if wanted is None:
         return CurrentRule()
     if isinstance(wanted, CorrectionWanted):
-        return Correction(wanted.span(place))
-    horizon = wanted.horizon(place)
+        return Correction(wanted.span(of.place))
+    assert of.optimizer is not None, "a stage that nothing trains needs no rule"
+    horizon = wanted.horizon(of.place)
     if wanted.form == "step":
-        return StepPrediction(optimizer, horizon, scheduler)
-    return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
+        return StepPrediction(of.optimizer, horizon, of.scheduler)
+    return VelocityPrediction(of.optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
 
 
-def build_recompute_rule(
-    method: Method, optimizer: Optimizer, place: Place, ahead: Rule, back: Rule, scheduler: Scheduler | None
-) -> Rule | None:
+def build_recompute_rule(of: Makings, ahead: Rule, back: Rule) -> Rule | None:
     """The rule for a recompute, which shares the copies that the others keep; None for the weights as they stand."""
-    wanted, forward, backward = method.cure.recompute, method.cure.forward, method.cure.backward
+    cure, place = of.method.cure, of.place
+    wanted, forward, backward = cure.recompute, cure.forward, cure.backward
     if wanted is None or place.recompute is None:
         return None
     if isinstance(wanted, CorrectionWanted):
@@ -152,7 +147,7 @@ def build_recompute_rule(
         assert forward is not None, "a recompute is predicted where its forward is"
         whole = forward.horizon(place)
         return PartOf(ahead, wanted.horizon(place) / whole if whole else 0.0)
-    return build_rule(wanted, optimizer, place, scheduler)
+    return build_rule(wanted, of)
 
 
 def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:

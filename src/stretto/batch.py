@@ -22,13 +22,20 @@ def target_on(y: Any, device: torch.device) -> Any:
     return y
 
 
-def micro_batches(value: Any, pieces: int) -> list[Any]:
+def cut(value: Any, pieces: int) -> list[Any]:
     """Cut a tensor, or a tuple of tensors, along its first dimension as torch.tensor_split cuts."""
     if isinstance(value, Tensor):
         return list(value.tensor_split(pieces))
     if isinstance(value, tuple) and value:
-        return list(zip(*(micro_batches(part, pieces) for part in value), strict=True))
+        return list(zip(*(cut(part, pieces) for part in value), strict=True))
     raise UsageError(
         f"a target of type {type(value).__name__} cannot be cut into {pieces} micro-batches: give a tensor, or a tuple "
         "of tensors, whose first dimension is the examples'"
     )
+
+
+def first_size(value: Any) -> int:
+    """The first dimension of a batch's first tensor; 0 where there is none."""
+    if isinstance(value, Tensor):
+        return int(value.shape[0])
+    return first_size(value[0]) if isinstance(value, tuple | list) and value else 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,31 @@ from torch import Tensor, nn
 from stretto.batch import inputs_on, target_on
 from stretto.errors import UsageError
 from stretto.precision import Precision
+
+
+@dataclass
+class Tally:
+    """Sums over the batches that have been evaluated."""
+
+    loss: float = 0.0
+    examples: int = 0
+    hits: int = 0
+    targets: int = 0
+
+    def add(self, output: Any, target: Any, loss: Tensor, examples: int) -> None:
+        """One more batch and its mean loss."""
+        self.loss += float(loss) * examples
+        self.examples += examples
+        if countable(output, target):
+            self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
+            self.targets += target.numel()
+
+    def result(self) -> dict[str, float]:
+        """The mean loss, and the accuracy if it can be told. Raises UsageError where there are no examples."""
+        if not self.examples:
+            raise UsageError("evaluate got no examples: the iterable of batches is empty (a used-up generator?)")
+        accuracy = {"accuracy": self.hits / self.targets} if self.targets else {}
+        return {"loss": self.loss / self.examples, **accuracy}
 
 
 @torch.no_grad()
@@ -24,26 +50,15 @@ def evaluate(
 
     Batches are weighted by their number of examples. Raises UsageError when there are none.
     """
-    examples = targets = hits = 0
-    total = 0.0
+    tally = Tally()
     with evaluating([model]):
         for x, y in batches:
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
             with precision.forward(device):
                 output = model(*tensors)
                 value = precision.loss(loss)(output, target)
-            count = tensors[0].shape[0]
-            examples += count
-            total += float(value) * count
-            if countable(output, target):
-                hits += int((output.argmax(class_dim(output, target)) == target).sum())
-                targets += target.numel()
-    if not examples:
-        raise UsageError("evaluate got no examples: the iterable of batches is empty (a used-up generator?)")
-    result = {"loss": total / examples}
-    if targets:
-        result["accuracy"] = hits / targets
-    return result
+            tally.add(output, target, value, tensors[0].shape[0])
+    return tally.result()
 
 
 @contextmanager

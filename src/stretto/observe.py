@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.linalg import vector_norm
 
-from stretto.emulate import Emulator
 from stretto.generator import PreservedGenerator
+from stretto.interpreter import Interpreter
 from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
 from stretto.stage import Graph, Seen, Stage, Target, begins_in_place
@@ -50,50 +50,50 @@ class Observed:
 
 
 class Observer:
-    """Watches an emulator from now on: samples what enters in turns `first` to `first + minibatches - 1`.
+    """Watches an interpreter from now on: samples what enters in turns `first` to `first + minibatches - 1`.
 
     It stops by itself once it is `done`; until then `figures` tells what is known so far. Another observer of the same
-    emulator takes its place.
+    interpreter takes its place.
     """
 
-    def __init__(self, emulator: Emulator, first: int, minibatches: int) -> None:
-        pieces = emulator.schedule.per_turn
+    def __init__(self, interpreter: Interpreter, first: int, minibatches: int) -> None:
+        pieces = interpreter.schedule.per_turn
         samples = range(first * pieces, (first + minibatches) * pieces)
-        self._emulator = emulator
-        self._sights = [Sight(stage, samples) for stage in emulator.stages]
-        emulator.watch = self._see
+        self._interpreter = interpreter
+        self._sights = {index: Sight(stage, samples) for index, stage in interpreter.stages.items()}
+        interpreter.watch = self._see
 
     @property
     def done(self) -> bool:
         """Whether every sampled micro-batch has been through, and every prediction has met what it predicted."""
-        return all(sight.done for sight in self._sights)
+        return all(sight.done for sight in self._sights.values())
 
     @property
     def watching(self) -> bool:
         """Whether there is more to see; a phase of training with another schedule also ends it."""
-        return self._emulator.watch == self._see
+        return self._interpreter.watch == self._see
 
     def stop(self) -> None:
         """Watch no longer."""
         if self.watching:
-            self._emulator.watch = None
+            self._interpreter.watch = None
 
     def figures(self) -> Observed:
         """What has been measured so far."""
-        errors = [list(zip(*sight.errors, strict=True)) or [(), ()] for sight in self._sights]
+        errors = [list(zip(*sight.errors, strict=True)) or [(), ()] for sight in self._sights.values()]
         return Observed(
-            mismatch=tuple(mean(sight.mismatches) for sight in self._sights),
+            mismatch=tuple(mean(sight.mismatches) for sight in self._sights.values()),
             prediction_error=tuple(mean(predicted) for predicted, _ in errors),
             unpredicted_error=tuple(mean(unpredicted) for _, unpredicted in errors),
-            weight_bytes=tuple(sight.weight_bytes for sight in self._sights),
-            activation_bytes=tuple(sight.activation_bytes for sight in self._sights),
+            weight_bytes=tuple(sight.weight_bytes for sight in self._sights.values()),
+            activation_bytes=tuple(sight.activation_bytes for sight in self._sights.values()),
         )
 
     def _see(self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
         used = operands.get("input") if action.kind == "C" else None  # it is part of the graph now
         own = [
             (edge.value, value)
-            for edge, value in self._emulator.values.items()
+            for edge, value in self._interpreter.values.items()
             if edge.stage == action.stage and value is not used
         ]
         flight = Flight(*([value for name, value in own if name == kind] for kind in ("graph", "version", "input")))

@@ -1,7 +1,6 @@
 """What a user gives a Trainer, checked and built: a mistake is said before anything is trained."""
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,17 +13,6 @@ from stretto.schedule import Reach
 from stretto.seeding import derive
 
 StageLike = nn.Module | Callable[[], nn.Module]
-
-
-def refuse_processes() -> None:
-    """Until the runtime for real processes is there, training N copies by mistake must not look like it."""
-    for variable, launcher in (("WORLD_SIZE", "torchrun"), ("SLURM_STEP_NUM_TASKS", "srun with several tasks")):
-        world = os.environ.get(variable, "1")
-        if world not in ("", "1"):
-            raise UsageError(
-                f"started as one of {world} processes ({variable}): this version emulates on one. Start it without "
-                f"{launcher}"
-            )
 
 
 def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any, seed: Any, clip: Any) -> None:
@@ -70,12 +58,16 @@ def pick_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
+def check_stage(stage: Any, index: int) -> None:
+    """Refuse what is neither a module nor a function."""
+    if not isinstance(stage, nn.Module) and not callable(stage):
+        raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
+
+
 def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
     """A stage as a module, built here if it came as a function."""
     if isinstance(stage, nn.Module):
         return stage
-    if not callable(stage):
-        raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
     with PreservedGenerator(torch.device("cpu")) as generator:
         generator.seed(derive(seed, "stage", index))
         built = stage()

@@ -3,24 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stretto.emulate import Emulator
-from stretto.stage import Practice, Stage
+from stretto.interpreter import Interpreter
+from stretto.stage import Practice
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Who runs the schedule, and how each stage trains meanwhile."""
+    """What runs the schedule, and how each of its stages trains meanwhile, in their order."""
 
-    emulator: Emulator
-    stages: Sequence[Stage]
+    interpreter: Interpreter
     practices: Sequence[Practice]
 
     def begin(self, n: int) -> None:
         """Turn n is the phase's first; nothing is in flight."""
-        for stage, practice in zip(self.stages, self.practices, strict=True):
-            stage.adopt(practice, stage.index in self.emulator.rules.recompute)
-        self.emulator.restart(n)
+        for stage, practice in zip(self.interpreter.stages.values(), self.practices, strict=True):
+            stage.adopt(practice, stage.index in self.interpreter.rules.recompute)
+        self.interpreter.restart(n)
 
     def end(self) -> None:
         """Another phase is about to begin."""
-        self.emulator.watch = None
+        self.interpreter.watch = None

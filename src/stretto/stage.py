@@ -366,6 +366,15 @@ class Stage:
                 self.scheduler.step()
         return {} if self._lends is None else {"tied-weight": self._lends.values()}
 
+    def lent(self) -> dict[int, Tensor]:
+        """The weights that other stages borrow, as they stand."""
+        return {} if self._lends is None else self._lends.values()
+
+    def take_over(self, values: Mapping[int, Tensor]) -> None:
+        """Give the parameters that it borrows new values, where their owner is another process."""
+        if self._borrows is not None:
+            self._borrows.overwrite(values)
+
     def settle(self) -> None:
         """Nothing is in flight: weights that other stages own are as those have them."""
         if self._borrows is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
@@ -101,6 +102,12 @@ class Borrower:
     def settle(self) -> None:
         """Nothing is in flight: what the owner has is what this stage has."""
         self.values = {number: parameter.detach().clone() for number, parameter in self.originals.items()}
+
+    @torch.no_grad()
+    def overwrite(self, values: Values) -> None:
+        """Give the originals new values: they are this process's own, their owner's live in another."""
+        for number in self.originals.keys() & values.keys():
+            self.originals[number].copy_(values[number])
 
     def receive(self, arrived: Iterable[Values]) -> None:
         """Take over newer values."""

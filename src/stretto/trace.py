@@ -11,15 +11,17 @@ from stretto.errors import UsageError
 from stretto.evaluate import evaluating
 
 
-def trace(stages: Sequence[nn.Module], example: Any, device: torch.device) -> list[tuple[Tensor, ...]]:
+def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first: int = 0) -> list[tuple[Tensor, ...]]:
     """Run `example` through the stages without gradients and without moving any statistics; return every output.
+
+    `first` is the index of the first of these stages.
 
     Raises UsageError at the first stage that does not fit, with the shapes that met there.
     """
     outputs: list[tuple[Tensor, ...]] = []
     tensors = inputs_on(example, device)
     with torch.no_grad(), evaluating(stages):
-        for index, stage in enumerate(stages):
+        for index, stage in enumerate(stages, start=first):
             try:
                 output = stage(*tensors)
             except Exception as error:

@@ -2,8 +2,9 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +13,26 @@ from torch import Tensor, nn
 
 from stretto import heads as head_kinds
 from stretto import ties
-from stretto.assemble import build_practices, momentum_of, warn_of_overshoot
-from stretto.batch import inputs_on, micro_batches, target_on
+from stretto.assemble import warn_of_overshoot
+from stretto.batch import cut, first_size, inputs_on, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import read, write
-from stretto.emulate import Emulator
+from stretto.elsewhere import Elsewhere
 from stretto.errors import StrettoError, UsageError
-from stretto.evaluate import evaluate
 from stretto.generator import PreservedGenerator
+from stretto.interpreter import Interpreter
 from stretto.methods import Method
 from stretto.methods import method as find_method
-from stretto.methods.cure import Place
 from stretto.observe import Observer
-from stretto.parts import (
-    StageLike,
-    build_optimizer,
-    build_scheduler,
-    build_stage,
-    check_heads,
-    check_kinds,
-    check_sharing,
-    pick_device,
-    refuse_processes,
-    wake,
-)
+from stretto.parts import StageLike, build_stage, check_heads, check_kinds, check_sharing, check_stage, wake
 from stretto.phase import Phase
 from stretto.precision import Precision
-from stretto.schedule import Rules, Schedule
+from stretto.schedule import Delays, Rules, Schedule
 from stretto.seeding import derive
 from stretto.stage import Loss, Practice, Stage, Target
-from stretto.trace import example_for_linear, trace
+from stretto.team import Plan, State, find_team
+from stretto.trace import example_for_linear
+from stretto.workshop import Workshop
 
 Batch = Any  # a tensor, or a tuple of tensors
 
@@ -97,35 +88,34 @@ class Trainer:
         seed: int = 0,
         precision: str | None = None,
     ) -> None:
-        refuse_processes()
         check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
         self.method = find_method(method)
-        self.device = pick_device(device)
         self.seed = seed
         self.precision = Precision(precision)
         self.loss = loss
-        self.stages = [build_stage(stage, index, seed).to(self.device) for index, stage in enumerate(stages)]
-        num_stages = len(self.stages)
+        self.clip = clip
+        self._team = find_team()
+        self.device = self._team.device(device)
+        given = list(stages)
+        num_stages = len(given)
         if not num_stages:
             raise UsageError("stages is empty: give at least one nn.Module")
         if workers is not None and not 1 <= workers <= num_stages:
             raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
-        self.clip = clip
-        self._ties = ties.find(self.stages)
+        workers = self._team.workers(workers, num_stages)
+        self._team.agree(self._description(num_stages))
+        known = self._build(given, self.method.plan(num_stages, workers)[0].worker_of)
+        self._ties = ties.find(known)
         if self._ties and self.method.reach(num_stages).heads != (num_stages - 1,):
             ties.refuse(self._ties, self.method)
         self.schedule, self.rules = self._plan(self.method.plan, workers)
         self.lag = self.method.lag(num_stages)
-        self.heads = self._heads(heads, example)
-        check_sharing(self.stages, self.heads)
-        wake(self.stages)
-        self._delays = self.method.delays(self.schedule)
-        self._places: list[Place] = []
-        self._practices: list[tuple[Practice, Practice]] = []  # of each stage: as the method says, and synchronous
-        self._stages = [self._stage(index, optimizer, scheduler) for index in range(num_stages)]
-        warn_of_overshoot(self.method, self._places)
+        self.heads = self._heads(heads, example, given)
+        check_sharing(known, self.heads)
+        wake(known)
+        practices = self._make_stages(optimizer, scheduler)
         self.precision.convert([*self.stages, *self.heads])  # only now that nothing can be refused any more
-        self._phases = self._make_phases(workers)
+        self._phases = self._make_phases(practices, workers)
         self._phase = self._phases[self.method.phases.synchronous(0)]
         self._phase.begin(0)
         self._entered = 0  # minibatches
@@ -147,7 +137,7 @@ class Trainer:
         n = self._entered
         with self._running(f"step {n}"):
             self._change_phase(n)
-            self._emulator.step(n, loads)
+            self._interpreter.step(n, loads)
         self._entered += 1
         self._drained = False
         self._collect_losses()
@@ -162,20 +152,20 @@ class Trainer:
         self._refuse_if_broken()
         if not self._drained:
             with self._running("flush"):
-                self._emulator.drain(self._entered)
+                self._interpreter.drain(self._entered)
             self._drained = True
             self._collect_losses()
         return [add_up(self._losses[n]) for n in sorted(self._losses)]
 
     @property
-    def _emulator(self) -> Emulator:
-        return self._phase.emulator
+    def _interpreter(self) -> Interpreter:
+        return self._phase.interpreter
 
     def _change_phase(self, n: int) -> None:
         phase = self._phases[self.method.phases.synchronous(n)]
         if phase is not self._phase:
             if not self._drained:
-                self._emulator.drain(n)
+                self._interpreter.drain(n)
                 self._drained = True
                 self._collect_losses()
             self._phase.end()
@@ -184,15 +174,16 @@ class Trainer:
 
     @contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        before, idle = [stage.updates for stage in self._stages], not self._emulator.values
+        before, idle = self._updates(), not self._interpreter.values
         try:
             with torch.enable_grad(), PreservedGenerator(self.device):
                 yield
         except BaseException as error:
-            if idle and before == [stage.updates for stage in self._stages]:
-                for stage in self._stages:  # nothing was in flight, nothing was updated: as if it had not been tried
+            if self._team.can_retry and idle and before == self._updates():
+                # Nothing was in flight, nothing was updated: as if it had not been tried.
+                for stage in self._stages.values():
                     stage.abandon()
-                self._emulator.restart(self._entered)
+                self._interpreter.restart(self._entered)
             else:
                 self._broken = f"{what} was cut short by {type(error).__name__}: {error}"
             raise
@@ -204,24 +195,37 @@ class Trainer:
                 "go on from a checkpoint (trainer.load), or make a new Trainer"
             )
 
+    def _updates(self) -> list[int]:
+        return [stage.updates for stage in self._stages.values()]
+
     def _loads(self, x: Batch, y: Any) -> list[dict[str, Any]]:
-        inputs, target = self.precision.inputs(inputs_on(x, self.device)), target_on(y, self.device)
+        reads_x, reads_y = 0 in self._stages, any(head in self._stages for head in self.rules.reach.heads)
+        for name, value, where in (("x", x, "stage 0 is" * reads_x), ("y", y, "a loss is" * reads_y)):
+            if value is None and where:
+                raise UsageError(
+                    f"{name} is None in this process, where {where}: every process passes the same batches"
+                )
+        inputs = self.precision.inputs(inputs_on(x, self.device)) if reads_x else ()
+        target = target_on(y, self.device) if reads_y else None
         pieces = self.schedule.per_turn
         if pieces == 1:
             return [{"activation": inputs, "target": Target(target)}]
-        examples = inputs[0].shape[0]
-        if examples < pieces:
+        examples = first_size(y if x is None else x)
+        if examples < pieces and (reads_x or reads_y):
             raise UsageError(
                 f"{examples} examples cannot be cut into {pieces} micro-batches: use larger minibatches, fewer "
                 "microbatches=, or a loader that drops the last, short batch (DataLoader(..., drop_last=True))"
             )
+        x_parts = cut(inputs, pieces) if reads_x else [()] * pieces
+        y_parts = cut(target, pieces) if reads_y else [None] * pieces
+        sizes = [examples // pieces + (piece < examples % pieces) for piece in range(pieces)]
         return [
-            {"activation": x_part, "target": Target(y_part, x_part[0].shape[0] / examples)}
-            for x_part, y_part in zip(micro_batches(inputs, pieces), micro_batches(target, pieces), strict=True)
+            {"activation": x_part, "target": Target(y_part, size / examples if examples else 0.0)}
+            for x_part, y_part, size in zip(x_parts, y_parts, sizes, strict=True)
         ]
 
     def _collect_losses(self) -> None:
-        pieces, values = self.schedule.per_turn, self._emulator.values
+        pieces, values = self.schedule.per_turn, self._interpreter.values
         while self._finished < self._entered:
             edges = [self.rules.loss(self._finished * pieces + piece) for piece in range(pieces)]
             if not all(edge in values for edge in edges):
@@ -242,7 +246,8 @@ class Trainer:
         With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
         output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
         """
-        return evaluate(self.model, self.loss, batches, self.device, self.precision)
+        self._team.refresh(self._stages, self.rules)
+        return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
 
     def observe(self, minibatches: int = 2) -> Observer:
         """Measure what the next minibatches see and what stages hold, while `step` trains as it does without.
@@ -250,18 +255,28 @@ class Trainer:
         Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
         `figures()`.
         """
-        return Observer(self._emulator, self._entered, minibatches)
+        return Observer(self._interpreter, self._entered, minibatches)
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
 
         On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
         """
-        state: dict[str, Tensor] = dict(self.model.state_dict())
-        for index, head in enumerate(self.heads):
-            if head is not None:
-                state.update({f"heads.{index}.{name}": value for name, value in head.state_dict().items()})
-        return state
+        self._team.refresh(self._stages, self.rules)
+        gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
+        if gathered is None:
+            return None
+        state = {key: value for each in gathered.values() for key, value in each.items()}
+        return dict(sorted(state.items(), key=lambda item: item[0].startswith("heads.")))
+
+    def _weights_of(self, index: int) -> State:
+        parts = ((f"{index}.", self.stages[index]), (f"heads.{index}.", self.heads[index]))
+        return {
+            prefix + name: value
+            for prefix, module in parts
+            if module is not None
+            for name, value in module.state_dict().items()
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything training needs to go on; drains first. The file appears whole or not at all."""
@@ -274,7 +289,7 @@ class Trainer:
                 "precision": self.precision.name,
                 "entered": self._entered,
                 "losses": dict(self._losses),
-                "stages": [stage.state_dict() for stage in self._stages],
+                "stages": [stage.state_dict() for stage in self._stages.values()],
             },
         )
 
@@ -291,97 +306,113 @@ class Trainer:
                 raise UsageError(f"{path} was saved with {what} {state.get(what)}, this trainer has {what} {mine}")
         if len(state["stages"]) != len(self._stages):
             raise UsageError(f"{path} holds {len(state['stages'])} stages, this trainer has {len(self._stages)}")
-        before = copy.deepcopy([stage.state_dict() for stage in self._stages])
+        before = copy.deepcopy([stage.state_dict() for stage in self._stages.values()])
         try:
-            for stage, saved in zip(self._stages, state["stages"], strict=True):
+            for stage, saved in zip(self._stages.values(), state["stages"], strict=True):
                 stage.load_state_dict(saved, str(path))
         except UsageError:
-            for stage, former in zip(self._stages, before, strict=True):
+            for stage, former in zip(self._stages.values(), before, strict=True):
                 stage.load_state_dict(former, "the state before")
             raise
         self._entered = state["entered"]
         self._finished = self._entered
         self._losses = dict(state["losses"])
         self._drained, self._broken = True, None
-        self._emulator.restart(self._entered)
+        self._interpreter.restart(self._entered)
 
     # -- construction -----------------------------------------------------------------------------------------------
 
-    def _heads(self, given: Sequence[nn.Module | None] | None, example: Batch | None) -> list[nn.Module | None]:
+    def _description(self, num_stages: int) -> dict[str, Any]:
+        return {
+            "stretto": version("stretto"),
+            "torch": torch.__version__,
+            "method": str(self.method),
+            "stages": num_stages,
+            "seed": self.seed,
+            "precision": self.precision.name,
+            "clip": self.clip,
+        }
+
+    def _build(self, given: Sequence[StageLike], homes: Mapping[int, int]) -> list[nn.Module]:
+        # Stages that live in other processes are known here only if they were given as modules.
+        known: list[nn.Module] = []
+        self.stages: list[nn.Module] = []
+        for index, stage in enumerate(given):
+            check_stage(stage, index)
+            elsewhere = Elsewhere(index, homes[index])
+            here = self._team.holds(homes[index])
+            known.append(build_stage(stage, index, self.seed) if here or isinstance(stage, nn.Module) else elsewhere)
+            self.stages.append(known[-1].to(self.device) if here else elsewhere)
+        return known
+
+    def _heads(
+        self, given: Sequence[nn.Module | None] | None, example: Batch | None, stages: Sequence[StageLike]
+    ) -> list[nn.Module | None]:
         reach = self.rules.reach
-        heads = [None if head is None else head.to(self.device) for head in check_heads(given, reach)]
+        heads = check_heads(given, reach)
         missing = [stage for stage in reach.heads[:-1] if heads[stage] is None]
         if missing and example is None:
-            example = example_for_linear(self.stages)
+            example = self._example(stages)
             if example is None:
                 raise UsageError(
                     f"method {self.method} needs heads after stages {missing}, and their shapes are not known: give "
                     "the Trainer one input batch, example=x, or the heads themselves, heads=[...]"
                 )
-        if example is None:
-            return heads
-        outputs = trace(self.stages, example, self.device)
-        for stage in missing:
-            cpu = torch.device("cpu")  # the same weights on every device
-            with cpu, PreservedGenerator(cpu) as generator:
-                generator.seed(derive(self.seed, "head", stage))
-                head = head_kinds.build(self.method.head, stage, outputs[stage], outputs[-1][0])
-            heads[stage] = head.to(device=self.device, dtype=outputs[stage][0].dtype)
-        return heads
+        if example is not None:
+            outputs = self._team.trace(self.stages, example, self.device)
+            for stage in missing:
+                cpu = torch.device("cpu")  # the same weights on every device
+                with cpu, PreservedGenerator(cpu) as generator:
+                    generator.seed(derive(self.seed, "head", stage))
+                    head = head_kinds.build(self.method.head, stage, outputs[stage], outputs[-1][0])
+                heads[stage] = head.to(dtype=outputs[stage][0].dtype)
+        return [
+            head.to(self.device) if head is not None and not isinstance(stage, Elsewhere) else None
+            for head, stage in zip(heads, self.stages, strict=True)
+        ]
+
+    def _example(self, stages: Sequence[StageLike]) -> Tensor | None:
+        # On several processes a stage that is given as a function is seen by one of them only.
+        if any(isinstance(stage, Elsewhere) for stage in self.stages):
+            modules = [stage for stage in stages if isinstance(stage, nn.Module)]
+            return example_for_linear(modules) if len(modules) == len(stages) else None
+        return example_for_linear(self.stages)
 
     def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
         return plan(len(self.stages), workers, reduce=self.clip is not None, ties=ties.pairs(self._ties))
 
-    def _make_phases(self, workers: int | None) -> dict[bool, Phase]:
+    def _make_stages(
+        self, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None
+    ) -> list[tuple[Practice, Practice]]:
+        self._delays = self.method.delays(self.schedule)
+        workshop = Workshop(
+            method=self.method,
+            rules=self.rules,
+            delays=self._delays,
+            ties=self._ties,
+            precision=self.precision,
+            loss=self.loss,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            clip=self.clip,
+            device=self.device,
+            seed=self.seed,
+        )
+        mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, Elsewhere)]
+        made = [workshop.make(index, self.stages[index], self.heads[index]) for index in mine]
+        warn_of_overshoot(self.method, [each.place for each in made if each.place is not None])
+        self._stages: dict[int, Stage] = {each.stage.index: each.stage for each in made}
+        return [each.practices for each in made]
+
+    def _make_phases(self, practices: Sequence[tuple[Practice, Practice]], workers: int | None) -> dict[bool, Phase]:
         # By whether they are synchronous phases of a method that otherwise is not.
-        own, synchronous = zip(*self._practices, strict=True)
-        emulator = Emulator(self.schedule, self.rules, self._stages, self._delays)
-        phases = {False: Phase(emulator, self._stages, own)}
+        plans = [Plan(self.schedule, self.rules, self._delays)]
         if self.method.phases:
             schedule, rules = self._plan(self.method.synchronous_plan, workers)
-            phases[True] = Phase(Emulator(schedule, rules, self._stages), self._stages, synchronous)
-        return phases
-
-    def _stage(self, index: int, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None) -> Stage:
-        module, head = self.stages[index], self.heads[index]
-        parts = [part for part in (module, head) if part is not None]
-        borrows = ties.borrower_of(self._ties, index, module)
-        trainable = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
-        parameters = trainable if borrows is None else borrows.own(trainable)
-        masters = self.precision.masters(parts, parameters)
-        made = build_optimizer(optimizer, [masters.copies.get(p, p) for p in parameters]) if parameters else None
-        if made is not None:
-            masters.check(made)
-        delay, recompute = self._delays.steady[index], self._delays.recompute[index]
-        place = Place(index, len(self.stages), delay, momentum_of(made), recompute)
-        if made is not None:
-            self._places.append(place)
-        base = derive(self.seed, "forward", index)
-        generator = PreservedGenerator(self.device)
-        with nullcontext() if borrows is None else borrows.worn(borrows.fixed()):
-            autocast = self.precision.name == "bf16-autocast"
-            practices = build_practices(
-                self.method, module, made, place, masters, scheduler=scheduler, autocast=autocast, clip=self.clip
-            )
-        self._practices.append(practices)
-        return Stage(
-            index,
-            module,
-            reach=self.rules.reach,
-            weights=practices[0].weights,
-            loss=self.precision.loss(self.loss),
-            head=head,
-            optimizer=made,
-            scheduler=build_scheduler(scheduler, made) if scheduler is not None and made is not None else None,
-            split=index in self.rules.split,
-            recompute=index in self.rules.recompute,
-            mean=self.method.combine == "mean",
-            seed_forward=lambda microbatch: generator.seed(derive(base, microbatch)),
-            lends=ties.lender_of(self._ties, index),
-            borrows=borrows,
-            masters=masters,
-            context=lambda: self.precision.forward(self.device),
-        )
+            plans.append(Plan(schedule, rules, Delays(schedule)))
+        interpreters = self._team.interpreters(plans, self._stages, self.lag, self.device)
+        both = zip((False, True), interpreters, zip(*practices, strict=True), strict=False)
+        return {synchronous: Phase(interpreter, own) for synchronous, interpreter, own in both}
 
 
 def add_up(losses: list[Tensor]) -> float:

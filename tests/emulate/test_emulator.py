@@ -34,7 +34,7 @@ class Log:
 
 def make(schedule, rules):
     log = []
-    return Emulator(schedule, rules, [Log(log, s, rules) for s in range(schedule.num_stages)]), log
+    return Emulator(schedule, rules, {s: Log(log, s, rules) for s in range(schedule.num_stages)}), log
 
 
 def loads(schedule):

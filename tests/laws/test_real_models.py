@@ -137,7 +137,7 @@ def test_the_kth_update_of_a_stage_has_the_kth_rate(method):
     stages = [linear(6, 5), linear(5, 5), linear(5, 4)]
     trainer, _ = train(stages, method, batches(8), optimizer=partial(Noting, lr=0.1, momentum=0.9),
                        scheduler=scheduler, example=batches(1)[0][0])  # fmt: skip
-    for stage in trainer._stages:
+    for stage in trainer._stages.values():
         assert stage.optimizer.rates == pytest.approx([0.1] * 2 + [0.01] * 3 + [0.001] * 3, rel=1e-12)
 
 

@@ -325,7 +325,7 @@ def test_no_graph_is_held_between_a_forward_and_its_recompute(name, delay):
     trainer = stretto.Trainer(deep(), cross_entropy, SGD, method(name, recompute=3))
     for _ in range(20):
         step(trainer)
-        held = {(edge.value, edge.source): value for edge, value in trainer._emulator.values.items()}
+        held = {(edge.value, edge.source): value for edge, value in trainer._interpreter.values.items()}
         for (value, source), kept in held.items():
             if source.stage in range(6):
                 assert (value == "graph") == isinstance(kept, Graph)
@@ -341,7 +341,7 @@ def test_no_graph_is_held_between_a_forward_and_its_recompute(name, delay):
     assert peaks.peak_graphs[:6] == tuple(many + 1 for many in count[0])
     assert peaks.peak_inputs[:6] == tuple(many + (s % 3 == 0) for s, many in enumerate(count[1]))
     trainer.flush()
-    assert not trainer._emulator.values
+    assert not trainer._interpreter.values
 
 
 @pytest.mark.parametrize("name", ["pb", "pipemare", "pb-lwp", "paci", "pipedream", "gpipe"])
@@ -375,7 +375,7 @@ def test_a_recompute_at_another_time_than_promised_is_caught():
     trainer = stretto.Trainer(deep(4), cross_entropy, SGD, method("pb", recompute=2))
     for _ in range(8):
         step(trainer)
-    values = trainer._emulator.values
+    values = trainer._interpreter.values
     next(value for edge, value in values.items() if edge.value == "graph" and edge.stage == 0).recomputed += 1
     with pytest.raises(AssertionError, match=r"0B2: recomputed 1 updates ago, the schedule promises 2"):
         step(trainer)

@@ -183,7 +183,7 @@ def test_nothing_of_tied_weights_is_left_after_a_drain():
     for x, y in batches(9):
         trainer.step(x, y)
     trainer.flush()
-    assert not trainer._emulator.values
+    assert not trainer._interpreter.values
     assert [name for name, _ in stages[3].named_parameters()] == ["weight", "norm.weight", "norm.bias"]
     assert trainer._stages[3].optimizer.param_groups[0]["params"] == [stages[3].norm.weight, stages[3].norm.bias]
 

@@ -40,7 +40,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
                     mean=mean)
         )  # fmt: skip
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
-    emulator = Emulator(trainer.schedule, rules, stages, trainer.method.delays(trainer.schedule))
+    emulator = Emulator(trainer.schedule, rules, dict(enumerate(stages)), trainer.method.delays(trainer.schedule))
     inputs, target = trainer.precision.inputs(inputs_on(x, trainer.device)), target_on(y, trainer.device)
     with torch.enable_grad(), PreservedGenerator(trainer.device):
         emulator.step(0, [{"activation": inputs, "target": Target(target)}] * trainer.schedule.per_turn)

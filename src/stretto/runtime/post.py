@@ -1,0 +1,118 @@
+"""One channel between two workers: values arrive in the order in which they were sent.
+
+Every message begins with a prefix [8] of int64: what it is, and the micro-batch. If a value has another layout
+than the one before it, three messages go out instead of one: the number of the new layout's whole numbers, these, and
+the value. No object is pickled.
+
+The receiving end always has one receive posted, so that a value travels while its receiver still computes; the sending
+end copies each value, so that nobody waits for a send, until too many are on their way.
+"""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stretto.runtime.packing import Layout, layout_of, pack, size_of, unpack
+
+PREFIX = 64  # bytes
+VALUE, LAYOUT, MARK = 1, 2, 3
+
+
+class Letter(NamedTuple):
+    """What arrived: a value, and the micro-batch it belongs to."""
+
+    microbatch: int
+    value: Any
+
+
+class Outbox:
+    """The sending end: `peer` is a rank of the group, `tag` tells its channels apart, `depth` is how many may wait."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, depth: int = 4) -> None:
+        self._group, self._peer, self._tag, self._depth = group, peer, tag, depth
+        self._layout: Layout | None = None
+        self._under_way: deque[tuple[Any, Tensor]] = deque()  # with the memory that must not change
+
+    def send(self, value: Any, microbatch: int = 0) -> int:
+        """Send a value; return how many bytes. Waits only while `depth` earlier values have not been taken."""
+        layout = layout_of(value)
+        if layout != self._layout:
+            self._announce(layout)
+        buffer = torch.empty(PREFIX + size_of(layout), dtype=torch.uint8)
+        buffer[:PREFIX] = prefix(VALUE, microbatch)
+        pack(value, buffer[PREFIX:])
+        while len(self._under_way) >= self._depth:
+            self._under_way.popleft()[0].wait()
+        self._post(buffer)
+        return buffer.numel()
+
+    def settle(self) -> None:
+        """Wait until everything has been taken."""
+        while self._under_way:
+            self._under_way.popleft()[0].wait()
+
+    def mark(self) -> None:
+        """Send a mark for the other end's `clear`; waits for nothing."""
+        self._post(prefix(MARK, 0))
+
+    def _announce(self, layout: Layout) -> None:
+        numbers = torch.tensor(layout, dtype=torch.int64)
+        self._post(prefix(LAYOUT, numbers.numel()))
+        self._post(numbers.view(torch.uint8))
+        self._layout = layout
+
+    def _post(self, buffer: Tensor) -> None:
+        work = dist.isend(buffer, group=self._group, group_dst=self._peer, tag=self._tag)
+        self._under_way.append((work, buffer))
+
+
+class Inbox:
+    """The receiving end. Values go to `device`; on the CPU they are where they arrived, uncopied."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, device: torch.device) -> None:
+        self._group, self._peer, self._tag, self._device = group, peer, tag, device
+        self._layout: Layout = ()
+        self._size = 0
+        self._posted = self._post(PREFIX)
+
+    def receive(self) -> Letter:
+        """The next value; waits for it."""
+        kind, number, buffer = self._next()
+        assert kind == VALUE, f"a message of kind {kind} from rank {self._peer}, where a value should be"
+        return Letter(number, unpack(self._layout, buffer[PREFIX:].to(self._device)))
+
+    def clear(self) -> None:
+        """Drop everything up to the next mark."""
+        while self._next()[0] != MARK:
+            pass
+
+    def _next(self) -> tuple[int, int, Tensor]:
+        while True:
+            work, buffer = self._posted
+            work.wait()
+            kind, number, *_ = buffer[:PREFIX].view(torch.int64).tolist()
+            if kind != LAYOUT:
+                self._posted = self._post(PREFIX + self._size)
+                return kind, number, buffer
+            self._read_layout(number)
+
+    def _read_layout(self, length: int) -> None:
+        work, buffer = self._post(8 * length)
+        work.wait()
+        self._layout = tuple(buffer.view(torch.int64).tolist())
+        self._size = size_of(self._layout)
+        self._posted = self._post(PREFIX + self._size)
+
+    def _post(self, size: int) -> tuple[Any, Tensor]:
+        buffer = torch.empty(size, dtype=torch.uint8)
+        return dist.irecv(buffer, group=self._group, group_src=self._peer, tag=self._tag), buffer
+
+
+def prefix(kind: int, number: int) -> Tensor:
+    """What a message begins with."""
+    numbers = torch.zeros(PREFIX // 8, dtype=torch.int64)
+    numbers[0], numbers[1] = kind, number
+    return numbers.view(torch.uint8)

@@ -1,0 +1,202 @@
+"""Several processes, one worker each: worker w is the process of rank w."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stretto.batch import inputs_on, target_on
+from stretto.elsewhere import Elsewhere
+from stretto.errors import UsageError
+from stretto.evaluate import Tally, evaluating
+from stretto.interpreter import Interpreter
+from stretto.parts import pick_device
+from stretto.precision import Precision
+from stretto.runtime.mailbox import Mailbox, channels
+from stretto.runtime.post import Inbox, Outbox
+from stretto.runtime.worker import Worker
+from stretto.runtime.world import World, agree
+from stretto.schedule import Rules
+from stretto.stage import Loss, Stage
+from stretto.team import Outputs, Plan, State, Team
+from stretto.trace import trace
+
+DEPTH = 4  # large values of one channel that may be on their way at once
+FIRST_TAG = 1  # 0 is for what workers say outside a schedule
+
+
+class Ranks(Team):
+    """What a Trainer does otherwise on several processes. Everything here is a collective, but what asks no one."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.group = world.group()
+        self.cpu = torch.device("cpu")
+        self._outboxes: dict[int, Outbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._home_of: Mapping[int, int] = {}  # the worker of each stage
+
+    can_retry = False
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0."""
+        return self.world.rank == 0
+
+    def workers(self, asked: int | None, num_stages: int) -> int:
+        """One for each process."""
+        size = self.world.size
+        if asked not in (None, size):
+            raise UsageError(
+                f"workers={asked}, but there are {size} processes: leave workers= out, or start {asked} processes"
+            )
+        if size > num_stages:
+            raise UsageError(
+                f"{size} processes for {num_stages} stages: {size - num_stages} would have nothing to do. Start "
+                f"{num_stages} processes at most, or cut the model into {size} stages or more"
+            )
+        return size
+
+    def holds(self, worker: int) -> bool:
+        """Whether it is this process."""
+        return worker == self.world.rank
+
+    def device(self, asked: str | torch.device) -> torch.device:
+        """With "auto" or "cuda", a device of its own for each process of a machine."""
+        if asked in ("auto", "cuda") and torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            return pick_device(f"cuda:{self.world.local_rank % count}")
+        return pick_device(asked)
+
+    def interpreters(
+        self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
+    ) -> list[Interpreter]:
+        """Workers that share one mailbox."""
+        pieces = max(plan.schedule.per_turn for plan in plans)
+        self._home_of = plans[0].schedule.worker_of
+        mailbox = Mailbox(
+            self.group,
+            set().union(*(channels(plan.schedule, plan.rules) for plan in plans)),
+            plans[0].schedule.worker_of,
+            device,
+            first_tag=FIRST_TAG,
+            depth=DEPTH + pieces,
+            patience=(lag + 2) * pieces,
+        )
+        return [
+            Worker(plan.schedule, plan.rules, stages, plan.delays, worker=self.world.rank, mailbox=mailbox, lag=lag)
+            for plan in plans
+        ]
+
+    def agree(self, description: Mapping[str, Any]) -> None:
+        """Compare what all are about to train."""
+        agree(self.group, description)
+
+    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
+        """Each stage where it lives; then everybody is told the shapes."""
+        homes = self._homes(stages)
+        outputs: Outputs = []
+        given: tuple[Tensor, ...] = inputs_on(example, device) if homes[0] == self.world.rank else ()
+        for index, home in enumerate(homes):
+            before = homes[index - 1] if index else home
+            if before != home and self.world.rank == before:
+                self._to(home).send(given)
+            if home == self.world.rank:
+                if before != home:
+                    given = self._from(before, device).receive().value
+                given = trace([stages[index]], given, device, first=index)[0]
+            outputs.append(self._shapes(given, home, device))
+        return outputs
+
+    def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
+        """The owner sends, the borrower overwrites what it has."""
+        for tie in rules.ties:
+            if tie.owner in stages and tie.user not in stages:
+                self._to(self._home_of[tie.user]).send(stages[tie.owner].lent())
+            elif tie.user in stages and tie.owner not in stages:
+                stages[tie.user].take_over(self._from(self._home_of[tie.owner], self.cpu).receive().value)
+
+    def evaluate(
+        self,
+        stages: Sequence[nn.Module],
+        loss: Loss,
+        batches: Iterable[tuple[Any, Any]],
+        device: torch.device,
+        precision: Precision,
+    ) -> dict[str, float]:
+        """Batch after batch through the stages, where they live; the last one counts."""
+        homes, me = self._homes(stages), self.world.rank
+        tally = Tally()
+        with evaluating([stage for stage in stages if not isinstance(stage, Elsewhere)]), torch.no_grad():
+            for x, y in batches:
+                given: tuple[Any, ...] = ()
+                examples = 0
+                if homes[0] == me:
+                    given = precision.inputs(inputs_on(x, device))
+                    examples = given[0].shape[0]
+                for index, home in enumerate(homes):
+                    before = homes[index - 1] if index else home
+                    if before != home and before == me:
+                        self._to(home).send(given, examples)
+                    if home == me:
+                        if before != home:
+                            examples, given = self._from(before, device).receive()
+                        with precision.forward(device):
+                            output = stages[index](*given)
+                            given = output if isinstance(output, tuple) else (output,)
+                            if index == len(stages) - 1:
+                                target = target_on(y, device)
+                                tally.add(output, target, precision.loss(loss)(output, target), examples)
+        sums = torch.tensor([tally.loss, tally.examples, tally.hits, tally.targets], dtype=torch.float64)
+        dist.broadcast(sums, group_src=homes[-1], group=self.group)
+        return Tally(float(sums[0]), *(int(number) for number in sums[1:])).result()
+
+    def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
+        """Names as text in bytes, then tensor after tensor."""
+        if not self.is_first:
+            out = self._to(0)
+            out.send(torch.tensor(len(own)))
+            for stage, state in own.items():
+                names = "\n".join(state).encode()
+                out.send(torch.frombuffer(bytearray(names), dtype=torch.uint8) if names else None, stage)
+                for tensor in state.values():
+                    out.send(tensor.detach())
+            out.settle()
+            return None
+        gathered = dict(own)
+        for rank in range(1, self.world.size):
+            box = self._from(rank, self.cpu)
+            for _ in range(int(box.receive().value)):
+                stage, names = box.receive()
+                keys = [] if names is None else bytes(names.tolist()).decode().split("\n")
+                gathered[stage] = {key: box.receive().value.clone() for key in keys}
+        return dict(sorted(gathered.items()))
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        dist.barrier(group=self.group)
+
+    def _homes(self, stages: Sequence[nn.Module]) -> list[int]:
+        return [stage.worker if isinstance(stage, Elsewhere) else self.world.rank for stage in stages]
+
+    def _shapes(self, outputs: tuple[Tensor, ...], home: int, device: torch.device) -> tuple[Tensor, ...]:
+        # Everybody hears what the stage at `home` gives for an example; the numbers stay there.
+        if home == self.world.rank:
+            for other in range(self.world.size):
+                if other != home:
+                    self._to(other).send(outputs)
+            return outputs
+        value: tuple[Tensor, ...] = self._from(home, device).receive().value
+        return value
+
+    def _to(self, rank: int) -> Outbox:
+        if rank not in self._outboxes:
+            self._outboxes[rank] = Outbox(self.group, rank, 0, DEPTH)
+        return self._outboxes[rank]
+
+    def _from(self, rank: int, device: torch.device) -> Inbox:
+        if rank not in self._inboxes:
+            self._inboxes[rank] = Inbox(self.group, rank, 0, device)
+        return self._inboxes[rank]

@@ -1,0 +1,123 @@
+"""One worker of a schedule, in a process of its own: it walks its list, and waits where a value has not arrived."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stretto.errors import ScheduleError
+from stretto.interpreter import Interpreter
+from stretto.runtime.mailbox import Channel, Mailbox, receivers
+from stretto.runtime.post import Letter
+from stretto.schedule import Action, Delays, Edge, Rules, Schedule
+from stretto.schedule.rules import Tie
+from stretto.stage import Stage
+
+
+class Worker(Interpreter):
+    """Runs one worker's actions in their order. What other workers need of the results is sent at once.
+
+    After turn n every worker gets the loss of minibatch n - lag, so that none is more than `lag` ahead of the last
+    stage.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rules: Rules,
+        stages: Mapping[int, Stage],
+        delays: Delays | None,
+        *,
+        worker: int,
+        mailbox: Mailbox,
+        lag: int,
+    ) -> None:
+        super().__init__(schedule, rules, stages, delays)
+        self.worker = worker
+        self._mailbox = mailbox
+        self._lag = lag
+        self._told = 0  # the first minibatch whose loss has not been told
+        self._borrowed: dict[Channel, Letter] = {}  # the newest tied weights that have arrived
+
+    def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
+        """Turn n: run all of it, then hear of the minibatch whose turn it is."""
+        super().step(n, loads)
+        self._hear(n - self._lag + 1)
+
+    def begin(self, n: int) -> None:
+        """Turn n comes next, and nothing is in flight."""
+        self._told = n
+        super().begin(n)
+
+    def restart(self, n: int) -> None:
+        """Turn n comes next; whatever was in flight is dropped, by every worker at the same time."""
+        self._mailbox.clear()
+        self._borrowed.clear()
+        self._since = n * self.schedule.per_turn  # nothing has been updated since
+        super().restart(n)
+
+    def _issue(self, n: int, until: int | None) -> None:
+        for action in self.schedule.turn(self.worker, n, until, self._since):
+            needs = self._needs(action)
+            for edge in needs:
+                if edge not in self.values:
+                    self._fetch(edge, action)
+            self._send(self._run(action, needs))
+
+    def _finish(self, until: int) -> None:
+        self._hear(until // self.schedule.per_turn)
+        for tie in self.rules.ties:
+            if tie.user in self.stages and tie.owner not in self.stages:
+                self._settle(tie, until)
+
+    def _fetch(self, edge: Edge, action: Action | None = None) -> None:
+        home = self.schedule.worker_of.get(edge.source.stage, self.worker)
+        if home == self.worker:
+            raise ScheduleError(
+                f"deadlock: {action} on worker {self.worker} waits for the {edge.value} of {edge.source}, which comes "
+                "after it on the same worker, or was not loaded"
+            )
+        channel = Channel.of(edge, self.worker)
+        while edge not in self.values:
+            self._receive(channel)
+
+    def _receive(self, channel: Channel) -> None:
+        letter = self._mailbox.receive(channel)
+        if channel.value == "tied-weight":
+            self._borrowed[channel] = letter
+        if letter.microbatch >= self._since:
+            for edge in self.rules.makes(Action(channel.kind, channel.stage, letter.microbatch)):
+                if edge.value == channel.value and (edge.stage in self.stages or edge.stage == self.rules.num_stages):
+                    self.values[edge] = letter.value
+
+    def _send(self, made: Sequence[Edge]) -> None:
+        sent: set[Channel] = set()
+        for edge in made:
+            here = False
+            for worker in receivers(edge, self.schedule):
+                channel = Channel.of(edge, worker)
+                if worker == self.worker:
+                    here = True
+                elif channel not in sent:
+                    self._mailbox.send(channel, self.values[edge], edge.source.microbatch)
+                    sent.add(channel)
+            if not here:
+                del self.values[edge]
+
+    def _hear(self, until: int) -> None:
+        for minibatch in range(self._told, until):
+            for piece in range(self.schedule.per_turn):
+                edge = self.rules.loss(minibatch * self.schedule.per_turn + piece)
+                if edge.source.stage not in self.stages:
+                    self._fetch(edge)
+        self._told = max(self._told, until)
+
+    def _settle(self, tie: Tie, until: int) -> None:
+        # The owner's last version is what its weights are now.
+        pieces = self.schedule.per_turn
+        updates = [action for action in self.schedule.of_stage(tie.owner) if action.kind == "U"]
+        last = max(until - pieces + update.microbatch % pieces for update in updates)
+        if last < self._since:
+            return
+        channel = Channel("tied-weight", "U", tie.owner, self.worker)
+        while channel not in self._borrowed or self._borrowed[channel].microbatch < last:
+            self._receive(channel)
+        self.stages[tie.user].take_over(self._borrowed[channel].value)

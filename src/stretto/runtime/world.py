@@ -1,0 +1,146 @@
+"""The processes of this job, and how this one joins them: torchrun, SLURM, or a process group that is there already."""
+
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from stretto.errors import UsageError
+
+TIMEOUT = timedelta(minutes=10)
+RECORD = 1024  # bytes of what processes tell each other before they begin
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """This process among all of them: its rank, how many there are, its number on this machine, and their store."""
+
+    rank: int
+    size: int
+    local_rank: int
+    store: Store | None
+
+    def group(self) -> dist.ProcessGroup:
+        """A new group of all processes, with messages of its own; a collective."""
+        made = dist.new_group(backend="gloo")
+        assert isinstance(made, dist.ProcessGroup), "every process is in the group of all"
+        return made
+
+
+def join(environment: Mapping[str, str] | None = None) -> World | None:
+    """This process's place in the job; None where it is alone. Joins the others if nobody has done it before.
+
+    Raises UsageError if the variables that the launcher sets do not fit together.
+    """
+    if not dist.is_available():
+        return None
+    if dist.is_initialized():
+        if dist.get_world_size() == 1:
+            return None
+        return World(dist.get_rank(), dist.get_world_size(), local_rank(dict(os.environ)), default_store())
+    given = dict(os.environ) if environment is None else dict(environment)
+    given = from_slurm(given) if "WORLD_SIZE" not in given else given
+    size = whole("WORLD_SIZE", given)
+    if size in (None, 1):
+        return None
+    if whole("RANK", given) is None:
+        raise UsageError(f"WORLD_SIZE={size}, but RANK is not set: start it with torchrun --nproc-per-node {size}")
+    os.environ.update({key: given[key] for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if key in given})
+    keep_to_this_machine(given)
+    store, rank, number = next(rendezvous("env://", timeout=TIMEOUT))
+    store.set_timeout(TIMEOUT)
+    # Several backends: collectives of a user's own on CUDA tensors work too.
+    dist.init_process_group(store=PrefixStore("default", store), rank=rank, world_size=number, timeout=TIMEOUT)
+    return World(rank, number, local_rank(given), PrefixStore("stretto", store))
+
+
+def from_slurm(given: dict[str, str]) -> dict[str, str]:
+    """The variables that torchrun would have set, where srun has started several tasks."""
+    size = given.get("SLURM_STEP_NUM_TASKS", "1")
+    if size in ("", "1"):
+        return given
+    hosts = given.get("SLURM_STEP_NODELIST", given.get("SLURM_NODELIST", "localhost"))
+    return {
+        "MASTER_ADDR": first_host(hosts),
+        "MASTER_PORT": str(20000 + int(given.get("SLURM_JOB_ID", "0")) % 20000),
+        **given,
+        "WORLD_SIZE": size,
+        "RANK": given["SLURM_PROCID"],
+        "LOCAL_RANK": given.get("SLURM_LOCALID", "0"),
+    }
+
+
+def first_host(hosts: str) -> str:
+    """The first of SLURM's list of hosts.
+
+    >>> first_host("gpu[07-09,12],login1")
+    'gpu07'
+    """
+    head = re.split(r",(?![^\[]*\])", hosts)[0]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", head)
+
+
+def keep_to_this_machine(given: Mapping[str, str]) -> None:
+    """Listen on the loopback interface only, where all processes are on this machine."""
+    address = given.get("MASTER_ADDR")
+    alone = given.get("LOCAL_WORLD_SIZE") == given.get("WORLD_SIZE") or address in ("127.0.0.1", "localhost")
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if alone and loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def whole(variable: str, given: Mapping[str, str]) -> int | None:
+    """A launcher's variable as a number; None where it is not set."""
+    value = given.get(variable, "")
+    if not value:
+        return None
+    if not value.isdigit():
+        raise UsageError(f"{variable}={value!r}: a launcher sets it to a whole number")
+    return int(value)
+
+
+def local_rank(given: Mapping[str, str]) -> int:
+    """The number of this process on its machine."""
+    return whole("LOCAL_RANK", given) or 0
+
+
+def default_store() -> Store | None:
+    """The store of a process group that somebody else has made; None if torch does not tell."""
+    find = getattr(dist.distributed_c10d, "_get_default_store", None)
+    return None if find is None else PrefixStore("stretto", find())
+
+
+def agree(group: dist.ProcessGroup, mine: Mapping[str, Any]) -> None:
+    """Raise UsageError, on every process, if they do not all say the same about the training that is to begin."""
+    text = json.dumps(mine, sort_keys=True).encode()
+    record = torch.zeros(RECORD, dtype=torch.uint8)
+    record[: min(len(text), RECORD)] = torch.frombuffer(bytearray(text[:RECORD]), dtype=torch.uint8)
+    told = [torch.empty_like(record) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(told, record, group=group)
+    first = bytes(told[0].tolist()).rstrip(b"\0")
+    for rank, other in enumerate(told):
+        theirs = bytes(other.tolist()).rstrip(b"\0")
+        if theirs != first:
+            raise UsageError(
+                f"rank {rank} trains something else than rank 0: {difference(first, theirs)}. All processes have to "
+                "run the same script, with the same versions of stretto and torch"
+            )
+
+
+def difference(first: bytes, other: bytes) -> str:
+    """Where two descriptions differ, in words."""
+    try:
+        one, two = json.loads(first), json.loads(other)
+    except json.JSONDecodeError:  # cut off at RECORD
+        return f"{first[-80:]!r} and {other[-80:]!r}"
+    keys = sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
+    return "; ".join(f"{key} is {one.get(key)!r} on rank 0 and {two.get(key)!r} there" for key in keys)

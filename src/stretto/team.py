@@ -1,0 +1,153 @@
+"""The processes that train together, seen from one of them: a Trainer asks its team wherever being many matters."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stretto.chain import Chain
+from stretto.emulate import Emulator
+from stretto.evaluate import evaluate
+from stretto.interpreter import Interpreter
+from stretto.parts import pick_device
+from stretto.precision import Precision
+from stretto.schedule import Delays, Rules, Schedule
+from stretto.stage import Loss, Stage
+from stretto.trace import trace
+
+State = dict[str, Tensor]
+Outputs = list[tuple[Tensor, ...]]  # of every stage, for one example
+
+
+class Plan(NamedTuple):
+    """What an interpreter runs."""
+
+    schedule: Schedule
+    rules: Rules
+    delays: Delays
+
+
+class Team(ABC):
+    """What a Trainer does otherwise on several processes than on one."""
+
+    @abstractmethod
+    def workers(self, asked: int | None, num_stages: int) -> int | None:
+        """How many workers the schedule is for; None for as many as suit it. Raises UsageError if it cannot be."""
+
+    @abstractmethod
+    def holds(self, worker: int) -> bool:
+        """Whether that worker's stages live in this process."""
+
+    @abstractmethod
+    def device(self, asked: str | torch.device) -> torch.device:
+        """The device of this process."""
+
+    @abstractmethod
+    def interpreters(
+        self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
+    ) -> list[Interpreter]:
+        """What runs each plan on the stages that live here; they take turns."""
+
+    @abstractmethod
+    def agree(self, description: Mapping[str, Any]) -> None:
+        """Raise UsageError if the processes are about to train different things."""
+
+    @abstractmethod
+    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
+        """What each stage gives for one example; shapes and types are right everywhere, numbers where a stage lives."""
+
+    @abstractmethod
+    def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
+        """Give tied weights, where they are borrowed, the values that their owner has now."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        stages: Sequence[nn.Module],
+        loss: Loss,
+        batches: Iterable[tuple[Any, Any]],
+        device: torch.device,
+        precision: Precision,
+    ) -> dict[str, float]:
+        """As `stretto.evaluate.evaluate`, the same on every process."""
+
+    @abstractmethod
+    def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
+        """What every process has of each stage, on the first one; None elsewhere."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait for all."""
+
+    @property
+    @abstractmethod
+    def can_retry(self) -> bool:
+        """Whether a step that failed and has changed nothing here has changed nothing anywhere."""
+
+    @property
+    @abstractmethod
+    def is_first(self) -> bool:
+        """Whether this process does what only one has to do."""
+
+
+class Solo(Team):
+    """One process: every worker is emulated."""
+
+    is_first = True
+    can_retry = True
+
+    def workers(self, asked: int | None, num_stages: int) -> int | None:
+        """As asked."""
+        return asked
+
+    def holds(self, worker: int) -> bool:
+        """Always."""
+        return True
+
+    def device(self, asked: str | torch.device) -> torch.device:
+        """As asked."""
+        return pick_device(asked)
+
+    def interpreters(
+        self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
+    ) -> list[Interpreter]:
+        """Emulators."""
+        return [Emulator(plan.schedule, plan.rules, stages, plan.delays) for plan in plans]
+
+    def agree(self, description: Mapping[str, Any]) -> None:
+        """Nobody is asked."""
+
+    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
+        """One stage after the other."""
+        return trace(stages, example, device)
+
+    def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
+        """They are the same objects."""
+
+    def evaluate(
+        self,
+        stages: Sequence[nn.Module],
+        loss: Loss,
+        batches: Iterable[tuple[Any, Any]],
+        device: torch.device,
+        precision: Precision,
+    ) -> dict[str, float]:
+        """The model is here."""
+        return evaluate(Chain(*stages), loss, batches, device, precision)
+
+    def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
+        """Everything is here."""
+        return dict(own)
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+
+def find_team() -> Team:
+    """This process alone, or all that a launcher has started."""
+    from stretto.runtime import Ranks, join  # it takes a while
+
+    world = join()
+    return Solo() if world is None else Ranks(world)

@@ -1,0 +1,94 @@
+"""Where stages are put together: everything that a Trainer was given and one stage needs."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from stretto import ties
+from stretto.assemble import Makings, build_practices, momentum_of
+from stretto.generator import PreservedGenerator
+from stretto.methods import Method
+from stretto.methods.cure import Place
+from stretto.parts import build_optimizer, build_scheduler
+from stretto.precision import Precision
+from stretto.schedule import Delays, Rules
+from stretto.seeding import derive
+from stretto.stage import Loss, Practice, Stage
+
+
+class Made(NamedTuple):
+    """A stage, how it trains as its method says and in synchronous phases, and where, if anything trains it."""
+
+    stage: Stage
+    practices: tuple[Practice, Practice]
+    place: Place | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workshop:
+    """`make` puts one stage together; the arguments are those of Trainer."""
+
+    method: Method
+    rules: Rules
+    delays: Delays
+    ties: Sequence[ties.Tied]
+    precision: Precision
+    loss: Loss
+    optimizer: Callable[..., Any]
+    scheduler: Callable[..., Any] | None
+    clip: float | None
+    device: torch.device
+    seed: int
+
+    def make(self, index: int, module: nn.Module, head: nn.Module | None) -> Made:
+        """Raises UsageError where the method cannot train this stage."""
+        parts = [part for part in (module, head) if part is not None]
+        borrows = ties.borrower_of(self.ties, index, module)
+        trainable = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
+        parameters = trainable if borrows is None else borrows.own(trainable)
+        masters = self.precision.masters(parts, parameters)
+        optimizer = (
+            build_optimizer(self.optimizer, [masters.copies.get(p, p) for p in parameters]) if parameters else None
+        )
+        if optimizer is not None:
+            masters.check(optimizer)
+        place = self._place(index, optimizer)
+        with nullcontext() if borrows is None else borrows.worn(borrows.fixed()):
+            practices = build_practices(
+                Makings(self.method, module, optimizer, place, masters, self.scheduler),
+                autocast=self.precision.name == "bf16-autocast",
+                clip=self.clip,
+            )
+        stage = Stage(
+            index,
+            module,
+            reach=self.rules.reach,
+            weights=practices[0].weights,
+            loss=self.precision.loss(self.loss),
+            head=head,
+            optimizer=optimizer,
+            scheduler=None
+            if self.scheduler is None or optimizer is None
+            else build_scheduler(self.scheduler, optimizer),
+            split=index in self.rules.split,
+            recompute=index in self.rules.recompute,
+            mean=self.method.combine == "mean",
+            seed_forward=self._seeding(index),
+            lends=ties.lender_of(self.ties, index),
+            borrows=borrows,
+            masters=masters,
+            context=lambda: self.precision.forward(self.device),
+        )
+        return Made(stage, practices, None if optimizer is None else place)
+
+    def _place(self, index: int, optimizer: torch.optim.Optimizer | None) -> Place:
+        delay, recompute = self.delays.steady[index], self.delays.recompute[index]
+        return Place(index, self.rules.num_stages, delay, momentum_of(optimizer), recompute)
+
+    def _seeding(self, index: int) -> Callable[[int], None]:
+        base, generator = derive(self.seed, "forward", index), PreservedGenerator(self.device)
+        return lambda microbatch: generator.seed(derive(base, microbatch))

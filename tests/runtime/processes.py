@@ -1,0 +1,67 @@
+"""Runs a function in several processes that see the variables a launcher would set."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def launch(number, target, *args, extra=None, timeout=120):
+    """Call `target` ("module:function") with args in each process; return what each one returned, in order of ranks.
+
+    Raises AssertionError with the processes' stderr if one of them fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "args").write_bytes(pickle.dumps(args))
+        processes = start(number, [sys.executable, __file__, target, folder], extra=extra)
+        try:
+            for process in processes:
+                process.wait(timeout)
+        finally:
+            said = []
+            for process in processes:
+                process.kill()
+                said.append(process.communicate()[1])
+        statuses = [process.returncode for process in processes]
+        assert statuses == [0] * number, f"{statuses}\n" + "\n".join(text[-3000:] for text in said)
+        return [pickle.loads((Path(folder) / f"result{rank}").read_bytes()) for rank in range(number)]
+
+
+def start(number, command, *, extra=None):
+    """The processes of one job."""
+    tests = Path(__file__).parents[1]
+    port = free_port()
+    common = {
+        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(number),
+        "LOCAL_WORLD_SIZE": str(number), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")]), **(extra or {}),
+    }  # fmt: skip
+    return [
+        subprocess.Popen(
+            command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(number)
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    import importlib
+
+    import torch
+
+    torch.set_num_threads(1)
+    target, folder = sys.argv[1], Path(sys.argv[2])
+    module, function = target.split(":")
+    args = pickle.loads((folder / "args").read_bytes())
+    result = getattr(importlib.import_module(module), function)(*args)
+    (folder / f"result{os.environ['RANK']}").write_bytes(pickle.dumps(result))
