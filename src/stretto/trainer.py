@@ -4,7 +4,6 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from stretto import ties
 from stretto.assemble import build_practices, momentum_of, warn_of_overshoot
 from stretto.batch import inputs_on, micro_batches, target_on
 from stretto.chain import Chain
-from stretto.checkpoint import read, write
+from stretto.checkpoint import Manifest, read_manifest, read_stage, write
 from stretto.emulate import Emulator
 from stretto.errors import StrettoError, UsageError
 from stretto.evaluate import evaluate
@@ -264,44 +263,47 @@ class Trainer:
         return state
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything training needs to go on; drains first. The file appears whole or not at all."""
+        """Write everything training needs to go on; drains first. The folder appears whole or not at all.
+
+        A checkpoint that was there is replaced; if that fails (UsageError, OSError) it is still there.
+        """
         self.flush()
-        write(
-            Path(path),
-            {
-                "method": str(self.method),
-                "seed": self.seed,
-                "precision": self.precision.name,
-                "entered": self._entered,
-                "losses": dict(self._losses),
-                "stages": [stage.state_dict() for stage in self._stages],
-            },
+        manifest = Manifest(
+            method=str(self.method),
+            seed=self.seed,
+            precision=self.precision.name,
+            entered=self._entered,
+            losses={n: [float(loss) for loss in losses] for n, losses in self._losses.items()},
         )
+        write(path, (stage.state_dict() for stage in self._stages), manifest)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from `save`; what is in flight is dropped.
 
-        Raises UsageError, and changes nothing, if the file is not whole, or of other stages, another seed or precision,
-        or a method that is another or written otherwise.
+        Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
+        seed or precision, or a method that is another or written otherwise.
         """
-        state = read(Path(path))
+        manifest = read_manifest(path)
         own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
         for what, mine in own.items():
-            if state.get(what) != mine:
-                raise UsageError(f"{path} was saved with {what} {state.get(what)}, this trainer has {what} {mine}")
-        if len(state["stages"]) != len(self._stages):
-            raise UsageError(f"{path} holds {len(state['stages'])} stages, this trainer has {len(self._stages)}")
+            if getattr(manifest, what) != mine:
+                raise UsageError(
+                    f"{path} was saved with {what} {getattr(manifest, what)}, this trainer has {what} {mine}"
+                )
+        if len(manifest.stages) != len(self._stages):
+            raise UsageError(f"{path} holds {len(manifest.stages)} stages, this trainer has {len(self._stages)}")
+        states = [read_stage(path, index) for index in range(len(self._stages))]
         before = copy.deepcopy([stage.state_dict() for stage in self._stages])
         try:
-            for stage, saved in zip(self._stages, state["stages"], strict=True):
+            for stage, saved in zip(self._stages, states, strict=True):
                 stage.load_state_dict(saved, str(path))
         except UsageError:
             for stage, former in zip(self._stages, before, strict=True):
                 stage.load_state_dict(former, "the state before")
             raise
-        self._entered = state["entered"]
+        self._entered = manifest.entered
         self._finished = self._entered
-        self._losses = dict(state["losses"])
+        self._losses = {n: list(torch.tensor(losses, dtype=torch.float64)) for n, losses in manifest.losses.items()}
         self._drained, self._broken = True, None
         self._emulator.restart(self._entered)
 
