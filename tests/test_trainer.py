@@ -335,7 +335,7 @@ def test_save_leaves_one_whole_folder(tmp_path):
 def test_losses_that_step_still_owes_are_kept(tmp_path):
     """Exactly, cut into micro-batches, and such as are no number."""
     data = batches(9)
-    kept, resumed = make("chunked(microbatches=3)"), make("chunked(microbatches=3)")
+    kept, resumed = make("pipedream-2bw(microbatches=3)"), make("pipedream-2bw(microbatches=3)")
     for x, y in data[:2]:
         kept.step(x, y)
     kept.step(data[2][0] * math.inf, data[2][1])

@@ -35,8 +35,8 @@ def check(folder: Path, digest: Digest, *, sizes_only: bool = False) -> None:
             found = file.stat().st_size
             if found != size:
                 raise UsageError(f"{file} is damaged: it has {found} bytes and had {size}")
-            if not sizes_only and (sum_ := crc32(file)) != wanted:
-                raise UsageError(f"{file} is damaged: its CRC-32 is {sum_} and was {wanted}")
+            if not sizes_only and (computed := crc32(file)) != wanted:
+                raise UsageError(f"{file} is damaged: its CRC-32 is {computed} and was {wanted}")
         except FileNotFoundError:
             raise UsageError(f"{file} is missing") from None
         except OSError as error:

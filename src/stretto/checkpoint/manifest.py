@@ -45,7 +45,7 @@ def render(manifest: Manifest) -> str:
         raise UsageError(f"extra={{...}} of a checkpoint cannot hold the tensor {next(iter(tensors))}: give numbers")
     content["stages"] = [dict(digest) for digest in manifest.stages]
     content["losses"] = {str(n): [float(loss) for loss in losses] for n, losses in manifest.losses.items()}
-    return json.dumps({**content, "crc32": _crc32(content)}, indent=1) + "\n"
+    return json.dumps({**content, "crc32": _crc32(content)}, indent=1)
 
 
 def parse(text: bytes, file: Path) -> Manifest:
