@@ -1,5 +1,6 @@
 """The processes that train together, seen from one of them: a Trainer asks its team wherever being many matters."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto import checkpoint
 from stretto.chain import Chain
+from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
 from stretto.emulate.recorder import record
 from stretto.evaluate import evaluate
@@ -85,6 +88,10 @@ class Team(ABC):
         """What every process has of each stage, on the first one; None elsewhere."""
 
     @abstractmethod
+    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
+        """Write a checkpoint of the stages that live here, and of all others."""
+
+    @abstractmethod
     def together(self) -> AbstractContextManager[None]:
         """What every process does at the same time goes here: an error on one of them ends all."""
 
@@ -155,6 +162,10 @@ class Solo(Team):
     def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
         """Everything is here."""
         return dict(own)
+
+    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
+        """All of them are here."""
+        checkpoint.write(path, states.values(), manifest)
 
     def together(self) -> AbstractContextManager[None]:
         """Nobody else."""

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from stretto import ties
 from stretto.assemble import warn_of_overshoot
 from stretto.batch import cut, first_size, inputs_on, target_on
 from stretto.chain import Chain
-from stretto.checkpoint import read, write
+from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.elsewhere import Elsewhere
 from stretto.errors import StrettoError, UsageError
 from stretto.generator import PreservedGenerator
@@ -306,47 +305,59 @@ class Trainer:
             for name, value in module.state_dict().items()
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything training needs to go on; drains first. The file appears whole or not at all."""
-        self.flush()
-        write(
-            Path(path),
-            {
-                "method": str(self.method),
-                "seed": self.seed,
-                "precision": self.precision.name,
-                "entered": self._entered,
-                "losses": dict(self._losses),
-                "stages": [stage.state_dict() for stage in self._stages.values()],
-            },
-        )
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+        """Write everything training needs to go on; drains first. The folder appears whole or not at all.
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from `save`; what is in flight is dropped.
-
-        Raises UsageError, and changes nothing, if the file is not whole, or of other stages, another seed or precision,
-        or a method that is another or written otherwise.
+        `extra` is the caller's: numbers, text, lists and dicts, which `load` gives back. A checkpoint that was there is
+        replaced; if that fails (UsageError, OSError) it is still there. On several processes a collective: they all
+        see the same files, and each writes its own stages.
         """
-        state = read(Path(path))
-        own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
-        for what, mine in own.items():
-            if state.get(what) != mine:
-                raise UsageError(f"{path} was saved with {what} {state.get(what)}, this trainer has {what} {mine}")
-        if len(state["stages"]) != len(self._stages):
-            raise UsageError(f"{path} holds {len(state['stages'])} stages, this trainer has {len(self._stages)}")
-        before = copy.deepcopy([stage.state_dict() for stage in self._stages.values()])
+        self.flush()
+        manifest = Manifest(
+            method=str(self.method),
+            seed=self.seed,
+            precision=self.precision.name,
+            entered=self._entered,
+            losses={n: [float(loss) for loss in losses] for n, losses in self._losses.items()},
+            extra=extra or {},
+        )
+        with self._team.together():
+            self._team.save(path, {index: stage.state_dict() for index, stage in self._stages.items()}, manifest)
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
+
+        Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
+        seed or precision, or a method that is another or written otherwise.
+        """
+        with self._team.together():
+            manifest = read_manifest(path)
+            own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
+            for what, mine in own.items():
+                if getattr(manifest, what) != mine:
+                    raise UsageError(
+                        f"{path} was saved with {what} {getattr(manifest, what)}, this trainer has {what} {mine}"
+                    )
+            if len(manifest.stages) != len(self.stages):
+                raise UsageError(f"{path} holds {len(manifest.stages)} stages, this trainer has {len(self.stages)}")
+            self._load_stages(path)
+            self._entered = manifest.entered
+            self._finished = self._entered
+            self._losses = {n: list(torch.tensor(each, dtype=torch.float64)) for n, each in manifest.losses.items()}
+            self._drained, self._broken = True, None
+            self._interpreter.restart(self._entered)
+        return dict(manifest.extra)
+
+    def _load_stages(self, path: str | os.PathLike[str]) -> None:
+        states = {index: read_stage(path, index) for index in self._stages}
+        before = copy.deepcopy({index: stage.state_dict() for index, stage in self._stages.items()})
         try:
-            for stage, saved in zip(self._stages.values(), state["stages"], strict=True):
-                stage.load_state_dict(saved, str(path))
+            for index, stage in self._stages.items():
+                stage.load_state_dict(states[index], str(path))
         except UsageError:
-            for stage, former in zip(self._stages.values(), before, strict=True):
-                stage.load_state_dict(former, "the state before")
+            for index, stage in self._stages.items():
+                stage.load_state_dict(before[index], "the state before")
             raise
-        self._entered = state["entered"]
-        self._finished = self._entered
-        self._losses = dict(state["losses"])
-        self._drained, self._broken = True, None
-        self._interpreter.restart(self._entered)
 
     # -- construction -----------------------------------------------------------------------------------------------
 

@@ -2,10 +2,13 @@
 
 import atexit
 import contextlib
+import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import partial as bound
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stretto import checkpoint
 from stretto.batch import inputs_on, target_on
+from stretto.checkpoint import Manifest
 from stretto.elsewhere import Elsewhere
 from stretto.errors import UsageError
 from stretto.evaluate import Tally, evaluating
@@ -131,7 +136,7 @@ class Ranks(Team):
                 tell_time(self._to(rank), self._from(rank, self.cpu))
         else:
             recording.offset = offset_to_first(self._to(0), self._from(0, self.cpu))
-        finish = partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
+        finish = bound(torch.cuda.synchronize, device) if device.type == "cuda" else None
         for worker in workers:
             worker.record = Recorder(worker, recording, finish)
             worker.recording = recording
@@ -220,6 +225,27 @@ class Ranks(Team):
                 keys = [] if names is None else bytes(names.tolist()).decode().split("\n")
                 gathered[stage] = {key: box.receive().value.clone() for key in keys}
         return dict(sorted(gathered.items()))
+
+    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
+        """Each process writes its own stages; rank 0 makes a checkpoint of them."""
+        if self.is_first:
+            checkpoint.begin(path)
+        self.barrier()
+        partial = checkpoint.partial_of(path)
+        mine = {index: checkpoint.write_stage(partial, index, state) for index, state in states.items()}
+        text = json.dumps(mine).encode()
+        told = self._collect(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        if self.is_first:
+            digests = {int(index): each for one in told for index, each in json.loads(bytes(one.tolist())).items()}
+            checkpoint.finish(partial, path, replace(manifest, stages=[digests[index] for index in sorted(digests)]))
+        self.barrier()
+
+    def _collect(self, mine: Tensor) -> list[Tensor]:
+        # What every process has, on the first one.
+        if not self.is_first:
+            self._to(0).send(mine)
+            return []
+        return [mine, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.world.size))]
 
     @contextmanager
     def together(self) -> Iterator[None]:
