@@ -3,18 +3,24 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from runtime.processes import start
 
 SCRIPT = Path(__file__).with_name("faulty.py")
 
 
-def run(kind, processes=3, seconds=240, extra=None):
-    """Exit statuses, and what each process said on stderr. Raises TimeoutExpired if one does not end."""
-    started = start(processes, [sys.executable, str(SCRIPT), kind], extra=extra)
+def run(kind, processes=3, killed=()):
+    """Exit statuses, and what each process said on stderr. Those of `killed` are ended once the others have.
+
+    Raises TimeoutExpired if another one does not end.
+    """
+    started = start(processes, [sys.executable, str(SCRIPT), kind])
     try:
-        said = [process.communicate(timeout=seconds)[1] for process in started]
+        for rank, process in enumerate(started):
+            if rank not in killed:
+                process.wait(120)
+        for rank in killed:
+            started[rank].kill()
+        said = [process.communicate()[1] for process in started]
     finally:
         for process in started:
             process.kill()
@@ -44,8 +50,8 @@ def test_a_killed_worker_is_missed_once():
 
 
 def test_a_hang_shows_who_waits_for_whom_and_ends():
-    statuses, said = run("stuck", seconds=60 if sys.gettrace() else 240)
-    assert statuses.count(1) >= 2
+    statuses, said = run("stuck", killed=(1,))
+    assert statuses == [1, -9, 1]
     text = "".join(said)
     assert "stretto: worker" in text
     assert "from worker 1, which is in 1F5 since" in text
@@ -77,13 +83,3 @@ def test_more_processes_than_stages_are_refused():
     statuses, said = run("fine", processes=4)
     assert statuses == [1, 1, 1, 1]
     assert len(speakers(said, "4 processes for 3 stages: 1 would have nothing to do")) == 1
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [({"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"), ({"RANK": ""}, "RANK is not set")],
-)
-def test_half_a_launcher_is_refused(variables, message):
-    statuses, said = run("fine", processes=1, extra={"WORLD_SIZE": "2", **variables})
-    assert statuses == [1] or variables.get("RANK") == ""
-    assert message in said[0]
