@@ -15,14 +15,14 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def launch(number, target, *args, extra=None, timeout=120):
+def launch(number, target, *args, extra=None, timeout=120, within=None):
     """Call `target` ("module:function") with args in each process; return what each one returned, in order of ranks.
 
     Raises AssertionError with the processes' stderr if one of them fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "args").write_bytes(pickle.dumps(args))
-        processes = start(number, [sys.executable, __file__, target, folder], extra=extra)
+        processes = start(number, [sys.executable, __file__, target, folder], extra=extra, within=within)
         try:
             for process in processes:
                 process.wait(timeout)
@@ -36,8 +36,8 @@ def launch(number, target, *args, extra=None, timeout=120):
         return [pickle.loads((Path(folder) / f"result{rank}").read_bytes()) for rank in range(number)]
 
 
-def start(number, command, *, extra=None):
-    """The processes of one job."""
+def start(number, command, *, extra=None, within=None):
+    """The processes of one job; `within` are the network namespaces in which they run."""
     tests = Path(__file__).parents[1]
     port = free_port()
     common = {
@@ -45,13 +45,14 @@ def start(number, command, *, extra=None):
         "LOCAL_WORLD_SIZE": str(number), "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")]), **(extra or {}),
     }  # fmt: skip
-    return [
-        subprocess.Popen(
-            command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
+    started = []
+    for rank in range(number):
+        inside = [] if within is None else ["ip", "netns", "exec", within[rank]]
+        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        started.append(
+            subprocess.Popen([*inside, *command], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
-        for rank in range(number)
-    ]  # fmt: skip
+    return started
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The processes of this job, and how this one joins them: torchrun, SLURM, or a process group that is there already."""
 
+import contextlib
 import json
 import os
 import re
 import socket
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from stretto.errors import UsageError
 
 TIMEOUT = timedelta(minutes=10)
+ADDRESS_OF = 0x8915  # SIOCGIFADDR
 RECORD = 1024  # bytes of what processes tell each other before they begin
 
 
@@ -55,7 +58,7 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
     if whole("RANK", given) is None:
         raise UsageError(f"WORLD_SIZE={size}, but RANK is not set: start it with torchrun --nproc-per-node {size}")
     os.environ.update({key: given[key] for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if key in given})
-    keep_to_this_machine(given)
+    choose_interface(given)
     store, rank, number = next(rendezvous("env://", timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
     # Several backends: collectives of a user's own on CUDA tensors work too.
@@ -89,13 +92,33 @@ def first_host(hosts: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", head)
 
 
-def keep_to_this_machine(given: Mapping[str, str]) -> None:
-    """Listen on the loopback interface only, where all processes are on this machine."""
-    address = given.get("MASTER_ADDR")
+def choose_interface(given: Mapping[str, str]) -> None:
+    """Listen on the loopback interface only where all processes are on this machine, else where rank 0's is reached.
+
+    (Left to itself gloo takes the one that this machine's name stands for, which often nobody else can reach.)
+    """
+    address = given.get("MASTER_ADDR", "")
     alone = given.get("LOCAL_WORLD_SIZE") == given.get("WORLD_SIZE") or address in ("127.0.0.1", "localhost")
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    if alone and loopback is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    chosen = interface_towards("127.0.0.1" if alone else address)
+    if chosen is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", chosen)
+
+
+def interface_towards(host: str) -> str | None:
+    """The name of the network interface that leads to a host; None where it cannot be told."""
+    try:
+        from fcntl import ioctl  # not on every system
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            mine = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):  # it has no address
+                    if ioctl(probe.fileno(), ADDRESS_OF, struct.pack("256s", name.encode()[:15]))[20:24] == mine:
+                        return name
+    except (ImportError, OSError):
+        return None
+    return None
 
 
 def whole(variable: str, given: Mapping[str, str]) -> int | None:
