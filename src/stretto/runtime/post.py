@@ -60,17 +60,18 @@ class Outbox:
         self._layout: Layout | None = None
         self._under_way: deque[Sent] = deque()
         self._values = 0  # under way
+        self._free: Tensor | None = None
 
     def send(self, value: Any, microbatch: int = 0) -> int:
         """Send a value; return how many bytes. Waits only while `depth` earlier values have not been taken."""
         layout = layout_of(value)
         if layout != self._layout:
             self._announce(layout)
-        buffer = torch.empty(PREFIX + size_of(layout), dtype=torch.uint8)
-        buffer[:PREFIX] = prefix(VALUE, microbatch)
-        pack(value, buffer[PREFIX:])
         while self._values >= self._depth:
             self._wait_for_oldest()
+        buffer = self._buffer(PREFIX + size_of(layout))
+        buffer[:PREFIX] = prefix(VALUE, microbatch)
+        pack(value, buffer[PREFIX:])
         self._post(buffer, values=1)
         return buffer.numel()
 
@@ -89,6 +90,13 @@ class Outbox:
             oldest.work.wait()
         self._under_way.popleft()
         self._values -= oldest.values
+        if oldest.values:
+            self._free = oldest.buffer
+
+    def _buffer(self, size: int) -> Tensor:
+        # The memory of a value that has been taken, if it fits: fresh pages cost more than copying into them.
+        free, self._free = self._free, None
+        return free if free is not None and free.numel() == size else torch.empty(size, dtype=torch.uint8)
 
     def _announce(self, layout: Layout) -> None:
         numbers = torch.tensor(layout, dtype=torch.int64)
