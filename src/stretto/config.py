@@ -28,7 +28,7 @@ class Settings:
     stages: Annotated[int | None, WHOLE] = None
     """Stages the network is cut into; one for each of its blocks unless said otherwise."""
     workers: Annotated[int | None, WHOLE] = None
-    """Workers the schedule is laid out for; one a stage unless said otherwise. Changes costs, never numbers."""
+    """Processes to train on; unless said otherwise one process emulates a worker for each stage. Same numbers."""
     steps: Annotated[int | None, WHOLE] = None
     """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 300 for transformer."""
     optimizer: str = "auto"

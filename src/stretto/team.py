@@ -1,7 +1,9 @@
 """The processes that train together, seen from one of them: a Trainer asks its team wherever being many matters."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,9 @@ class Plan(NamedTuple):
 
 class Team(ABC):
     """What a Trainer does otherwise on several processes than on one."""
+
+    rank: int = 0
+    size: int = 1  # processes
 
     @abstractmethod
     def workers(self, asked: int | None, num_stages: int) -> int | None:
@@ -145,9 +150,22 @@ class Solo(Team):
         """Nobody to wait for."""
 
 
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Trainers made meanwhile emulate all workers, whatever a launcher has started: to try out, or to count FLOPs."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
 def find_team() -> Team:
     """This process alone, or all that a launcher has started."""
     from stretto.runtime import Ranks, join  # it takes a while
 
-    world = join()
+    world = None if _alone.get() else join()
     return Solo() if world is None else Ranks(world)

@@ -249,6 +249,16 @@ class Trainer:
         self._team.refresh(self._stages, self.rules)
         return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
 
+    @property
+    def rank(self) -> int:
+        """Which of the job's processes this is; 0 where it is alone."""
+        return self._team.rank
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together; 1 emulates all workers."""
+        return self._team.size
+
     def observe(self, minibatches: int = 2) -> Observer:
         """Measure what the next minibatches see and what stages hold, while `step` trains as it does without.
 

@@ -1,13 +1,17 @@
-"""stretto train: one run, emulated on one device."""
+"""stretto train: one run, emulated in one process or on several."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.progress import progress
 from stretto.config import TrainSettings, known
+
+if TYPE_CHECKING:
+    from stretto.study.prepare import Prepared
 
 
 def train(
@@ -17,7 +21,7 @@ def train(
     settings: Annotated[TrainSettings, Parameter(name="*")] = TrainSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
 ) -> int:
-    """Train a network once, under one method, every worker emulated on one device.
+    """Train a network once, under one method: every worker emulated in one process, or --workers N processes.
 
     Leaves run.json, events.jsonl and model.safetensors in a folder of its own.
 
@@ -28,34 +32,58 @@ def train(
     """
     import torch
 
+    from stretto.runtime.world import place_in_job
     from stretto.study.prepare import prepare, resolve
     from stretto.study.single import claim, default_folder, summary
     from stretto.study.store import read_run
+    from stretto.team import alone
 
+    rank, processes = place_in_job()  # torchrun or srun may have started several
+    if processes > 1:
+        settings = replace(settings, workers=settings.workers or processes)
     resolved = resolve(settings)
-    prepare(resolved)
+    with alone():
+        prepared = prepare(resolved)
     if output.dry_run:
-        print_settings(resolved, output)
+        if rank == 0:
+            print_settings(resolved, output)
         return 0
     folder = output.out or default_folder(resolved)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
     if claim(folder, resolved):
-        from stretto.study import run
-
-        title = f"{resolved.model} on {resolved.data}, {resolved.method}"
-        with progress(title, known(resolved.steps), silent=output.silent) as bar:
-
-            def on_step(_: int, loss: float | None) -> None:
-                bar.advance(1)
-                if loss is not None:
-                    bar.note(f"loss {loss:.4f}")
-
-            run(resolved, folder, on_step)
-    else:
+        make(prepared, folder, launched=processes > 1, silent=output.silent or rank > 0)
+    elif rank == 0:
         output.say(f"{folder}: this run is finished already")
+    if rank > 0:
+        return 0
     result = summary(*read_run(folder), folder)
     if output.json:
         print_json(result)
     else:
         output.say("\n".join(f"{key:<17} {value}" for key, value in result.items() if value is not None))
     return 0
+
+
+def make(prepared: "Prepared", folder: Path, *, launched: bool, silent: bool) -> None:
+    """Make the run: here, or on processes of its own if it wants some and no launcher has `launched` this one."""
+    from stretto.runtime.launch import Place
+    from stretto.study import run
+    from stretto.study.job import run_on_processes
+    from stretto.study.prepare import costs_of
+
+    settings, costs = prepared.settings, costs_of(prepared)
+    title = f"{settings.model} on {settings.data}, {settings.method}"
+    done = 0
+    with progress(title, known(settings.steps), silent=silent) as bar:
+
+        def on_step(step: int, loss: float | None) -> None:
+            nonlocal done
+            bar.advance(step - done)
+            done = step
+            if loss is not None:
+                bar.note(f"loss {loss:.4f}")
+
+        if settings.workers is None or launched:
+            run(settings, folder, on_step, costs=costs)
+        else:
+            run_on_processes(settings, folder, on_step, Place(workers=settings.workers), costs)

@@ -32,6 +32,7 @@ class Ranks(Team):
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.rank, self.size = world.rank, world.size
         self.group = world.group()
         self.cpu = torch.device("cpu")
         self._outboxes: dict[int, Outbox] = {}

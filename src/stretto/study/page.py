@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from stretto.cost import NOTES, Costs, measure
+from stretto.cost import NOTES
 from stretto.cost.flops import durations
 from stretto.report import Page, build
 from stretto.schedule import draw
 from stretto.simulate import simulate
 from stretto.study.disk import writing
-from stretto.study.prepare import Prepared, prepare
+from stretto.study.prepare import Prepared, costs_of, prepare
 from stretto.study.store import versions
 from stretto.study.study import Study, sample
 
@@ -57,13 +57,6 @@ def delays(prepared: Prepared) -> tuple[int, ...]:
     """How old gradients are in the steady state, by stage, in updates."""
     trainer = prepared.trainer
     return trainer.method.delays(trainer.schedule).steady
-
-
-def costs_of(prepared: Prepared) -> Costs:
-    """What a step of a prepared run costs."""
-    x, y = prepared.dataset.train.x, prepared.dataset.train.y
-    size = prepared.settings.batch_size
-    return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
 
 
 def picture(prepared: Prepared, turns: int = 3) -> str:

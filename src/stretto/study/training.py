@@ -1,6 +1,8 @@
 """One run: train, evaluate now and then, keep what came of it."""
 
 import math
+import os
+import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -9,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from stretto.config import TrainSettings, known
-from stretto.cost import Costs, measure
+from stretto.cost import Costs
 from stretto.data import Split, forever
+from stretto.elsewhere import Elsewhere
 from stretto.report.record import Observation, Point, Record
 from stretto.seeding import derive
 from stretto.study.lookout import Lookout
-from stretto.study.prepare import Prepared, prepare
+from stretto.study.prepare import Prepared, costs_of, prepare
 from stretto.study.store import RunWriter, versions
 
 EVALUATION_BATCH = 128
@@ -34,38 +37,46 @@ class Progress:
     final: dict[str, float | None] = field(default_factory=dict)
 
 
-def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None) -> Record:
+def run(
+    settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None, *, costs: Costs | None = None
+) -> Record:
     """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
 
-    A loss that is no finite number ends the run as diverged.
+    A loss that is no finite number ends the run as diverged. On several processes it is a collective: every one of
+    them trains, the first one writes. `costs` are measured if they are not given, which takes all stages.
     """
     prepared = prepare(settings)
     trainer = prepared.trainer
-    train = prepared.dataset.train
-    costs = measure(trainer, train.x[: settings.batch_size], train.y[: settings.batch_size], settings.accounting)
+    if costs is None:
+        costs = costs_of(prepared)
     progress = Progress()
-    with RunWriter(folder) as writer:
+    with RunWriter(folder, trainer.rank, trainer.processes) as writer:
+        stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, Elsewhere)]
+        writer.worker_event("start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), stages=stages)
         writer.event("start", id=settings.id, settings=settings.to_json())
         train_until_done(prepared, costs, progress, writer, on_step)
         record = make_record(settings, costs, progress)
         writer.event(record.status, step=len(progress.step_seconds), **progress.final)
         weights = trainer.gather()
-        steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
-        assert weights is not None
-        writer.finish(
-            {
-                "settings": settings.to_json(),
-                "versions": versions(),
-                "model": prepared.model.description,
-                "dataset": prepared.dataset.description,
-                "accounting": costs.accounting,
-                "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
-                "seconds_per_step": statistics.median(steady or progress.step_seconds),
-                "record": {**record.to_json(), "points": [], "observations": []},
-            },
-            weights,
-        )
+        if weights is not None:
+            writer.finish(content(prepared, costs, progress, record), weights)
     return record
+
+
+def content(prepared: Prepared, costs: Costs, progress: Progress, record: Record) -> dict[str, Any]:
+    """What run.json says."""
+    settings = prepared.settings
+    steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
+    return {
+        "settings": settings.to_json(),
+        "versions": versions(),
+        "model": prepared.model.description,
+        "dataset": prepared.dataset.description,
+        "accounting": costs.accounting,
+        "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
+        "seconds_per_step": statistics.median(steady or progress.step_seconds),
+        "record": {**record.to_json(), "points": [], "observations": []},
+    }
 
 
 def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, writer: RunWriter, on_step: OnStep) -> None:
@@ -73,11 +84,12 @@ def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, write
     settings, trainer = prepared.settings, prepared.trainer
     steps = known(settings.steps)
     wanted = evaluation_steps(steps, known(settings.evaluations))
-    lookout = Lookout(trainer, steps)
+    lookout = Lookout(trainer, steps) if trainer.processes == 1 else None  # it looks at all stages
     batches = forever(prepared.dataset.train, known(settings.batch_size), derive(settings.seed, "batches"))
     for step, (x, y) in zip(range(1, steps + 1), batches, strict=False):
         before = time.perf_counter()
-        lookout.before(step)
+        if lookout is not None:
+            lookout.before(step)
         loss = trainer.step(x, y)
         if step == steps:
             trainer.flush()
@@ -86,7 +98,7 @@ def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, write
         if loss is not None and not math.isfinite(loss):
             progress.diverged_at = step
             return
-        observation = lookout.after(step)
+        observation = None if lookout is None else lookout.after(step)
         if observation is not None:
             progress.observations.append(observation)
             writer.event("observation", **observation.to_json())
@@ -97,6 +109,7 @@ def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, write
                 return
             progress.points.append(point)
             writer.event("evaluation", **point.to_json())
+            writer.worker_event("evaluation", step=step, seconds=point.seconds)
     test = trainer.evaluate(prepared.dataset.test.batches(EVALUATION_BATCH))
     last = progress.points[-1]
     progress.final = {

@@ -1,0 +1,113 @@
+"""Starts the workers of a job on this machine, waits for them, and leaves nothing behind: torch's elastic launcher."""
+
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessFailure, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from stretto.errors import StrettoError
+from stretto.runtime import loopback
+
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run
+MEET = 900  # seconds for all nodes to come
+TOGETHER = 2  # seconds within which a worker's death and its neighbours' complaints about it are heard
+
+
+class WorkerFailedError(StrettoError):
+    """A worker has failed; what it said is the message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job runs: `workers` processes on each of `nodes` machines, which meet at `rendezvous`, "host:port"."""
+
+    workers: int
+    nodes: int = 1
+    rendezvous: str | None = None
+    restarts: int = 0
+
+
+def launch(command: Sequence[str], place: Place) -> None:
+    """Run `command` in each worker's process, with the variables that torchrun sets; return when all have ended.
+
+    A group of which one fails is started again, `restarts` times; then WorkerFailedError says why. Ctrl-C and SIGTERM
+    are passed on to the workers, and raise KeyboardInterrupt once they have ended.
+    """
+    loopback.register()
+    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch, silent(), handlers_kept():
+        config = LaunchConfig(
+            min_nodes=place.nodes,
+            max_nodes=place.nodes,
+            nproc_per_node=place.workers,
+            run_id="stretto" if place.rendezvous else uuid.uuid4().hex,
+            rdzv_backend="c10d" if place.rendezvous else loopback.NAME,
+            rdzv_endpoint=place.rendezvous or "",
+            rdzv_configs={"timeout": MEET},
+            max_restarts=place.restarts,
+            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+        )
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+        except ChildFailedError as error:
+            raise WorkerFailedError(reason(error.failures)) from None
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Keep torch's launcher from telling what we tell ourselves."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    loggers = [logging.getLogger(name) for name in ["torch.distributed.elastic", *names]]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Give signals back to whoever had them."""
+    before = {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS}
+    try:
+        yield
+    finally:
+        os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)  # torch's launcher sets it
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+def reason(failures: Mapping[int, ProcessFailure]) -> str:
+    """Why the job failed: the death of a worker, else what the first of them said.
+
+    The others' own ends tell nothing: they are told to end, or complain that one is gone.
+    """
+    ranked = sorted(failures.items(), key=lambda item: item[1].timestamp)
+    first = [(rank, each) for rank, each in ranked if each.timestamp <= ranked[0][1].timestamp + TOGETHER]
+    killed = [(rank, each) for rank, each in first if each.exitcode < 0 and each.exitcode != -signal.SIGTERM]
+    spoke = [(rank, each) for rank, each in first if said(each)]
+    ended = [(rank, each) for rank, each in first if each.exitcode != -signal.SIGTERM]
+    rank, failure = (killed or spoke or ended or ranked)[0]
+    where = f"worker {rank} (process id {failure.pid})"
+    if failure.exitcode < 0:
+        remedy = "; the machine may be short of memory" if failure.exitcode == -signal.SIGKILL else ""
+        return f"{where} was ended by {signal.Signals(-failure.exitcode).name}{remedy}"
+    return said(failure) or f"{where} ended with exit code {failure.exitcode}"
+
+
+def said(failure: ProcessFailure) -> str:
+    """What a worker left in its error file; nothing if it has left none."""
+    data = failure.error_file_data
+    return str(data["message"]) if "timestamp" in data else ""
