@@ -26,7 +26,7 @@ def start(words, folder, *, launcher=("-m", "stretto")):
     )
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()

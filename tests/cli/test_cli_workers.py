@@ -16,13 +16,20 @@ from stretto.study import read_study
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32", "--evaluations", "3"]
-LONG = ["train", *SMALL, "--method", "pb", "--steps", "1000000", "--workers", "2", "--out", "run"]
+LONG = ["train", *SMALL[:-1], "1000", "--method", "pb", "--steps", "1000000", "--workers", "2", "--out", "run"]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+RUNNING = []
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    yield
+    for process in RUNNING:  # their workers end with them
+        process.kill()
+    RUNNING.clear()
 
 
 def train(capsys, *words):
@@ -85,6 +92,7 @@ def test_under_torchrun(capsys, tmp_path):
 def started(folder, words=LONG):
     """A command whose workers train, and their process ids."""
     process = start(words, folder)
+    RUNNING.append(process)
     wait_for(lambda: all((folder / ".run.partial" / f"worker-{rank}.jsonl").exists() for rank in (0, 1)), process)
     wait_for(lambda: "evaluation" in (folder / ".run.partial" / "worker-1.jsonl").read_text(), process)
     workers = descendants(process.pid)

@@ -16,7 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from stretto.errors import StrettoError
 from stretto.runtime import loopback
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
 MEET = 900  # seconds for all nodes to come
 TOGETHER = 2  # seconds within which a worker's death and its neighbours' complaints about it are heard
 
@@ -53,6 +53,7 @@ def launch(command: Sequence[str], place: Place) -> None:
             rdzv_configs={"timeout": MEET},
             max_restarts=place.restarts,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            signals_to_handle=",".join(SIGNALS),
         )
         try:
             elastic_launch(config, command[0])(*command[1:])
