@@ -313,18 +313,39 @@ def test_a_trainer_can_be_saved_before_its_first_step(tmp_path):
     assert_same_run(go_on(fresh, batches(3)), wanted)
 
 
-def test_save_leaves_one_whole_file(tmp_path):
+def contents(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_save_leaves_one_whole_folder(tmp_path):
     trainer = make("greedy")
     for x, y in batches(2):
         trainer.step(x, y)
         trainer.save(tmp_path / "run.pt")
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
-    before = (tmp_path / "run.pt").read_bytes()
-    trainer._losses[0] = threading_lock()  # cannot be written
-    with pytest.raises(TypeError):
-        trainer.save(tmp_path / "run.pt")
+    before = contents(tmp_path / "run.pt")
+    assert {str(file.parent) for file in before} == {".", "stage-0", "stage-1", "stage-2"}
+    trainer._stages[1].optimizer.param_groups[0]["odd"] = threading_lock()  # cannot be written
+    with pytest.raises(UsageError, match=r"stage 1: a checkpoint cannot hold optimizer\.param_groups\.0\.odd"):
+        trainer.save(str(tmp_path / "run.pt"))
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
-    assert (tmp_path / "run.pt").read_bytes() == before
+    assert contents(tmp_path / "run.pt") == before
+
+
+def test_losses_that_step_still_owes_are_kept(tmp_path):
+    """Exactly, cut into micro-batches, and such as are no number."""
+    data = batches(9)
+    kept, resumed = make("pipedream-2bw(microbatches=3)"), make("pipedream-2bw(microbatches=3)")
+    for x, y in data[:2]:
+        kept.step(x, y)
+    kept.step(data[2][0] * math.inf, data[2][1])
+    kept.save(tmp_path / "run.pt")
+    resumed.load(tmp_path / "run.pt")
+    (*wanted, bad), (*found, also_bad) = kept.flush(), resumed.flush()
+    assert found == wanted
+    assert len(found) == 2
+    assert math.isnan(bad)
+    assert math.isnan(also_bad)
 
 
 def threading_lock():
@@ -366,40 +387,48 @@ def test_a_refused_checkpoint_changes_nothing(tmp_path):
     assert_equal(everything(other), before)
 
 
-@pytest.mark.parametrize("spoil", ["half", "empty", "text", "pickle", "other", "none", "folder"])
+@pytest.mark.parametrize("spoil", ["former format", "text", "pickle", "none", "folder"])
 def test_a_file_that_is_no_checkpoint(spoil, tmp_path):
     path = tmp_path / "run.pt"
     trainer = make("greedy")
-    trainer.save(path)
-    content = path.read_bytes()
-    path.unlink()
     if spoil == "folder":
         path.mkdir()
-    elif spoil == "other":
-        torch.save({"weights": torch.zeros(3)}, path)
+    elif spoil == "former format":
+        torch.save({"stretto": 1, "method": "greedy", "entered": 0, "losses": {}, "stages": []}, path)
     elif spoil != "none":
-        path.write_bytes({"half": content[: len(content) // 2], "empty": b"", "text": b"hello, world\n",
-                          "pickle": pickle.dumps({"a": 1}, protocol=2)}[spoil])  # fmt: skip
-    expected = {"none": "no checkpoint at", "folder": "no checkpoint at"}.get(spoil, "is not a (whole )?checkpoint")
+        path.write_bytes({"text": b"hello, world\n", "pickle": pickle.dumps({"a": 1}, protocol=2)}[spoil])
+    expected = {"none": "no checkpoint at", "folder": r"is not a whole checkpoint: manifest\.json is missing"}
     before = copy.deepcopy(everything(trainer))
-    with pytest.raises(UsageError, match=expected):
+    with pytest.raises(UsageError, match=expected.get(spoil, r"is not a checkpoint but a file.*Earlier versions")):
         trainer.load(path)
     assert_equal(everything(trainer), before)
+    if path.is_file():
+        with pytest.raises(UsageError, match=r"run\.pt is a file, and a checkpoint a folder: remove it"):
+            trainer.save(path)
+        assert path.is_file()
 
 
-def test_a_checkpoint_cut_off_anywhere(tmp_path):
-    """As a full disk or a broken copy leaves it."""
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_checkpoint_damaged_anywhere(cut, tmp_path):
+    """Cut off as a broken copy leaves it, or a byte changed: refused, and nothing is half loaded."""
     path = tmp_path / "run.pt"
     trainer = make("greedy")
     trainer.step(*batches(1)[0])
     trainer.save(path)
-    content = path.read_bytes()
     before = copy.deepcopy(everything(trainer))
-    for length in range(0, len(content), len(content) // 80):
-        path.write_bytes(content[:length])
-        with pytest.raises(UsageError, match=r"is not a (whole )?checkpoint"):
-            trainer.load(path)
+    for file in sorted(path.rglob("*")):
+        if file.is_dir():
+            continue
+        content = file.read_bytes()
+        for at in range(0, len(content), len(content) // 8):
+            file.write_bytes(
+                content[:at] if cut else content[:at] + b"\0\1"[content[at] == 0 :][:1] + content[at + 1 :]
+            )
+            with pytest.raises(UsageError, match=rf"{file.name} is damaged"):
+                trainer.load(path)
+        file.write_bytes(content)
     assert_equal(everything(trainer), before)
+    trainer.load(path)
 
 
 def test_the_order_in_which_options_are_written_does_not_matter(tmp_path):

@@ -2,13 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
+from stretto.schedule.delay import BACKWARD
 from stretto.schedule.rules import operands
 from stretto.stage import Stage
+from stretto.tracing import Recording
+
+HELD = ("graph", "input")  # what a forward keeps until its backward
 
 Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # an action that has run, its operands, results
+Record = Callable[[Action, Mapping[str, Any], int, int], None]  # an action that has run, its operands, when in ns
 
 
 class Interpreter(ABC):
@@ -27,6 +33,7 @@ class Interpreter(ABC):
         self.stages = stages
         self.values: dict[Edge, Any] = {}
         self.watch: Watch | None = None
+        self.record: Record | None = None
         self._delays = Delays(schedule) if delays is None else delays
         self._since = 0  # the first micro-batch after the last drain
 
@@ -88,7 +95,10 @@ class Interpreter(ABC):
                 delay = stage.updates - given["graph"].recomputed
                 wanted = self._delays.recompute_at(action.stage, age)
                 assert delay == wanted, f"{action}: recomputed {delay} updates ago, the schedule promises {wanted}"
+        start = 0 if self.record is None else perf_counter_ns()
         made = stage.run(action.kind, action.microbatch, given, version)
+        if self.record is not None:
+            self.record(action, given, start, perf_counter_ns())
         makes = self.rules.makes(action)
         for edge in makes:
             self.values[edge] = made[edge.value]
@@ -97,3 +107,19 @@ class Interpreter(ABC):
         for edge in self.rules.frees(action, needs):
             del self.values[edge]
         return makes
+
+
+def count(
+    recording: Recording, interpreter: Interpreter, action: Action, operands: Mapping[str, Any], time: int
+) -> None:
+    """Count, after an action, its stage's delay and the forwards it keeps something of for their backward.
+
+    What the action consumed is still among the interpreter's values, what it made is not yet.
+    """
+    kind, stage, _ = action
+    if kind in BACKWARD:
+        delay = interpreter.stages[stage].updates - operands["graph"].updates
+        recording.count(f"delay of stage {stage}", time, delay)
+    if kind == "F" or kind in BACKWARD:
+        held = sum(edge.stage == stage and edge.value in HELD for edge in interpreter.values)
+        recording.count(f"forwards held by stage {stage}", time, held + (1 if kind == "F" else -1))

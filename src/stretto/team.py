@@ -1,16 +1,20 @@
 """The processes that train together, seen from one of them: a Trainer asks its team wherever being many matters."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from stretto import checkpoint
 from stretto.chain import Chain
+from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
+from stretto.emulate.recorder import record
 from stretto.evaluate import evaluate
 from stretto.interpreter import Interpreter
 from stretto.parts import pick_device
@@ -18,6 +22,7 @@ from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage import Loss, Stage
 from stretto.trace import trace
+from stretto.tracing import Recording
 
 State = dict[str, Tensor]
 Outputs = list[tuple[Tensor, ...]]  # of every stage, for one example
@@ -33,9 +38,6 @@ class Plan(NamedTuple):
 
 class Team(ABC):
     """What a Trainer does otherwise on several processes than on one."""
-
-    rank: int = 0
-    size: int = 1  # processes
 
     @abstractmethod
     def workers(self, asked: int | None, num_stages: int) -> int | None:
@@ -54,6 +56,10 @@ class Team(ABC):
         self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
     ) -> list[Interpreter]:
         """What runs each plan on the stages that live here; they take turns."""
+
+    @abstractmethod
+    def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
+        """Record from now on what each worker does that lives here, whichever of the interpreters runs."""
 
     @abstractmethod
     def agree(self, description: Mapping[str, Any]) -> None:
@@ -83,6 +89,14 @@ class Team(ABC):
         """What every process has of each stage, on the first one; None elsewhere."""
 
     @abstractmethod
+    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
+        """Write a checkpoint of the stages that live here, and of all others."""
+
+    @abstractmethod
+    def together(self) -> AbstractContextManager[None]:
+        """What every process does at the same time goes here: an error on one of them ends all."""
+
+    @abstractmethod
     def barrier(self) -> None:
         """Wait for all."""
 
@@ -93,6 +107,16 @@ class Team(ABC):
 
     @property
     @abstractmethod
+    def rank(self) -> int:
+        """The number of this process."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many processes there are."""
+
+    @property
+    @abstractmethod
     def is_first(self) -> bool:
         """Whether this process does what only one has to do."""
 
@@ -100,6 +124,7 @@ class Team(ABC):
 class Solo(Team):
     """One process: every worker is emulated."""
 
+    rank, size = 0, 1
     is_first = True
     can_retry = True
 
@@ -120,6 +145,10 @@ class Solo(Team):
     ) -> list[Interpreter]:
         """Emulators."""
         return [Emulator(plan.schedule, plan.rules, stages, plan.delays) for plan in plans]
+
+    def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
+        """One recording for each worker of the schedule."""
+        return record([each for each in interpreters if isinstance(each, Emulator)], device)
 
     def agree(self, description: Mapping[str, Any]) -> None:
         """Nobody is asked."""
@@ -146,6 +175,14 @@ class Solo(Team):
         """Everything is here."""
         return dict(own)
 
+    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
+        """All of them are here."""
+        checkpoint.write(path, states.values(), manifest)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Nobody else."""
+        return nullcontext()
+
     def barrier(self) -> None:
         """Nobody to wait for."""
 
@@ -163,9 +200,9 @@ def alone() -> Iterator[None]:
         _alone.reset(token)
 
 
-def find_team() -> Team:
-    """This process alone, or all that a launcher has started."""
+def find_team(timeout: float) -> Team:
+    """This process alone, or all that a launcher has started; nobody waits for another longer than `timeout` s."""
     from stretto.runtime import Ranks, join  # it takes a while
 
     world = None if _alone.get() else join()
-    return Solo() if world is None else Ranks(world)
+    return Solo() if world is None else Ranks(world, timeout)

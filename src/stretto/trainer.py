@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from stretto import ties
 from stretto.assemble import warn_of_overshoot
 from stretto.batch import cut, first_size, inputs_on, target_on
 from stretto.chain import Chain
-from stretto.checkpoint import read, write
+from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.elsewhere import Elsewhere
 from stretto.errors import StrettoError, UsageError
 from stretto.generator import PreservedGenerator
@@ -32,6 +31,7 @@ from stretto.seeding import derive
 from stretto.stage import Loss, Practice, Stage, Target
 from stretto.team import Plan, State, find_team
 from stretto.trace import example_for_linear
+from stretto.tracing import Recording
 from stretto.workshop import Workshop
 
 Batch = Any  # a tensor, or a tuple of tensors
@@ -69,6 +69,8 @@ class Trainer:
             to the modules before the Trainer is made. "bf16-autocast" leaves the weights and runs forwards, heads and
             losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
 
+        timeout: on several processes, how many seconds a worker waits for another before it gives up.
+
     Raises UsageError when the parts do not fit, before anything is trained.
     """
 
@@ -87,16 +89,28 @@ class Trainer:
         device: str | torch.device = "auto",
         seed: int = 0,
         precision: str | None = None,
+        timeout: float = 600,
     ) -> None:
-        check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
-        self.method = find_method(method)
-        self.seed = seed
-        self.precision = Precision(precision)
-        self.loss = loss
-        self.clip = clip
-        self._team = find_team()
-        self.device = self._team.device(device)
-        given = list(stages)
+        self._team = find_team(timeout)
+        with self._team.together():
+            check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
+            self.method = find_method(method)
+            self.seed = seed
+            self.precision = Precision(precision)
+            self.loss = loss
+            self.clip = clip
+            self.device = self._team.device(device)
+            self._set_up(list(stages), optimizer, example, heads, scheduler, workers)
+
+    def _set_up(
+        self,
+        given: list[StageLike],
+        optimizer: Callable[..., Any],
+        example: Batch | None,
+        heads: Sequence[nn.Module | None] | None,
+        scheduler: Callable[..., Any] | None,
+        workers: int | None,
+    ) -> None:
         num_stages = len(given)
         if not num_stages:
             raise UsageError("stages is empty: give at least one nn.Module")
@@ -133,7 +147,8 @@ class Trainer:
         the one 2S steps ago for the others, and None before that one exists.
         """
         self._refuse_if_broken()
-        loads = self._loads(x, y)
+        with self._team.together():
+            loads = self._loads(x, y)
         n = self._entered
         with self._running(f"step {n}"):
             self._change_phase(n)
@@ -176,7 +191,7 @@ class Trainer:
     def _running(self, what: str) -> Iterator[None]:
         before, idle = self._updates(), not self._interpreter.values
         try:
-            with torch.enable_grad(), PreservedGenerator(self.device):
+            with self._team.together(), torch.enable_grad(), PreservedGenerator(self.device):
                 yield
         except BaseException as error:
             if self._team.can_retry and idle and before == self._updates():
@@ -246,8 +261,9 @@ class Trainer:
         With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
         output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
         """
-        self._team.refresh(self._stages, self.rules)
-        return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
+        with self._team.together():
+            self._team.refresh(self._stages, self.rules)
+            return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
 
     @property
     def rank(self) -> int:
@@ -267,13 +283,24 @@ class Trainer:
         """
         return Observer(self._interpreter, self._entered, minibatches)
 
+    def record(self) -> list[Recording]:
+        """Record what each worker of this process does from now on, and when; one recording a worker.
+
+        `recording.write(folder)` keeps it. Training comes to the same numbers; each action takes some 20 microseconds
+        more, and on a CUDA device the host waits for each to end, so that its time is known. On several processes a
+        collective: clocks are compared.
+        """
+        with self._team.together():
+            return self._team.record([phase.interpreter for phase in self._phases.values()], self.device)
+
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
 
         On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
         """
-        self._team.refresh(self._stages, self.rules)
-        gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
+        with self._team.together():
+            self._team.refresh(self._stages, self.rules)
+            gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
         if gathered is None:
             return None
         state = {key: value for each in gathered.values() for key, value in each.items()}
@@ -288,47 +315,59 @@ class Trainer:
             for name, value in module.state_dict().items()
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything training needs to go on; drains first. The file appears whole or not at all."""
-        self.flush()
-        write(
-            Path(path),
-            {
-                "method": str(self.method),
-                "seed": self.seed,
-                "precision": self.precision.name,
-                "entered": self._entered,
-                "losses": dict(self._losses),
-                "stages": [stage.state_dict() for stage in self._stages.values()],
-            },
-        )
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+        """Write everything training needs to go on; drains first. The folder appears whole or not at all.
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from `save`; what is in flight is dropped.
-
-        Raises UsageError, and changes nothing, if the file is not whole, or of other stages, another seed or precision,
-        or a method that is another or written otherwise.
+        `extra` is the caller's: numbers, text, lists and dicts, which `load` gives back. A checkpoint that was there is
+        replaced; if that fails (UsageError, OSError) it is still there. On several processes a collective: they all
+        see the same files, and each writes its own stages.
         """
-        state = read(Path(path))
-        own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
-        for what, mine in own.items():
-            if state.get(what) != mine:
-                raise UsageError(f"{path} was saved with {what} {state.get(what)}, this trainer has {what} {mine}")
-        if len(state["stages"]) != len(self._stages):
-            raise UsageError(f"{path} holds {len(state['stages'])} stages, this trainer has {len(self._stages)}")
-        before = copy.deepcopy([stage.state_dict() for stage in self._stages.values()])
+        self.flush()
+        manifest = Manifest(
+            method=str(self.method),
+            seed=self.seed,
+            precision=self.precision.name,
+            entered=self._entered,
+            losses={n: [float(loss) for loss in losses] for n, losses in self._losses.items()},
+            extra=extra or {},
+        )
+        with self._team.together():
+            self._team.save(path, {index: stage.state_dict() for index, stage in self._stages.items()}, manifest)
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
+
+        Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
+        seed or precision, or a method that is another or written otherwise.
+        """
+        with self._team.together():
+            manifest = read_manifest(path)
+            own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
+            for what, mine in own.items():
+                if getattr(manifest, what) != mine:
+                    raise UsageError(
+                        f"{path} was saved with {what} {getattr(manifest, what)}, this trainer has {what} {mine}"
+                    )
+            if len(manifest.stages) != len(self.stages):
+                raise UsageError(f"{path} holds {len(manifest.stages)} stages, this trainer has {len(self.stages)}")
+            self._load_stages(path)
+            self._entered = manifest.entered
+            self._finished = self._entered
+            self._losses = {n: list(torch.tensor(each, dtype=torch.float64)) for n, each in manifest.losses.items()}
+            self._drained, self._broken = True, None
+            self._interpreter.restart(self._entered)
+        return dict(manifest.extra)
+
+    def _load_stages(self, path: str | os.PathLike[str]) -> None:
+        states = {index: read_stage(path, index) for index in self._stages}
+        before = copy.deepcopy({index: stage.state_dict() for index, stage in self._stages.items()})
         try:
-            for stage, saved in zip(self._stages.values(), state["stages"], strict=True):
-                stage.load_state_dict(saved, str(path))
+            for index, stage in self._stages.items():
+                stage.load_state_dict(states[index], str(path))
         except UsageError:
-            for stage, former in zip(self._stages.values(), before, strict=True):
-                stage.load_state_dict(former, "the state before")
+            for index, stage in self._stages.items():
+                stage.load_state_dict(before[index], "the state before")
             raise
-        self._entered = state["entered"]
-        self._finished = self._entered
-        self._losses = dict(state["losses"])
-        self._drained, self._broken = True, None
-        self._interpreter.restart(self._entered)
 
     # -- construction -----------------------------------------------------------------------------------------------
 

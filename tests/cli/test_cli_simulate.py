@@ -116,3 +116,24 @@ def test_show_draws_the_same_minibatch(capsys):
     assert (shown["makespan"], shown["microbatches"], shown["bubble"]) == (33, 8, 3 / 11)
     assert main(["show", "paci(every=3)", "--stages", "4", "--microbatches", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["microbatches"] == 9
+
+
+def test_a_trace_for_perfetto_holds_what_was_simulated(capsys, tmp_path):
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    found = facts(capsys, "--method", "1f1b", "--stages", 4, "--latency", 0.5, "--trace", "deep/a.pftrace")
+    assert found["trace"] == "deep/a.pftrace"
+    trace = Trace()
+    trace.ParseFromString((tmp_path / "deep" / "a.pftrace").read_bytes())
+    processes = [each.track_descriptor.process.process_name for each in trace.packet]
+    assert [name for name in processes if name] == [f"worker {worker}: stage {worker}" for worker in range(4)]
+    flows = [flow for each in trace.packet for flow in each.track_event.flow_ids]
+    ends = [flow for each in trace.packet for flow in each.track_event.terminating_flow_ids]
+    assert sorted(flows) == sorted(ends) == list(range(1, 2 * 3 * 4 + 1)), "up and down, three borders, four"
+    assert max(each.timestamp for each in trace.packet) == found["makespan"] * 1_000_000
+
+
+def test_a_trace_that_cannot_be_written_is_a_mistake(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert main(["simulate", "--method", "pb", "--trace", "file/a.pftrace"]) == 2
+    assert "cannot write to file/a.pftrace" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_what_is_held_is_what_the_simulator_says(plan):
     schedule, rules = PLANS[plan]
     emulator, _ = make(schedule, rules)
     held, peak = [0] * 4, [0] * 4
-    for stage in emulator.stages:
+    for stage in emulator.stages.values():
 
         def run(kind, microbatch, operands, version=None, stage=stage, plain=stage.run):
             held[stage.index] += kind == "F"

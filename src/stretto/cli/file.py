@@ -10,7 +10,7 @@ from cyclopts import Token
 
 from stretto.errors import UsageError, nearest
 
-TAKES_PATH = ("--out", "--svg")  # options whose value may end in .toml and is no configuration
+TAKES_PATH = ("--out", "--svg", "--trace")  # options whose value may end in .toml and is no configuration
 
 
 def file_first(words: list[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stretto.config import Settings
+    from stretto.tracing import Recording
 
 FLAG = Parameter(negative="")
 
@@ -61,11 +63,26 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def write(file: Path, content: str) -> None:
     """Put a file where it was asked for."""
+    with writing_to(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+
+
+def write_trace(file: Path, recordings: Sequence["Recording"]) -> None:
+    """Put a trace for Perfetto where it was asked for."""
+    from stretto.tracing import perfetto
+
+    with writing_to(file):
+        perfetto.write(recordings, file)
+
+
+@contextmanager
+def writing_to(file: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write a file into errors that say what to do."""
     from stretto.errors import UsageError
 
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content, encoding="utf-8")
+        yield
     except OSError as error:
         raise UsageError(f"cannot write to {file}: {error.strerror}: choose another file") from error
 

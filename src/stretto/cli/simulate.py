@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stretto.cli.output import FLAG, aligned, print_json, write
+from stretto.cli.output import FLAG, aligned, print_json, write, write_trace
 from stretto.words import NUMBER, NUMBERS, WHOLE
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def simulate(
     update: Annotated[tuple[float, ...] | None, NUMBERS] = None,
     latency: Annotated[float, NUMBER] = 0.0,
     svg: Path | None = None,
+    trace: Path | None = None,
     json: Annotated[bool, FLAG] = False,
 ) -> None:
     """Time, bubble and memory of every worker under a method, from the times of its stages.
@@ -61,6 +62,8 @@ def simulate(
         Time that a value needs from one worker to another. Nobody computes less meanwhile.
     svg
         File to draw the schedule into, to scale.
+    trace
+        File for a trace that ui.perfetto.dev shows (.pftrace); one unit of time is a millisecond there.
     json
         Print one JSON object on stdout, nothing else.
     """
@@ -94,9 +97,14 @@ def simulate(
         "steady_bubble": steady_bubble,
         "workers": by_worker(layout, timeline),
         "svg": None if svg is None else str(svg),
+        "trace": None if trace is None else str(trace),
     }
     if svg is not None:
         write(svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
+    if trace is not None:
+        from stretto.tracing.simulated import recordings
+
+        write_trace(trace, recordings(timeline, layout.rules, latency=latency))
     if json:
         print_json(facts)
         return
@@ -104,8 +112,9 @@ def simulate(
     print(f"{f'{layout.microbatches} micro-batches':<20} {timeline.makespan:g}, {timeline.bubble:.1%} idle")
     print(f"{'steady state':<20} {steady:g} a turn of {layout.schedule.per_turn}, {steady_bubble:.1%} idle\n")
     print(table(facts["workers"]))
-    if svg is not None:
-        print(f"written to {svg}")
+    for file in (svg, trace):
+        if file is not None:
+            print(f"written to {file}")
 
 
 def by_worker(layout: "Layout", timeline: "Timeline") -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.report.record import Record
+from stretto.report.turns import Timelines
 
 ACCOUNTINGS = {
     "counted": "FLOPs counted by PyTorch on the real modules",
@@ -29,6 +30,7 @@ class Page:
     versions: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)  # method -> SVG of its schedule
     delays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # method -> its steady delay by stage
+    timelines: tuple[Timelines, ...] = ()  # of the runs that were traced
     left_out: Mapping[str, str] = field(default_factory=dict)  # method -> why it was not run though all were asked for
     command: str = ""  # the command line that ran the study
 

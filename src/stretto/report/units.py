@@ -4,6 +4,7 @@ import math
 
 _FLOP = {1e18: "EFLOP", 1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP", 1e3: "kFLOP", 1.0: "FLOP"}
 _BYTES = {2.0**40: "TiB", 2.0**30: "GiB", 2.0**20: "MiB", 2.0**10: "KiB", 1.0: "B"}
+_TIME = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}
 NONE = "–"
 
 
@@ -75,6 +76,22 @@ def seconds(value: float | None) -> str:
     if value >= 90:
         return f"{value / 60:.1f} min"
     return f"{number(value)} s"
+
+
+def time_unit(largest: float) -> tuple[float, str]:
+    """Choose the unit in which the largest of some short times reads best: (seconds in one unit, its name)."""
+    scale = next((scale for scale in _TIME if largest >= scale), 1e-6)
+    return scale, _TIME[scale]
+
+
+def duration(value: float) -> str:
+    """A short time with its unit.
+
+    >>> duration(0.0123)
+    '12.3 ms'
+    """
+    scale, name = time_unit(value)
+    return f"{number(value / scale)} {name}"
 
 
 def short(value: float) -> float:

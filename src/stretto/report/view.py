@@ -20,6 +20,7 @@ from stretto.report.record import Record, methods
 from stretto.report.settings import as_toml
 from stretto.report.speedup import Speedup, baseline, speedups
 from stretto.report.summary import MethodSummary, summarize
+from stretto.report.timeline import section
 from stretto.report.verdict import verdict
 
 PURPOSE = {
@@ -75,6 +76,7 @@ def view(page: Page) -> dict[str, Any]:
         "rate": RATE,
         "diverged": [_diverged(record) for record in records if record.diverged],
         "pictures": [(name, checked(svg, name)) for name, svg in page.pictures.items()],
+        "timelines": section(page.timelines, specs.add),
         "page": page,
         "settings": as_toml(page.settings),
         "runs": _runs(records),

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from stretto.runtime.post import Inbox, Letter, Outbox
+from stretto.runtime.post import Inbox, Letter, Line, Outbox
+from stretto.runtime.status import Status
 from stretto.schedule import Edge, Rules, Schedule
 
 SMALL = frozenset({"loss", "norm"})  # values of a few bytes: as many may wait as anyone can be behind
@@ -56,6 +57,7 @@ class Mailbox:
         first_tag: int,
         depth: int,
         patience: int,
+        status: Status,
     ) -> None:
         # Every worker numbers the channels alike. `patience` is how many small values may wait.
         me = dist.get_rank(group)
@@ -63,19 +65,25 @@ class Mailbox:
         self._inboxes: dict[Channel, Inbox] = {}
         for tag, channel in enumerate(sorted(set(used)), start=first_tag):
             source = worker_of[channel.stage]
+            name = f"{channel.value}s of stage {channel.stage}"
             if source == me:
                 most = patience if channel.value in SMALL else depth
-                self._outboxes[channel] = Outbox(group, channel.worker, tag, most)
+                self._outboxes[channel] = Outbox(Line(group, channel.worker, tag, name, status), most)
             elif channel.worker == me:
-                self._inboxes[channel] = Inbox(group, source, tag, device)
+                self._inboxes[channel] = Inbox(Line(group, source, tag, name, status), device)
 
     def send(self, channel: Channel, value: Any, microbatch: int) -> int:
         """Send a value; return how many bytes."""
         return self._outboxes[channel].send(value, microbatch)
 
-    def receive(self, channel: Channel) -> Letter:
-        """The next value of a channel; waits for it."""
-        return self._inboxes[channel].receive()
+    def receive(self, channel: Channel, what: str | None = None) -> Letter:
+        """The next value of a channel; waits for it. `what` is said to be waited for."""
+        return self._inboxes[channel].receive(what)
+
+    def settle(self) -> None:
+        """Wait until everything that was sent has been taken."""
+        for outbox in self._outboxes.values():
+            outbox.settle()
 
     def clear(self) -> None:
         """Drop whatever is on its way; every worker does it at the same time."""

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stretto.runtime.failure import reaching
 from stretto.runtime.packing import Layout, layout_of, pack, size_of, unpack
+from stretto.runtime.status import Status
 
 PREFIX = 64  # bytes
 VALUE, LAYOUT, MARK = 1, 2, 3
@@ -28,11 +30,25 @@ class Letter(NamedTuple):
     value: Any
 
 
-class Outbox:
-    """The sending end: `peer` is a rank of the group, `tag` tells its channels apart, `depth` is how many may wait."""
+class Line(NamedTuple):
+    """One direction between this process and another: the group, the other's rank in it, a tag, and a name for people.
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, depth: int = 4) -> None:
-        self._group, self._peer, self._tag, self._depth = group, peer, tag, depth
+    `status` is where this process says what it waits for.
+    """
+
+    group: dist.ProcessGroup
+    peer: int
+    tag: int
+    name: str
+    status: Status
+
+
+class Outbox:
+    """The sending end. At most `depth` values may wait there until they are taken."""
+
+    def __init__(self, line: Line, depth: int) -> None:
+        self._group, self._peer, self._tag, self._name, self._status = line
+        self._depth = depth
         self._layout: Layout | None = None
         self._under_way: deque[tuple[Any, Tensor]] = deque()  # with the memory that must not change
 
@@ -45,18 +61,24 @@ class Outbox:
         buffer[:PREFIX] = prefix(VALUE, microbatch)
         pack(value, buffer[PREFIX:])
         while len(self._under_way) >= self._depth:
-            self._under_way.popleft()[0].wait()
+            self._wait_for_oldest()
         self._post(buffer)
         return buffer.numel()
 
     def settle(self) -> None:
         """Wait until everything has been taken."""
         while self._under_way:
-            self._under_way.popleft()[0].wait()
+            self._wait_for_oldest()
 
     def mark(self) -> None:
         """Send a mark for the other end's `clear`; waits for nothing."""
         self._post(prefix(MARK, 0))
+
+    def _wait_for_oldest(self) -> None:
+        work, _ = self._under_way[0]
+        with self._status.waiting(f"{self._name} to be taken", self._peer), reaching(self._peer):
+            work.wait()
+        self._under_way.popleft()
 
     def _announce(self, layout: Layout) -> None:
         numbers = torch.tensor(layout, dtype=torch.int64)
@@ -65,34 +87,39 @@ class Outbox:
         self._layout = layout
 
     def _post(self, buffer: Tensor) -> None:
-        work = dist.isend(buffer, group=self._group, group_dst=self._peer, tag=self._tag)
+        with reaching(self._peer):
+            work = dist.isend(buffer, group=self._group, group_dst=self._peer, tag=self._tag)
         self._under_way.append((work, buffer))
 
 
 class Inbox:
     """The receiving end. Values go to `device`; on the CPU they are where they arrived, uncopied."""
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, device: torch.device) -> None:
-        self._group, self._peer, self._tag, self._device = group, peer, tag, device
+    def __init__(self, line: Line, device: torch.device) -> None:
+        self._group, self._peer, self._tag, self._name, self._status = line
+        self._device = device
         self._layout: Layout = ()
         self._size = 0
         self._posted = self._post(PREFIX)
 
-    def receive(self) -> Letter:
-        """The next value; waits for it."""
-        kind, number, buffer = self._next()
+    def receive(self, what: str | None = None) -> Letter:
+        """The next value; waits for it. `what` is said to be waited for."""
+        with self._status.waiting(what or self._name, self._peer):
+            kind, number, buffer = self._next()
         assert kind == VALUE, f"a message of kind {kind} from rank {self._peer}, where a value should be"
         return Letter(number, unpack(self._layout, buffer[PREFIX:].to(self._device)))
 
     def clear(self) -> None:
         """Drop everything up to the next mark."""
-        while self._next()[0] != MARK:
-            pass
+        with self._status.waiting(f"the end of {self._name}", self._peer):
+            while self._next()[0] != MARK:
+                pass
 
     def _next(self) -> tuple[int, int, Tensor]:
         while True:
             work, buffer = self._posted
-            work.wait()
+            with reaching(self._peer):
+                work.wait()
             kind, number, *_ = buffer[:PREFIX].view(torch.int64).tolist()
             if kind != LAYOUT:
                 self._posted = self._post(PREFIX + self._size)
@@ -101,14 +128,16 @@ class Inbox:
 
     def _read_layout(self, length: int) -> None:
         work, buffer = self._post(8 * length)
-        work.wait()
+        with reaching(self._peer):
+            work.wait()
         self._layout = tuple(buffer.view(torch.int64).tolist())
         self._size = size_of(self._layout)
         self._posted = self._post(PREFIX + self._size)
 
     def _post(self, size: int) -> tuple[Any, Tensor]:
         buffer = torch.empty(size, dtype=torch.uint8)
-        return dist.irecv(buffer, group=self._group, group_src=self._peer, tag=self._tag), buffer
+        with reaching(self._peer):
+            return dist.irecv(buffer, group=self._group, group_src=self._peer, tag=self._tag), buffer
 
 
 def prefix(kind: int, number: int) -> Tensor:

@@ -1,27 +1,43 @@
 """Several processes, one worker each: worker w is the process of rank w."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import atexit
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial as bound
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stretto import checkpoint
 from stretto.batch import inputs_on, target_on
+from stretto.checkpoint import Manifest
 from stretto.elsewhere import Elsewhere
 from stretto.errors import UsageError
 from stretto.evaluate import Tally, evaluating
 from stretto.interpreter import Interpreter
 from stretto.parts import pick_device
 from stretto.precision import Precision
+from stretto.runtime.failure import Failures
 from stretto.runtime.mailbox import Mailbox, channels
-from stretto.runtime.post import Inbox, Outbox
+from stretto.runtime.post import Inbox, Line, Outbox
+from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
+from stretto.runtime.status import PATIENCE, Status, Watchman
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import World, agree
 from stretto.schedule import Rules
 from stretto.stage import Loss, Stage
 from stretto.team import Outputs, Plan, State, Team
 from stretto.trace import trace
+from stretto.tracing import Recording
+from stretto.tracing.naming import worker_name
 
 DEPTH = 4  # large values of one channel that may be on their way at once
 FIRST_TAG = 1  # 0 is for what workers say outside a schedule
@@ -30,16 +46,36 @@ FIRST_TAG = 1  # 0 is for what workers say outside a schedule
 class Ranks(Team):
     """What a Trainer does otherwise on several processes. Everything here is a collective, but what asks no one."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, timeout: float) -> None:
         self.world = world
-        self.rank, self.size = world.rank, world.size
-        self.group = world.group()
+        self.group = world.group(timeout)
+        self.status = Status()
+        self._failures = Failures(world.store, world.rank)
+        patience = min(PATIENCE, timeout / 4)
+        self._watchman = (
+            None if world.store is None else Watchman(self.status, world.store, world.rank, world.size, patience)
+        )
+        if self._watchman is not None:
+            self._watchman.start()
+        self._failed = False
+        atexit.register(self._leave)
+        self._excepthook, sys.excepthook = sys.excepthook, self._except
         self.cpu = torch.device("cpu")
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._home_of: Mapping[int, int] = {}  # the worker of each stage
 
     can_retry = False
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        """The world's."""
+        return self.world.size
 
     @property
     def is_first(self) -> bool:
@@ -85,11 +121,36 @@ class Ranks(Team):
             first_tag=FIRST_TAG,
             depth=DEPTH + pieces,
             patience=(lag + 2) * pieces,
+            status=self.status,
         )
         return [
-            Worker(plan.schedule, plan.rules, stages, plan.delays, worker=self.world.rank, mailbox=mailbox, lag=lag)
+            Worker(
+                plan.schedule,
+                plan.rules,
+                stages,
+                plan.delays,
+                worker=self.world.rank,
+                mailbox=mailbox,
+                lag=lag,
+                status=self.status,
+            )
             for plan in plans
         ]
+
+    def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
+        """One recording: that of this worker."""
+        workers = [each for each in interpreters if isinstance(each, Worker)]
+        recording = Recording(self.world.rank, name=worker_name(self.world.rank, workers[0].schedule))
+        if self.is_first:
+            for rank in range(1, self.world.size):
+                tell_time(self._to(rank), self._from(rank, self.cpu))
+        else:
+            recording.offset = offset_to_first(self._to(0), self._from(0, self.cpu))
+        finish = bound(torch.cuda.synchronize, device) if device.type == "cuda" else None
+        for worker in workers:
+            worker.record = Recorder(worker, recording, finish)
+            worker.recording = recording
+        return [recording]
 
     def agree(self, description: Mapping[str, Any]) -> None:
         """Compare what all are about to train."""
@@ -175,6 +236,71 @@ class Ranks(Team):
                 gathered[stage] = {key: box.receive().value.clone() for key in keys}
         return dict(sorted(gathered.items()))
 
+    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
+        """Each process writes its own stages; rank 0 makes a checkpoint of them."""
+        if self.is_first:
+            checkpoint.begin(path)
+        self.barrier()
+        partial = checkpoint.partial_of(path)
+        mine = {index: checkpoint.write_stage(partial, index, state) for index, state in states.items()}
+        text = json.dumps(mine).encode()
+        told = self._collect(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        if self.is_first:
+            digests = {int(index): each for one in told for index, each in json.loads(bytes(one.tolist())).items()}
+            checkpoint.finish(partial, path, replace(manifest, stages=[digests[index] for index in sorted(digests)]))
+        self.barrier()
+
+    def _collect(self, mine: Tensor) -> list[Tensor]:
+        # What every process has, on the first one.
+        if not self.is_first:
+            self._to(0).send(mine)
+            return []
+        return [mine, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.world.size))]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """An error here ends all processes: it is said once, by the process where it happened."""
+        try:
+            yield
+        except BaseException as error:
+            if self._failed:
+                raise
+            self._failed = True
+            raised = self._failures.translate(error, self.status.told(), self._chain)
+            self._close()
+            if raised is error:
+                raise
+            raise raised from None
+        self.status.rests()
+
+    def _chain(self) -> str:
+        return (
+            self._watchman.chain() if self._watchman is not None else f"worker {self.world.rank} {self.status.told()}"
+        )
+
+    def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        # The user's script has failed between two calls: do not keep the others waiting.
+        if not self._failed:
+            self._failed = True
+            self._failures.translate(error, self.status.told(), self._chain)
+        self._excepthook(kind, error, traceback)
+
+    def _leave(self) -> None:
+        # What this process has sent must have been taken before it ends, and its peers may still need it.
+        if not self._failed and dist.is_initialized():
+            with (
+                contextlib.suppress(RuntimeError),
+                self.status.waiting("its end", (self.world.rank + 1) % self.world.size),
+            ):
+                dist.barrier(group=self.group)
+        self._close()
+
+    def _close(self) -> None:
+        if self._watchman is not None:
+            self._watchman.end()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
     def barrier(self) -> None:
         """Wait for all."""
         dist.barrier(group=self.group)
@@ -194,10 +320,10 @@ class Ranks(Team):
 
     def _to(self, rank: int) -> Outbox:
         if rank not in self._outboxes:
-            self._outboxes[rank] = Outbox(self.group, rank, 0, DEPTH)
+            self._outboxes[rank] = Outbox(Line(self.group, rank, 0, "what it has", self.status), DEPTH)
         return self._outboxes[rank]
 
     def _from(self, rank: int, device: torch.device) -> Inbox:
         if rank not in self._inboxes:
-            self._inboxes[rank] = Inbox(self.group, rank, 0, device)
+            self._inboxes[rank] = Inbox(Line(self.group, rank, 0, "what it has", self.status), device)
         return self._inboxes[rank]

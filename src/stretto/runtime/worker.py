@@ -1,15 +1,19 @@
 """One worker of a schedule, in a process of its own: it walks its list, and waits where a value has not arrived."""
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 from stretto.errors import ScheduleError
 from stretto.interpreter import Interpreter
 from stretto.runtime.mailbox import Channel, Mailbox, receivers
 from stretto.runtime.post import Letter
+from stretto.runtime.status import Status
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.rules import Tie
 from stretto.stage import Stage
+from stretto.tracing import Recording
+from stretto.tracing.naming import channel as name
 
 
 class Worker(Interpreter):
@@ -29,11 +33,14 @@ class Worker(Interpreter):
         worker: int,
         mailbox: Mailbox,
         lag: int,
+        status: Status,
     ) -> None:
         super().__init__(schedule, rules, stages, delays)
         self.worker = worker
         self._mailbox = mailbox
         self._lag = lag
+        self._status = status
+        self.recording: Recording | None = None
         self._told = 0  # the first minibatch whose loss has not been told
         self._borrowed: dict[Channel, Letter] = {}  # the newest tied weights that have arrived
 
@@ -60,6 +67,7 @@ class Worker(Interpreter):
             for edge in needs:
                 if edge not in self.values:
                     self._fetch(edge, action)
+            self._status.acts(action)
             self._send(self._run(action, needs))
 
     def _finish(self, until: int) -> None:
@@ -67,6 +75,7 @@ class Worker(Interpreter):
         for tie in self.rules.ties:
             if tie.user in self.stages and tie.owner not in self.stages:
                 self._settle(tie, until)
+        self._mailbox.settle()
 
     def _fetch(self, edge: Edge, action: Action | None = None) -> None:
         home = self.schedule.worker_of.get(edge.source.stage, self.worker)
@@ -77,16 +86,25 @@ class Worker(Interpreter):
             )
         channel = Channel.of(edge, self.worker)
         while edge not in self.values:
-            self._receive(channel)
+            self._receive(channel, f"the {edge.value} of {edge.source}")
 
-    def _receive(self, channel: Channel) -> None:
-        letter = self._mailbox.receive(channel)
+    def _receive(self, channel: Channel, what: str | None = None) -> None:
+        start = 0 if self.recording is None else perf_counter_ns()
+        letter = self._mailbox.receive(channel, what)
         if channel.value == "tied-weight":
             self._borrowed[channel] = letter
+        source = Action(channel.kind, channel.stage, letter.microbatch)
+        edges = [
+            edge
+            for edge in self.rules.makes(source)
+            if edge.value == channel.value and (edge.stage in self.stages or edge.stage == self.rules.num_stages)
+        ]
         if letter.microbatch >= self._since:
-            for edge in self.rules.makes(Action(channel.kind, channel.stage, letter.microbatch)):
-                if edge.value == channel.value and (edge.stage in self.stages or edge.stage == self.rules.num_stages):
-                    self.values[edge] = letter.value
+            self.values.update((edge, letter.value) for edge in edges)
+        if self.recording is not None:
+            now = perf_counter_ns()
+            self.recording.span("wait", f"{channel.value} of {source}", start, now)
+            self.recording.received(name_of(edges[0], self.worker), letter.microbatch, now)
 
     def _send(self, made: Sequence[Edge]) -> None:
         sent: set[Channel] = set()
@@ -99,6 +117,8 @@ class Worker(Interpreter):
                 elif channel not in sent:
                     self._mailbox.send(channel, self.values[edge], edge.source.microbatch)
                     sent.add(channel)
+                    if self.recording is not None:
+                        self.recording.sent(name_of(edge, worker), edge.source.microbatch, perf_counter_ns())
             if not here:
                 del self.values[edge]
 
@@ -121,3 +141,8 @@ class Worker(Interpreter):
         while channel not in self._borrowed or self._borrowed[channel].microbatch < last:
             self._receive(channel)
         self.stages[tie.user].take_over(self._borrowed[channel].value)
+
+
+def name_of(edge: Edge, worker: int) -> str:
+    """What a message is called in a trace. Several workers get the same loss."""
+    return f"{name(edge)} for worker {worker}" if edge.value == "loss" else name(edge)

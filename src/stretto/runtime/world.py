@@ -29,9 +29,9 @@ class World:
     local_rank: int
     store: Store | None
 
-    def group(self) -> dist.ProcessGroup:
-        """A new group of all processes, with messages of its own; a collective."""
-        made = dist.new_group(backend="gloo")
+    def group(self, timeout: float) -> dist.ProcessGroup:
+        """A new group of all processes, with messages of its own; a collective. `timeout` is in seconds."""
+        made = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         assert isinstance(made, dist.ProcessGroup), "every process is in the group of all"
         return made
 

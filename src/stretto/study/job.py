@@ -25,17 +25,20 @@ class Job:
     settings: TrainSettings
     folder: Path
     costs: Costs
+    trace: bool
     progress: Path
 
 
-def run_on_processes(settings: TrainSettings, folder: Path, on_step: OnStep, place: Place, costs: Costs) -> None:
+def run_on_processes(
+    settings: TrainSettings, folder: Path, on_step: OnStep, place: Place, costs: Costs, *, trace: bool = False
+) -> None:
     """Make a (resolved) run on the processes of `place`: the same numbers and files as `run` leaves.
 
     Raises WorkerFailedError if a process fails; nothing is left then.
     """
     refuse_busy(folder)
     with tempfile.TemporaryDirectory(prefix="stretto-") as scratch:
-        job = Job(settings, folder.absolute(), costs, Path(scratch) / "progress")
+        job = Job(settings, folder.absolute(), costs, trace, Path(scratch) / "progress")
         file = Path(scratch) / "job"
         file.write_bytes(pickle.dumps(job))
         try:

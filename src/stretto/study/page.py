@@ -1,17 +1,20 @@
 """What a study's report is made of."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stretto.cost import NOTES
 from stretto.cost.flops import durations
 from stretto.report import Page, build
+from stretto.report.turns import Timelines, timelines
 from stretto.schedule import draw
 from stretto.simulate import simulate
 from stretto.study.disk import writing
 from stretto.study.prepare import Prepared, costs_of, prepare
 from stretto.study.store import versions
 from stretto.study.study import Study, sample
+from stretto.tracing import read_recordings
 
 MOST_NAMES = 8  # of methods in a title
 HEADS_NOTE = (
@@ -41,6 +44,7 @@ def write_report(study: Study, command: str = "") -> Path:
         versions=versions(),
         pictures={method: picture(each) for method, each in prepared.items()},
         delays={method: delays(each) for method, each in prepared.items()},
+        timelines=traced(study, prepared),
         left_out=study.left_out,
         command=command,
     )
@@ -57,6 +61,19 @@ def delays(prepared: Prepared) -> tuple[int, ...]:
     """How old gradients are in the steady state, by stage, in updates."""
     trainer = prepared.trainer
     return trainer.method.delays(trainer.schedule).steady
+
+
+def traced(study: Study, prepared: Mapping[str, Prepared]) -> tuple[Timelines, ...]:
+    """The timelines of the runs that left traces."""
+    found = []
+    for task in study.tasks:
+        recordings = read_recordings(task.folder)
+        if recordings:
+            trainer, run = prepared[task.settings.method].trainer, task.settings
+            phases = trainer.method.phases
+            among = range(phases.warmup, sys.maxsize if phases.finish is None else phases.finish)
+            found.append(timelines(run.id, run.method, recordings, trainer.schedule, trainer.rules, among=among))
+    return tuple(each for each in found if each is not None)
 
 
 def picture(prepared: Prepared, turns: int = 3) -> str:

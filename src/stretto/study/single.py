@@ -8,6 +8,7 @@ from stretto.errors import UsageError
 from stretto.report.record import Record
 from stretto.study.store import RUN, read_run
 from stretto.study.study import refuse_other
+from stretto.tracing import Recording, read_recordings
 
 
 def default_folder(settings: TrainSettings) -> Path:
@@ -24,6 +25,14 @@ def claim(folder: Path, settings: TrainSettings) -> bool:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and holds no run: choose another --out")
     return True
+
+
+def traced(folder: Path) -> list[Recording]:
+    """What the run's workers recorded. Raises UsageError if they did not."""
+    recordings = read_recordings(folder)
+    if not recordings:
+        raise UsageError(f"the run in {folder} was made without --trace: delete it, or choose another --out")
+    return recordings
 
 
 def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from stretto.errors import UsageError
 from stretto.report.record import Observation, Point, Record
 from stretto.study.disk import locked, writing
+from stretto.tracing import Recording
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
 
@@ -71,6 +72,12 @@ class RunWriter:
             with writing(self.folder):
                 file.write(json.dumps({"event": kind, **values}, allow_nan=False) + "\n")
                 file.flush()
+
+    def traces(self, recordings: Iterable[Recording]) -> None:
+        """Keep what the run's workers recorded."""
+        with writing(self.folder):
+            for recording in recordings:
+                recording.write(self._partial)
 
     def finish(self, run: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         """Write what the run ended with, make sure it is on the disk, and give the folder its name."""

@@ -38,18 +38,25 @@ class Progress:
 
 
 def run(
-    settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None, *, costs: Costs | None = None
+    settings: TrainSettings,
+    folder: Path,
+    on_step: OnStep = lambda *_: None,
+    *,
+    trace: bool = False,
+    costs: Costs | None = None,
 ) -> Record:
     """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
 
-    A loss that is no finite number ends the run as diverged. On several processes it is a collective: every one of
-    them trains, the first one writes. `costs` are measured if they are not given, which takes all stages.
+    A loss that is no finite number ends the run as diverged. `trace` adds what each worker did, and when. `costs` are
+    measured if they are not given, which takes all stages. On several processes it is a collective: every one of them
+    trains, the first one writes.
     """
     prepared = prepare(settings)
     trainer = prepared.trainer
     if costs is None:
         costs = costs_of(prepared)
     progress = Progress()
+    recordings = trainer.record() if trace else []
     with RunWriter(folder, trainer.rank, trainer.processes) as writer:
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, Elsewhere)]
         writer.worker_event("start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), stages=stages)
@@ -57,7 +64,8 @@ def run(
         train_until_done(prepared, costs, progress, writer, on_step)
         record = make_record(settings, costs, progress)
         writer.event(record.status, step=len(progress.step_seconds), **progress.final)
-        weights = trainer.gather()
+        writer.traces(recordings)
+        weights = trainer.gather()  # every process has written what it writes when this one is through
         if weights is not None:
             writer.finish(content(prepared, costs, progress, record), weights)
     return record

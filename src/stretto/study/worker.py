@@ -33,7 +33,7 @@ def main(file: Path) -> None:
                     last = time.monotonic()
                     print(step, "" if loss is None else loss, file=pipe, flush=True)
 
-            run(job.settings, job.folder, on_step, costs=job.costs)
+            run(job.settings, job.folder, on_step, trace=job.trace, costs=job.costs)
     except Exception as error:  # noqa: BLE001 - whoever started this process says it
         fail(error)
 

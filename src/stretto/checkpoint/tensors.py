@@ -1,0 +1,87 @@
+"""Tensors by name in a folder, as torch.distributed.checkpoint writes them. Importing this takes a second.
+
+torch's reader unpickles `.metadata` as it is; here it may name nothing but what such a file consists of.
+"""
+
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+METADATA = "torch.distributed.checkpoint.metadata"
+CONSISTS_OF = {
+    (METADATA, "Metadata"),
+    (METADATA, "MetadataIndex"),
+    (METADATA, "StorageMeta"),
+    (METADATA, "TensorStorageMetadata"),
+    (METADATA, "ChunkStorageMetadata"),
+    (METADATA, "TensorProperties"),
+    (METADATA, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # CPython 3.13
+}
+
+
+def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write and fsync the files of `folder`. No other worker takes part, even if there are some."""
+    with _own_errors():
+        save(dict(tensors), storage_writer=FileSystemWriter(folder), no_dist=True)
+
+
+def load_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Read into `tensors`, which have the shapes and types of what was saved by their names."""
+    with _own_errors():
+        load(dict(tensors), storage_reader=Reader(folder), no_dist=True)
+
+
+class Reader(FileSystemReader):
+    """torch's reader, which reads tensors with weights_only, and here the metadata too with a list of what may be."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The content of `.metadata`. Raises pickle.UnpicklingError if it names anything else."""
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata: Metadata = _Unpickler(file).load()
+        return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and (module, name) not in CONSISTS_OF:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's metadata")
+        return super().find_class(module, name)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is told so: no_dist
+        try:
+            yield
+        except CheckpointException as error:  # a BaseException, in which torch wraps all others
+            raise _cause(error) from None
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    # What a failed write raises reaches us as a RuntimeError of the archive, which then has not the length it expects.
+    first: BaseException
+    first, _ = next(iter(error.failures.values()))
+    cause: BaseException | None = first
+    while cause is not None:
+        if isinstance(cause, OSError) or not isinstance(cause, Exception):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return first

@@ -1,0 +1,84 @@
+"""A process that fails says so once; the others learn of it and end without a word of their own."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch.distributed.distributed_c10d import Store
+
+from stretto.errors import StrettoError
+from stretto.runtime.status import here
+
+KEY = "failure"
+GRACE = 3.0  # seconds for whoever failed to say so, after its connection has gone
+
+
+class PeerLostError(StrettoError):
+    """The connection to another worker is gone, or it did not answer in time."""
+
+    def __init__(self, worker: int, cause: BaseException) -> None:
+        super().__init__(f"no answer from worker {worker}: {cause}")
+        self.worker = worker
+        self.timed_out = "timed out" in str(cause).lower()
+
+
+class WorkerLostError(StrettoError):
+    """A worker has ended without saying why, or does not answer: training cannot go on."""
+
+
+@contextmanager
+def reaching(worker: int) -> Iterator[None]:
+    """While it lasts, an error of torch.distributed means that a worker cannot be reached."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(worker, error) from error
+
+
+class Failures:
+    """What has gone wrong in the job, as far as this process knows. The first failure is the one that counts."""
+
+    def __init__(self, store: Store | None, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+
+    def translate(self, error: BaseException, doing: str, chain: Callable[[], str]) -> BaseException:
+        """What this process is to raise for an error; `doing` is what it did, `chain` tells who waits for whom."""
+        if not isinstance(error, PeerLostError):
+            text = f"{type(error).__name__}: {error}"
+            if not self._publish(text) and self._published(0) == text:
+                return SystemExit(1)  # all processes have made the same mistake, and another one says it
+            error.add_note(f"on worker {self._rank}, {here()}")
+            return error
+        if self._published(GRACE) is not None or not self._publish(f"worker {error.worker} is lost"):
+            return SystemExit(1)  # somebody else has said why
+        if error.timed_out:
+            return WorkerLostError(f"{chain()}. Nobody waits longer: Trainer(timeout=seconds) sets how long")
+        return WorkerLostError(
+            f"worker {error.worker} is gone: it ended without a word (killed, or out of memory?) while worker "
+            f"{self._rank} {doing}"
+        )
+
+    def _publish(self, text: str) -> bool:
+        # Whether this failure is the first.
+        if self._store is None:
+            return True
+        try:
+            mine = f"{self._rank} {text}"
+            return bytes(self._store.compare_set(KEY, "", mine)).decode() == mine
+        except RuntimeError:  # the store has gone with the process that held it
+            return True
+
+    def _published(self, seconds: float) -> str | None:
+        # The first failure, once there is one.
+        if self._store is None:
+            return None
+        until = time.monotonic() + seconds
+        try:
+            while not self._store.check([KEY]):
+                if time.monotonic() > until:
+                    return None
+                time.sleep(0.05)
+            return bytes(self._store.get(KEY)).decode().partition(" ")[2]
+        except RuntimeError:
+            return None

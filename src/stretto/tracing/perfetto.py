@@ -1,0 +1,182 @@
+"""Recordings of all workers as one trace for Perfetto (ui.perfetto.dev): a process a worker, a thread a lane.
+
+The format is Perfetto's own, protobuf TracePackets (perfetto.dev/docs/reference/synthetic-track-event); its library
+takes 70 ms to import and is imported where it is used.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stretto.tracing.recording import Mark, Recording, Span
+
+SEQUENCE = 1  # every packet names the sequence it belongs to; all of ours belong to one
+LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # from top to bottom; others below
+
+
+def write(recordings: Sequence[Recording], file: Path) -> None:
+    """Write the trace, in place of an earlier one. Nothing is held in memory but the recordings."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f".{file.name}.partial")
+    try:
+        with beside.open("wb") as out:
+            for packet in packets(recordings):
+                content = packet.SerializeToString()
+                out.write(b"\x0a" + varint(len(content)))  # field 1 of Trace, of a length
+                out.write(content)
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def varint(number: int) -> bytes:
+    """A length as protobuf writes it: seven bits a byte, the lowest first."""
+    low = []
+    while number > 127:
+        low.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*low, number])
+
+
+def packets(recordings: Sequence[Recording]) -> Iterator[Any]:
+    """The TracePackets, worker by worker: first a track's description, then its events in order."""
+    tracks = itertools.count(1)
+    flows = paired(recordings)
+    for recording in recordings:
+        process = next(tracks)
+        yield process_track(process, recording)
+        threads = lanes(recording)
+        for number, thread in enumerate(threads, start=1):
+            yield from thread_packets(next(tracks), number, process, recording, thread, flows)
+        yield from counter_packets(tracks, process, recording)
+
+
+class Thread(NamedTuple):
+    """What one thread track shows: spans in order, none of which overlap, and messages that left or came."""
+
+    name: str
+    spans: Sequence[Span]
+    sends: Sequence[Mark] = ()
+    receipts: Sequence[Mark] = ()
+
+
+def lanes(recording: Recording) -> list[Thread]:
+    """The lanes in order; marks stand in the lanes "send" and "receive".
+
+    Spans of a lane that overlap, as messages on their way do, share it out: "send", "send 2", ...
+    """
+    by_lane: dict[str, list[Span]] = {}
+    for span in recording.spans:
+        by_lane.setdefault(span.lane, []).append(span)
+    for lane, marks in (("send", recording.sends), ("receive", recording.receipts)):
+        if marks:
+            by_lane.setdefault(lane, [])
+    threads = []
+    for lane in sorted(by_lane, key=lambda lane: LANES.index(lane) if lane in LANES else len(LANES)):
+        first, *others = apart(by_lane[lane]) or [[]]
+        sends = recording.sends if lane == "send" else ()
+        receipts = recording.receipts if lane == "receive" else ()
+        threads.append(Thread(lane, first, sends, receipts))
+        threads += [Thread(f"{lane} {number}", each) for number, each in enumerate(others, start=2)]
+    return threads
+
+
+def apart(spans: Iterable[Span]) -> list[list[Span]]:
+    """As few rows as it takes for no two spans of a row to overlap."""
+    rows: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.start, span.end)):
+        row = next((row for row in rows if row[-1].end <= span.start), None)
+        if row is None:
+            rows.append([span])
+        else:
+            row.append(span)
+    return rows
+
+
+def paired(recordings: Iterable[Recording]) -> dict[tuple[str, int], int]:
+    """A number for each message of which both ends are known, by channel and its number there."""
+    sends, receipts = set(), set()
+    for recording in recordings:
+        sends |= {(channel, number) for channel, number, _ in recording.sends}
+        receipts |= {(channel, number) for channel, number, _ in recording.receipts}
+    return {message: flow for flow, message in enumerate(sorted(sends & receipts), start=1)}
+
+
+def process_track(track: int, recording: Recording) -> Any:
+    """Describe a worker. Its number stands for its process: emulated workers share one, and hosts number alike."""
+    packet = new_packet()
+    packet.track_descriptor.uuid = track
+    packet.track_descriptor.process.pid = recording.worker + 1  # Perfetto takes process 0 for the kernel's
+    packet.track_descriptor.process.process_name = recording.name
+    packet.track_descriptor.process.process_labels.append(f"process {recording.process} on {recording.host}")
+    if recording.dropped:
+        packet.track_descriptor.process.process_labels.append(f"{recording.dropped} earlier events were dropped")
+    return packet
+
+
+def thread_packets(
+    track: int, number: int, process: int, recording: Recording, thread: Thread, flows: dict[tuple[str, int], int]
+) -> Iterator[Any]:
+    """Describe a lane, then what happened in it. Where times are equal Perfetto keeps the order of the packets."""
+    packet = new_packet()
+    packet.track_descriptor.uuid = track
+    packet.track_descriptor.parent_uuid = process
+    packet.track_descriptor.thread.pid = recording.worker + 1
+    packet.track_descriptor.thread.tid = 1000 * (recording.worker + 1) + number
+    packet.track_descriptor.thread.thread_name = thread.name
+    yield packet
+    for span in thread.spans:
+        begin = event(track, span.start, "TYPE_SLICE_BEGIN")
+        begin.track_event.name = span.name
+        begin.track_event.categories.append(span.lane)
+        yield begin
+        yield event(track, span.end, "TYPE_SLICE_END")
+    for marks, verb in ((thread.sends, "sent"), (thread.receipts, "received")):
+        for channel, of_channel, time in marks:
+            instant = event(track, time, "TYPE_INSTANT")
+            instant.track_event.name = f"{channel} {of_channel} {verb}"
+            instant.track_event.categories.append(thread.name)
+            flow = flows.get((channel, of_channel))
+            if flow is not None:
+                ends = instant.track_event.terminating_flow_ids
+                (instant.track_event.flow_ids if verb == "sent" else ends).append(flow)
+            yield instant
+
+
+def counter_packets(tracks: Iterator[int], process: int, recording: Recording) -> Iterator[Any]:
+    """A track for each thing that is counted."""
+    by_name: dict[str, int] = {}
+    for name, time, value in recording.counts:
+        if name not in by_name:
+            by_name[name] = next(tracks)
+            packet = new_packet()
+            packet.track_descriptor.uuid = by_name[name]
+            packet.track_descriptor.parent_uuid = process
+            packet.track_descriptor.name = name
+            packet.track_descriptor.counter.SetInParent()
+            yield packet
+        packet = event(by_name[name], time, "TYPE_COUNTER")
+        if isinstance(value, int):
+            packet.track_event.counter_value = value
+        else:
+            packet.track_event.double_counter_value = value
+        yield packet
+
+
+def event(track: int, time: int, kind: str) -> Any:
+    """Something that happens on a track."""
+    packet = new_packet()
+    packet.timestamp = time
+    packet.track_event.type = packet.track_event.Type.Value(kind)
+    packet.track_event.track_uuid = track
+    return packet
+
+
+def new_packet() -> Any:
+    """An empty packet of our sequence."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+
+    packet = TracePacket()
+    packet.trusted_packet_sequence_id = SEQUENCE
+    return packet

@@ -1,0 +1,175 @@
+"""What one worker records while it runs: who was busy with what, which message went when, how much there was."""
+
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from stretto.errors import UsageError
+
+FORMAT = 1
+LIMIT = 1 << 18  # events; about 40 MB in memory, 15 MB on disk
+FILES = "trace-worker-*.jsonl"
+
+
+class Span(NamedTuple):
+    """A lane of a worker was busy with `name` from `start` to `end`: nanoseconds on rank 0's clock."""
+
+    lane: str
+    name: str
+    start: int
+    end: int
+
+
+class Mark(NamedTuple):
+    """Message `number` of a channel was sent, or was received: nanoseconds on rank 0's clock."""
+
+    channel: str
+    number: int
+    time: int
+
+
+class Count(NamedTuple):
+    """How much of `name` there was from `time` on: nanoseconds on rank 0's clock."""
+
+    name: str
+    time: int
+    value: float
+
+
+class Recording:
+    """The events of one worker.
+
+    Lanes are what a worker does at the same time: "compute", "wait", "send", "receive", "collective", "checkpoint".
+    A message is named by its channel and its number there; the worker that sent it and the one that received it agree
+    on both (`tracing.naming`), which is how the two are brought together.
+
+    Recording an event appends one tuple, from any thread, in less than a microsecond. Names and channels may be any
+    objects, as an Action: their text is made only when it is written. Times are what time.perf_counter_ns() gives;
+    `offset` is what has to be added to make them those of rank 0 (0 on one machine), and may be set at any time.
+
+    The last `limit` events are kept, and `dropped` counts the others: a long run is asked why it is slow now, or what
+    came before its end, and its workers then have the same stretch of time left, so that messages find both their ends.
+    """
+
+    def __init__(self, worker: int = 0, *, name: str = "", offset: int = 0, limit: int = LIMIT) -> None:
+        self.worker = worker
+        self.name = name or f"worker {worker}"
+        self.host = socket.gethostname()
+        self.process = os.getpid()
+        self.offset = offset
+        self.dropped = 0
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
+
+    def span(self, lane: str, name: object, start: int, end: int) -> None:
+        """`lane` was busy with `name` from `start` to `end`."""
+        events = self._events
+        self.dropped += len(events) == events.maxlen
+        events.append(("span", lane, name, start, end))
+
+    def sent(self, channel: object, number: int, time: int) -> None:
+        """Message `number` of `channel` left this worker."""
+        events = self._events
+        self.dropped += len(events) == events.maxlen
+        events.append(("sent", channel, number, time))
+
+    def received(self, channel: object, number: int, time: int) -> None:
+        """Message `number` of `channel` was there for this worker to use."""
+        events = self._events
+        self.dropped += len(events) == events.maxlen
+        events.append(("received", channel, number, time))
+
+    def count(self, name: object, time: int, value: float) -> None:
+        """There is `value` of `name` from now on."""
+        events = self._events
+        self.dropped += len(events) == events.maxlen
+        events.append(("count", name, time, value))
+
+    @property
+    def spans(self) -> list[Span]:
+        """The spans in the order they were recorded."""
+        ahead = self.offset
+        return [Span(str(lane), str(name), a + ahead, b + ahead) for lane, name, a, b in self._of("span")]
+
+    @property
+    def sends(self) -> list[Mark]:
+        """When messages left."""
+        return [Mark(str(channel), number, time + self.offset) for channel, number, time in self._of("sent")]
+
+    @property
+    def receipts(self) -> list[Mark]:
+        """When messages were there."""
+        return [Mark(str(channel), number, time + self.offset) for channel, number, time in self._of("received")]
+
+    @property
+    def counts(self) -> list[Count]:
+        """What was counted."""
+        return [Count(str(name), time + self.offset, value) for name, time, value in self._of("count")]
+
+    def _of(self, kind: str) -> Iterator[tuple[Any, ...]]:
+        return (event[1:] for event in list(self._events) if event[0] == kind)  # a thread may be recording
+
+    def write(self, folder: Path) -> Path:
+        """Write trace-worker-N.jsonl, a header and one line an event, in place of an earlier one. Returns its path."""
+        header = {
+            "stretto-trace": FORMAT,
+            "worker": self.worker,
+            "name": self.name,
+            "host": self.host,
+            "process": self.process,
+            "offset": self.offset,
+            "dropped": self.dropped,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILES.replace("*", str(self.worker))
+        beside = path.with_name(f".{path.name}.partial")
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(header) + "\n")
+                encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
+                file.writelines(encode(texts(event)) + "\n" for event in list(self._events))
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote. A last line that was cut off is left out. Raises UsageError for anything else."""
+        with path.open(encoding="utf-8") as file:
+            header, events = parsed(file.readline(), path, 1), list(lines(file, path))
+        if not isinstance(header, dict) or header.get("stretto-trace") != FORMAT:
+            raise UsageError(f"{path} is not a trace of this version of Stretto (format {FORMAT})")
+        recording = cls(header["worker"], name=header["name"], offset=header["offset"], limit=max(LIMIT, len(events)))
+        recording.host, recording.process, recording.dropped = header["host"], header["process"], header["dropped"]
+        recording._events.extend(map(tuple, events))
+        return recording
+
+
+def texts(event: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An event whose names are text: a tuple would else become a list."""
+    return tuple([part if isinstance(part, int | float) else str(part) for part in event])
+
+
+def lines(file: Iterable[str], path: Path) -> Iterator[Any]:
+    """The events in a file after its header."""
+    for number, line in enumerate(file, start=2):
+        if not line.endswith("\n"):
+            return  # its writer was killed, or the disk was full
+        yield parsed(line, path, number)
+
+
+def parsed(line: str, path: Path, number: int) -> Any:
+    """The JSON in a line. Raises UsageError where there is none."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{path}, line {number} is no line of a trace: {error}") from error
+
+
+def read_recordings(folder: Path) -> list[Recording]:
+    """The recordings of all workers in a run's folder, by worker; empty if the run was not traced."""
+    return sorted((Recording.read(path) for path in folder.glob(FILES)), key=lambda recording: recording.worker)

@@ -1,0 +1,126 @@
+"""The section on timelines: which turns it shows, what they are compared with, what the charts hold."""
+
+import json
+
+import pytest
+
+import stretto
+from stretto.report.charts.timeline import timeline_chart
+from stretto.report.html import render
+from stretto.report.turns import Bar, timelines, window
+from stretto.schedule import Action
+from stretto.simulate import period, simulate
+from stretto.tracing import Recording
+from stretto.tracing.simulated import recordings
+
+from .synthetic import make_page
+from .test_charts import rows_of
+
+COST = {"F": 1_000_000, "B": 2_000_000, "I": 1_000_000, "W": 1_000_000, "U": 100_000, "C": 1_000_000, "R": 0}
+
+
+def cost(action):
+    return COST[action.kind] * (1 + action.stage)
+
+
+def run(name, turns=60, latency=0, durations=cost):
+    """Recordings of workers whose every wait is known, as if each were a process."""
+    schedule, rules = stretto.method(name).plan(4, None)
+    found = recordings(simulate(schedule, rules, turns, durations, latency=latency), rules, latency=latency, unit=1)
+    for recording in found:
+        recording.process = recording.worker
+    return found, schedule, rules
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "pb", "pipedream", "overlapping", "zb-h1"])
+def test_workers_that_only_do_what_the_simulation_does_look_like_it(name):
+    found, schedule, rules = run(name)
+    each = timelines("run", name, found, schedule, rules)
+    assert not each.emulated
+    assert each.measured.seconds == pytest.approx(each.simulated.seconds)
+    assert each.measured.seconds / each.turns == pytest.approx(each.period)
+    assert each.measured.busy == pytest.approx(each.simulated.busy)
+    looks = [
+        [(bar.worker, bar.kind, bar.start, bar.end) for bar in part.bars] for part in (each.measured, each.simulated)
+    ]
+    for (*who, start, end), (*other, at, until) in zip(sorted(looks[0]), sorted(looks[1]), strict=True):
+        assert (who, start, end) == (other, pytest.approx(at, abs=1e-9), pytest.approx(until, abs=1e-9))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "pipedream", "backprop"])
+def test_what_the_measured_turns_take_longer_is_communication(name):
+    latency = 3_000_000
+    found, schedule, rules = run(name, latency=latency)
+    each = timelines("run", name, found, schedule, rules)
+    assert each.measured.seconds / each.turns == pytest.approx(period(schedule, rules, cost, latency=latency) / 1e9)
+    assert each.period == pytest.approx(period(schedule, rules, cost) / 1e9)
+    assert each.measured.busy < each.simulated.busy
+
+
+def test_the_window_is_one_of_median_length_so_that_a_pause_is_not_shown():
+    found, schedule, rules = run("pb", durations=lambda action: cost(action) + 10**9 * (action == Action("F", 0, 30)))
+    each = timelines("run", "pb", found, schedule, rules)
+    assert each.measured.seconds < 0.2
+    assert max(bar.end - bar.start for bar in each.measured.bars) < 0.1
+
+
+def test_bars_are_cut_off_at_both_ends_and_what_is_no_action_is_left_out():
+    recording = Recording(0)
+    recording.span("compute", "0F0", 0, 10)
+    recording.span("wait", "1B0", 10, 30)
+    recording.span("compute", "0B0", 30, 50)
+    recording.span("compute", "warm-up", 12, 13)
+    recording.span("send", "0F0", 10, 12)
+    recording.span("compute", "0F1", 50, 60)
+    assert window([recording], 5, 45).bars == (
+        Bar(0, "F", "0F0", 0, 5e-9),
+        Bar(0, "wait", "1B0", 5e-9, 25e-9),
+        Bar(0, "B", "0B0", 25e-9, 40e-9),
+    )
+    assert window([recording], 5, 45).busy == pytest.approx(20 / 40)
+
+
+def test_a_run_that_was_never_full_has_no_timeline():
+    found, schedule, rules = run("pb", turns=7)
+    assert timelines("run", "pb", found, schedule, rules) is None
+    assert timelines("run", "pb", [Recording(worker) for worker in range(4)], schedule, rules) is None
+
+
+def test_synchronous_phases_are_not_shown():
+    slow, schedule, rules = run(
+        "pb", durations=lambda action: cost(action) * (1 if 20 <= action.microbatch < 40 else 9)
+    )
+    each = timelines("run", "pb", slow, schedule, rules, among=range(20, 40))
+    assert each.period == pytest.approx(period(schedule, rules, cost) / 1e9)
+    assert {int(bar.name[2:]) for bar in each.measured.bars if bar.kind == "F"} <= set(range(20, 40))
+
+
+def test_the_chart_holds_every_bar_in_the_unit_of_its_axis():
+    bars = (Bar(0, "F", "0F7", 0.0, 0.002), Bar(1, "wait", "0F7", 0.0, 0.002), Bar(1, "B", "1B6", 0.002, 0.00201))
+    chart = timeline_chart(bars, 3, 0.004, {"F", "B", "wait"})
+    rows = {(row["worker"], row["kind"], row["from"], row["to"], row["label"]) for row in rows_of(chart)}
+    assert rows == {
+        ("worker 0", "forward", 0, 2, "0F7"),
+        ("worker 1", "wait", 0, 2, ""),
+        ("worker 1", "backward", 2, 2.01, ""),
+    }
+    spec = json.dumps(chart.to_dict())
+    assert '"title": "ms"' in spec
+    assert '["worker 0", "worker 1", "worker 2"]' in spec
+    assert '"domain": ["forward", "backward", "wait"]' in spec
+
+
+def test_the_page_shows_traced_runs_and_says_what_was_emulated(monkeypatch):
+    monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
+    found, schedule, rules = run("pb", latency=5_000_000)
+    real = timelines("real", "pb", found, schedule, rules)
+    for recording in found:
+        recording.process = 1
+    emulated = timelines("emulated", "pb", found, schedule, rules)
+    page = render(make_page(timelines=(real,)))
+    assert "<h2>Timelines</h2>" in page
+    assert 'id="timeline-0-measured"' in page
+    assert 'id="timeline-0-simulated"' in page
+    assert "was emulated" not in page
+    assert "was emulated" in render(make_page(timelines=(emulated,)))
+    assert "<h2>Timelines</h2>" not in render(make_page())
