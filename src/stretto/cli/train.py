@@ -1,16 +1,21 @@
 """stretto train: one run, emulated in one process or on several."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from stretto.cli.output import Output, print_json, print_settings, write_trace
+from stretto.cli.output import FLAG, Output, print_json, print_settings, write_trace
 from stretto.cli.progress import progress
 from stretto.config import TrainSettings, known
+from stretto.errors import UsageError
+from stretto.words import WHOLE
 
 if TYPE_CHECKING:
+    from stretto.runtime.launch import Place
     from stretto.study.prepare import Prepared
 
 
@@ -21,6 +26,8 @@ def train(
     settings: Annotated[TrainSettings, Parameter(name="*")] = TrainSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
     trace: Path | None = None,
+    resume: Annotated[bool, FLAG] = False,
+    restarts: Annotated[int, WHOLE] = 0,
 ) -> int:
     """Train a network once, under one method: every worker emulated in one process, or --workers N processes.
 
@@ -33,9 +40,14 @@ def train(
     trace
         File for a trace that ui.perfetto.dev shows (.pftrace): what each worker did, and when. `stretto report` then
         has a timeline, too.
+    resume
+        Go on from the newest checkpoint that is whole, if there is one; on any number of workers.
+    restarts
+        How often all processes are started again when one of them fails; they go on from the newest checkpoint.
     """
     import torch
 
+    from stretto.runtime.launch import Place
     from stretto.runtime.world import place_in_job
     from stretto.study.prepare import prepare, resolve
     from stretto.study.single import claim, default_folder, summary, traced
@@ -46,6 +58,7 @@ def train(
     if processes > 1:
         settings = replace(settings, workers=settings.workers or processes)
     resolved = resolve(settings)
+    check(resolved, restarts, launched=processes > 1)
     with alone():
         prepared = prepare(resolved)
     if output.dry_run:
@@ -54,8 +67,12 @@ def train(
         return 0
     folder = output.out or default_folder(resolved)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
-    if claim(folder, resolved):
-        make(prepared, folder, launched=processes > 1, silent=output.silent or rank > 0, trace=trace is not None)
+    if claim(folder, resolved, resume=resume):
+        place = (
+            None if resolved.workers is None or processes > 1 else Place(workers=resolved.workers, restarts=restarts)
+        )
+        silent = output.silent or rank > 0
+        make(prepared, folder, place, silent=silent, trace=trace is not None, resume=resume)
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
     if rank > 0:
@@ -71,9 +88,18 @@ def train(
     return 0
 
 
-def make(prepared: "Prepared", folder: Path, *, launched: bool, silent: bool, trace: bool) -> None:
-    """Make the run: here, or on processes of its own if it wants some and no launcher has `launched` this one."""
-    from stretto.runtime.launch import Place
+def check(settings: TrainSettings, restarts: int, *, launched: bool) -> None:
+    """Raise UsageError for restarts that cannot be."""
+    if restarts < 0:
+        raise UsageError(f"restarts={restarts}: choose 0 or more")
+    if restarts and launched:
+        raise UsageError(f"restarts={restarts}, but another launcher has started this process: tell it how often")
+    if restarts and settings.workers is None:
+        raise UsageError(f"restarts={restarts} is for processes of a run's own: give --workers, too")
+
+
+def make(prepared: "Prepared", folder: Path, place: "Place | None", *, silent: bool, trace: bool, resume: bool) -> None:
+    """Make the run, in this process or on processes of its own."""
     from stretto.study import run
     from stretto.study.job import run_on_processes
     from stretto.study.prepare import costs_of
@@ -81,7 +107,7 @@ def make(prepared: "Prepared", folder: Path, *, launched: bool, silent: bool, tr
     settings, costs = prepared.settings, costs_of(prepared)
     title = f"{settings.model} on {settings.data}, {settings.method}"
     done = 0
-    with progress(title, known(settings.steps), silent=silent) as bar:
+    with going_on(prepared, folder), progress(title, known(settings.steps), silent=silent) as bar:
 
         def on_step(step: int, loss: float | None) -> None:
             nonlocal done
@@ -90,7 +116,24 @@ def make(prepared: "Prepared", folder: Path, *, launched: bool, silent: bool, tr
             if loss is not None:
                 bar.note(f"loss {loss:.4f}")
 
-        if settings.workers is None or launched:
-            run(settings, folder, on_step, trace=trace, costs=costs)
+        if place is None:
+            run(settings, folder, on_step, trace=trace, costs=costs, resume=resume)
         else:
-            run_on_processes(settings, folder, on_step, Place(workers=settings.workers), costs, trace=trace)
+            run_on_processes(settings, folder, on_step, place, costs, trace=trace, resume=resume)
+
+
+@contextmanager
+def going_on(prepared: "Prepared", folder: Path) -> Iterator[None]:
+    """When the run does not come to its end, say how to go on, if there is a checkpoint to go on from."""
+    from stretto.runtime.launch import WorkerFailedError
+    from stretto.study.saved import Checkpoints
+
+    try:
+        yield
+    except (KeyboardInterrupt, WorkerFailedError) as error:
+        step = Checkpoints(prepared.settings, folder).last()
+        if step is None:
+            raise
+        remedy = f"the same command with --resume goes on from the checkpoint of step {step}"
+        what = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        raise type(error)(f"{what}; {remedy}") from None

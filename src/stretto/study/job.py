@@ -26,19 +26,28 @@ class Job:
     folder: Path
     costs: Costs
     trace: bool
+    resume: bool
     progress: Path
 
 
 def run_on_processes(
-    settings: TrainSettings, folder: Path, on_step: OnStep, place: Place, costs: Costs, *, trace: bool = False
+    settings: TrainSettings,
+    folder: Path,
+    on_step: OnStep,
+    place: Place,
+    costs: Costs,
+    *,
+    trace: bool = False,
+    resume: bool = False,
 ) -> None:
     """Make a (resolved) run on the processes of `place`: the same numbers and files as `run` leaves.
 
-    Raises WorkerFailedError if a process fails; nothing is left then.
+    Raises WorkerFailedError if a process fails; nothing but checkpoints is left then. Processes that are started again
+    go on from the newest one.
     """
     refuse_busy(folder)
     with tempfile.TemporaryDirectory(prefix="stretto-") as scratch:
-        job = Job(settings, folder.absolute(), costs, trace, Path(scratch) / "progress")
+        job = Job(settings, folder.absolute(), costs, trace, resume, Path(scratch) / "progress")
         file = Path(scratch) / "job"
         file.write_bytes(pickle.dumps(job))
         try:

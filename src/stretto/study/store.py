@@ -29,10 +29,11 @@ class RunWriter:
     does all this, and each writes a file of its own beside it. Use as a context manager.
     """
 
-    def __init__(self, folder: Path, rank: int = 0, processes: int = 1) -> None:
+    def __init__(self, folder: Path, rank: int = 0, processes: int = 1, *, resume: bool = False) -> None:
         self.folder = folder
         self._partial = partial(folder)
         self._rank, self._processes = rank, processes
+        self._resume = resume
         self._events: TextIO | None = None
         self._own: TextIO | None = None
 
@@ -43,7 +44,10 @@ class RunWriter:
                 self._events = locked(self._partial / EVENTS, self.folder)
                 self._events.truncate(0)
             if self._processes > 1:
-                self._own = (self._partial / f"worker-{self._rank}.jsonl").open("w", encoding="utf-8")
+                own = self._partial / f"worker-{self._rank}.jsonl"
+                self._own = own.open("a", encoding="utf-8")
+                if not self._resume:
+                    self._own.truncate(0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

@@ -6,7 +6,6 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,18 @@ from stretto.config import TrainSettings, known
 from stretto.cost import Costs
 from stretto.data import Split, forever
 from stretto.elsewhere import Elsewhere
-from stretto.report.record import Observation, Point, Record
+from stretto.report.record import Point, Record
 from stretto.seeding import derive
 from stretto.study.lookout import Lookout
 from stretto.study.prepare import Prepared, costs_of, prepare
+from stretto.study.progress import Progress
+from stretto.study.saved import Checkpoints
 from stretto.study.store import RunWriter, versions
 
 EVALUATION_BATCH = 128
 TRAIN_SAMPLE = 512  # training examples that the train loss is evaluated on
 
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
-
-
-@dataclass
-class Progress:
-    """What a run knows of itself while it goes on."""
-
-    points: list[Point] = field(default_factory=list)
-    observations: list[Observation] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    diverged_at: int | None = None
-    final: dict[str, float | None] = field(default_factory=dict)
 
 
 def run(
@@ -44,31 +34,46 @@ def run(
     *,
     trace: bool = False,
     costs: Costs | None = None,
+    resume: bool = False,
 ) -> Record:
     """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
 
     A loss that is no finite number ends the run as diverged. `trace` adds what each worker did, and when. `costs` are
     measured if they are not given, which takes all stages. On several processes it is a collective: every one of them
-    trains, the first one writes.
+    trains, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one.
     """
     prepared = prepare(settings)
     trainer = prepared.trainer
     if costs is None:
         costs = costs_of(prepared)
-    progress = Progress()
+    checkpoints = Checkpoints(settings, folder)
     recordings = trainer.record() if trace else []
-    with RunWriter(folder, trainer.rank, trainer.processes) as writer:
+    with RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
+        progress, complaints = checkpoints.load(trainer) if resume else (Progress(), [])
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, Elsewhere)]
         writer.worker_event("start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), stages=stages)
         writer.event("start", id=settings.id, settings=settings.to_json())
-        train_until_done(prepared, costs, progress, writer, on_step)
+        replay(progress, complaints, writer)
+        train_until_done(prepared, costs, progress, checkpoints, writer, on_step)
         record = make_record(settings, costs, progress)
-        writer.event(record.status, step=len(progress.step_seconds), **progress.final)
+        writer.event(record.status, step=progress.steps, **progress.final)
         writer.traces(recordings)
         weights = trainer.gather()  # every process has written what it writes when this one is through
         if weights is not None:
             writer.finish(content(prepared, costs, progress, record), weights)
+            checkpoints.clear()
     return record
+
+
+def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None:
+    """Write again what a run that goes on had seen before."""
+    if progress.steps or complaints:
+        writer.event("resume", step=progress.steps, skipped=complaints)
+        writer.worker_event("resume", step=progress.steps, skipped=complaints)
+    for observation in progress.observations:
+        writer.event("observation", **observation.to_json())
+    for point in progress.points:
+        writer.event("evaluation", **point.to_json())
 
 
 def content(prepared: Prepared, costs: Costs, progress: Progress, record: Record) -> dict[str, Any]:
@@ -87,19 +92,27 @@ def content(prepared: Prepared, costs: Costs, progress: Progress, record: Record
     }
 
 
-def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, writer: RunWriter, on_step: OnStep) -> None:
+def train_until_done(
+    prepared: Prepared,
+    costs: Costs,
+    progress: Progress,
+    checkpoints: Checkpoints,
+    writer: RunWriter,
+    on_step: OnStep,
+) -> None:
     """Train, evaluate and write events until the steps are done or a loss is no number any more."""
     settings, trainer = prepared.settings, prepared.trainer
     steps = known(settings.steps)
     wanted = evaluation_steps(steps, known(settings.evaluations))
     lookout = Lookout(trainer, steps) if trainer.processes == 1 else None  # it looks at all stages
-    batches = forever(prepared.dataset.train, known(settings.batch_size), derive(settings.seed, "batches"))
-    for step, (x, y) in zip(range(1, steps + 1), batches, strict=False):
+    done, seed = progress.steps, derive(settings.seed, "batches")
+    batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)
+    for step, (x, y) in zip(range(done + 1, steps + 1), batches, strict=False):
         before = time.perf_counter()
         if lookout is not None:
             lookout.before(step)
         loss = trainer.step(x, y)
-        if step == steps:
+        if step == steps or checkpoints.due(step):
             trainer.flush()
         progress.step_seconds.append(time.perf_counter() - before)
         on_step(step, loss)
@@ -118,6 +131,9 @@ def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, write
             progress.points.append(point)
             writer.event("evaluation", **point.to_json())
             writer.worker_event("evaluation", step=step, seconds=point.seconds)
+        if checkpoints.due(step) and step < steps:
+            path = checkpoints.save(trainer, progress)
+            writer.worker_event("checkpoint", step=step, path=str(path))
     test = trainer.evaluate(prepared.dataset.test.batches(EVALUATION_BATCH))
     last = progress.points[-1]
     progress.final = {
@@ -160,7 +176,7 @@ def evaluation_steps(steps: int, evaluations: int) -> set[int]:
 
 def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Record:
     """The run as the report and `--json` show it."""
-    steps = len(progress.step_seconds)
+    steps = progress.steps
     options: dict[str, Any] = {"lr": settings.lr, "batch_size": settings.batch_size}
     return Record(
         id=settings.id,

@@ -33,7 +33,8 @@ def main(file: Path) -> None:
                     last = time.monotonic()
                     print(step, "" if loss is None else loss, file=pipe, flush=True)
 
-            run(job.settings, job.folder, on_step, trace=job.trace, costs=job.costs)
+            resume = job.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+            run(job.settings, job.folder, on_step, trace=job.trace, costs=job.costs, resume=resume)
     except Exception as error:  # noqa: BLE001 - whoever started this process says it
         fail(error)
 
