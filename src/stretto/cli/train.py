@@ -68,9 +68,8 @@ def train(
     folder = output.out or default_folder(resolved)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
     if claim(folder, resolved, resume=resume):
-        place = (
-            None if resolved.workers is None or processes > 1 else Place(workers=resolved.workers, restarts=restarts)
-        )
+        own = resolved.workers if processes == 1 else None
+        place = None if own is None else Place(workers=own, restarts=restarts)
         silent = output.silent or rank > 0
         make(prepared, folder, place, silent=silent, trace=trace is not None, resume=resume)
     elif rank == 0:

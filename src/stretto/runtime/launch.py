@@ -22,7 +22,11 @@ TOGETHER = 2  # seconds within which a worker's death and its neighbours' compla
 
 
 class WorkerFailedError(StrettoError):
-    """A worker has failed; what it said is the message."""
+    """A worker has failed; what it said is the message, `kind` the name of the error that it raised, if it did."""
+
+    def __init__(self, message: str, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ def launch(command: Sequence[str], place: Place) -> None:
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
-            raise WorkerFailedError(reason(error.failures)) from None
+            raise reason(error.failures) from None
         except SignalException as error:
             raise KeyboardInterrupt from error
 
@@ -90,7 +94,7 @@ def handlers_kept() -> Iterator[None]:
             signal.signal(getattr(signal, name), handler)
 
 
-def reason(failures: Mapping[int, ProcessFailure]) -> str:
+def reason(failures: Mapping[int, ProcessFailure]) -> WorkerFailedError:
     """Why the job failed: the death of a worker, else what the first of them said.
 
     The others' own ends tell nothing: they are told to end, or complain that one is gone.
@@ -104,8 +108,9 @@ def reason(failures: Mapping[int, ProcessFailure]) -> str:
     where = f"worker {rank} (process id {failure.pid})"
     if failure.exitcode < 0:
         remedy = "; the machine may be short of memory" if failure.exitcode == -signal.SIGKILL else ""
-        return f"{where} was ended by {signal.Signals(-failure.exitcode).name}{remedy}"
-    return said(failure) or f"{where} ended with exit code {failure.exitcode}"
+        return WorkerFailedError(f"{where} was ended by {signal.Signals(-failure.exitcode).name}{remedy}")
+    told = said(failure) or f"{where} ended with exit code {failure.exitcode}"
+    return WorkerFailedError(told, failure.error_file_data.get("kind"))
 
 
 def said(failure: ProcessFailure) -> str:

@@ -13,9 +13,13 @@ from pathlib import Path
 
 from stretto.config import TrainSettings
 from stretto.cost import Costs
-from stretto.runtime.launch import Place, launch
+from stretto.errors import UsageError
+from stretto.runtime.launch import Place, WorkerFailedError, launch
+from stretto.study.disk import FullDiskError
 from stretto.study.store import discard, refuse_busy
 from stretto.study.training import OnStep
+
+ERRORS = {each.__name__: each for each in (FullDiskError, UsageError)}  # those that mean something to callers
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,10 @@ def run_on_processes(
         try:
             with heard(job.progress, on_step):
                 launch([sys.executable, "-m", "stretto.study.worker", str(file)], place)
-        except BaseException:
+        except BaseException as error:
             discard(folder)
+            if isinstance(error, WorkerFailedError) and error.kind in ERRORS:
+                raise ERRORS[error.kind](f"{error}") from None
             raise
 
 

@@ -57,7 +57,8 @@ def fail(error: Exception) -> NoReturn:
         )
     place = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if place:
-        Path(place).write_text(json.dumps({"message": message, "timestamp": str(int(time.time()))}), encoding="utf-8")
+        told = {"message": message, "kind": type(error).__name__, "timestamp": str(int(time.time()))}
+        Path(place).write_text(json.dumps(told), encoding="utf-8")
     else:
         print(f"stretto: {message}", file=sys.stderr)
     sys.exit(1)
