@@ -97,6 +97,13 @@ class Team(ABC):
         """What every process does at the same time goes here: an error on one of them ends all."""
 
     @abstractmethod
+    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+        """After which step all stop, once one process has `wanted` it; each asks after each of its steps.
+
+        `ahead` is how many steps a process may be ahead of another.
+        """
+
+    @abstractmethod
     def barrier(self) -> None:
         """Wait for all."""
 
@@ -182,6 +189,10 @@ class Solo(Team):
     def together(self) -> AbstractContextManager[None]:
         """Nobody else."""
         return nullcontext()
+
+    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+        """At once."""
+        return step if wanted else None
 
     def barrier(self) -> None:
         """Nobody to wait for."""

@@ -172,6 +172,15 @@ class Trainer:
             self._collect_losses()
         return [add_up(self._losses[n]) for n in sorted(self._losses)]
 
+    def stops(self, wanted: bool) -> bool:
+        """Whether to stop training now, because one process has `wanted` it: all stop after the same step.
+
+        On several processes each asks after each step; it takes a look into their store, some 0.1 ms.
+        """
+        with self._team.together():
+            last = self._team.last_step(self._entered, self.lag, wanted)
+        return last is not None and self._entered >= last
+
     @property
     def _interpreter(self) -> Interpreter:
         return self._phase.interpreter

@@ -301,6 +301,15 @@ class Ranks(Team):
         if dist.is_initialized():
             dist.destroy_process_group()
 
+    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+        """Whoever wants it first names a step that nobody has reached; the others find it in the store."""
+        store = self.world.store
+        if store is None:
+            return None
+        if wanted:
+            store.compare_set("last step", "", str(step + 2 * ahead + 2))
+        return int(store.get("last step")) if store.check(["last step"]) else None
+
     def barrier(self) -> None:
         """Wait for all."""
         dist.barrier(group=self.group)

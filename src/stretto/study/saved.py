@@ -4,16 +4,43 @@ They go when the run is finished: nothing would go on from them, and a run's fol
 """
 
 import shutil
+import signal
+import threading
 from pathlib import Path
+from typing import Any, Self
 
 from stretto.checkpoint import newest, prune
 from stretto.config import TrainSettings
 from stretto.errors import UsageError
 from stretto.study.progress import Progress
+from stretto.study.store import checkpoints_of
 from stretto.study.study import refuse_other
 from stretto.trainer import Trainer
 
 FREE = ("workers",)  # settings that may differ when a run goes on
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Request:
+    """Whether this process has been asked to stop: Ctrl-C and SIGTERM ask, the second time they end it at once."""
+
+    def __init__(self) -> None:
+        self.made = False
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, _: object) -> None:
+        if self.made:
+            raise KeyboardInterrupt
+        self.made = True
 
 
 class Checkpoints:
@@ -22,7 +49,7 @@ class Checkpoints:
     def __init__(self, settings: TrainSettings, run: Path) -> None:
         self._settings = {key: value for key, value in settings.to_json().items() if key not in FREE}
         self._run = run
-        self.folder = run.with_name(f".{run.name}.checkpoints")
+        self.folder = checkpoints_of(run)
         self.every = settings.checkpoint_every
 
     def due(self, step: int) -> bool:

@@ -25,8 +25,9 @@ RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors
 class RunWriter:
     """Writes one run into `.<name>.partial` beside its folder; `finish` gives the folder its name.
 
-    What an interrupted run leaves is cleared away, at once or by the next start. On several processes the first one
-    does all this, and each writes a file of its own beside it. Use as a context manager.
+    What an interrupted run leaves is cleared away, at once or by the next start; if it has checkpoints, its events stay
+    until it goes on. On several processes the first one does all this, and each writes a file of its own beside it.
+    Use as a context manager.
     """
 
     def __init__(self, folder: Path, rank: int = 0, processes: int = 1, *, resume: bool = False) -> None:
@@ -60,7 +61,7 @@ class RunWriter:
             if file is not None:
                 with contextlib.suppress(OSError):
                     file.close()
-        if kind is not None and self._rank == 0:
+        if kind is not None and self._rank == 0 and not checkpoints_of(self.folder).exists():
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def event(self, kind: str, **values: Any) -> None:
@@ -99,6 +100,11 @@ def partial(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 
 
+def checkpoints_of(folder: Path) -> Path:
+    """Where a run that is not finished keeps its checkpoints."""
+    return folder.with_name(f".{folder.name}.checkpoints")
+
+
 def refuse_busy(folder: Path) -> None:
     """Raise UsageError if another process is at work on this run."""
     events = partial(folder) / EVENTS
@@ -108,10 +114,14 @@ def refuse_busy(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove what processes that are gone have left of a run; not while another one is at work on it."""
+    """Remove what processes that are gone have left of a run that has no checkpoints.
+
+    Not while another one is at work on it.
+    """
     with contextlib.suppress(UsageError):
         refuse_busy(folder)
-        shutil.rmtree(partial(folder), ignore_errors=True)
+        if not checkpoints_of(folder).exists():
+            shutil.rmtree(partial(folder), ignore_errors=True)
 
 
 def replace_into(written: Path, folder: Path) -> None:

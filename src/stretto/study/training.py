@@ -6,6 +6,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from stretto.seeding import derive
 from stretto.study.lookout import Lookout
 from stretto.study.prepare import Prepared, costs_of, prepare
 from stretto.study.progress import Progress
-from stretto.study.saved import Checkpoints
+from stretto.study.saved import Checkpoints, Request
 from stretto.study.store import RunWriter, versions
 
 EVALUATION_BATCH = 128
@@ -54,7 +55,8 @@ def run(
         writer.worker_event("start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), stages=stages)
         writer.event("start", id=settings.id, settings=settings.to_json())
         replay(progress, complaints, writer)
-        train_until_done(prepared, costs, progress, checkpoints, writer, on_step)
+        with Request() if checkpoints.every else nullcontext() as request:
+            train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
         record = make_record(settings, costs, progress)
         writer.event(record.status, step=progress.steps, **progress.final)
         writer.traces(recordings)
@@ -97,10 +99,14 @@ def train_until_done(
     costs: Costs,
     progress: Progress,
     checkpoints: Checkpoints,
+    request: Request | None,
     writer: RunWriter,
     on_step: OnStep,
 ) -> None:
-    """Train, evaluate and write events until the steps are done or a loss is no number any more."""
+    """Train, evaluate and write events until the steps are done or a loss is no number any more.
+
+    Raises KeyboardInterrupt, having saved, once a process has been asked to stop.
+    """
     settings, trainer = prepared.settings, prepared.trainer
     steps = known(settings.steps)
     wanted = evaluation_steps(steps, known(settings.evaluations))
@@ -131,9 +137,12 @@ def train_until_done(
             progress.points.append(point)
             writer.event("evaluation", **point.to_json())
             writer.worker_event("evaluation", step=step, seconds=point.seconds)
-        if checkpoints.due(step) and step < steps:
+        stops = request is not None and trainer.stops(request.made) and step < steps
+        if stops or (checkpoints.due(step) and step < steps):
             path = checkpoints.save(trainer, progress)
             writer.worker_event("checkpoint", step=step, path=str(path))
+        if stops:
+            raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
     test = trainer.evaluate(prepared.dataset.test.batches(EVALUATION_BATCH))
     last = progress.points[-1]
     progress.final = {

@@ -35,6 +35,8 @@ def main(file: Path) -> None:
 
             resume = job.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
             run(job.settings, job.folder, on_step, trace=job.trace, costs=job.costs, resume=resume)
+    except KeyboardInterrupt as interrupt:
+        fail(StrettoError(f"{interrupt}"))
     except Exception as error:  # noqa: BLE001 - whoever started this process says it
         fail(error)
 
