@@ -1,50 +1,85 @@
-"""A command whose workers are killed at random moments, until it comes to its end all the same."""
+"""Workers are killed at random moments; the run comes to the very weights of an undisturbed one all the same.
 
+By hand, for longer than a test may take: `python tests/cli/kills.py --kills 50 --seed 1`.
+"""
+
+import argparse
 import os
 import random
 import signal
+import sys
+import tempfile
 import time
+from pathlib import Path
 
-from processes import descendants, start
+import safetensors.torch
+import torch
+from processes import alive, descendants, start
+
+from stretto import cli
+
+SMALL = ["--model-options.width", "8", "--model-options.depth", "4", "--batch-size", "32", "--evaluations", "3"]
+METHODS = ("pb-lwp-sc", "1f1b", "greedy", "pipedream-2bw", "overlapping", "gpipe", "spectrain", "zb-h1", "pipemare")
 
 
-def train_under_kills(words, folder, kills, rng, *, seconds=300):
-    """Run `stretto train` words, and kill a random worker `kills` times, each some time after all of them train.
-
-    Returns how many kills there were, the status and what the command said.
-    """
-    process = start(words, folder)
-    until = time.monotonic() + seconds
-    killed = set()
+def survives(folder, method, *, steps, every, kills, rng, workers=2, seconds=300):
+    """Train on processes of which some are killed, then in this one; return how many, having compared the weights."""
+    words = ["train", *SMALL, "--method", method, "--steps", str(steps), "--checkpoint-every", str(every), "--quiet"]
+    process = start([*words, "--out", "run", "--workers", str(workers), "--restarts", str(kills)], folder)
+    until, made = time.monotonic() + seconds, 0
     try:
-        while process.poll() is None and len(killed) < kills:
+        while process.poll() is None and made < kills:
             assert time.monotonic() < until, "it takes too long"
-            workers = [pid for pid in descendants(process.pid) if pid not in killed]
-            if len(workers) < 2 or not training(workers, folder):
-                time.sleep(0.05)
-                continue
-            time.sleep(rng.uniform(0, 0.7))
-            victim = rng.choice(workers)
-            try:
-                os.kill(victim, signal.SIGKILL)
-            except ProcessLookupError:
-                break
-            killed.update(workers)  # the others end with it
-            kept = workers
-            while any(pid in descendants(process.pid) for pid in kept) and process.poll() is None:
-                time.sleep(0.05)
+            made += kill_one(process, folder, workers, rng)
         out, err = process.communicate(timeout=max(1, until - time.monotonic()))
+        assert (process.returncode, out, err) == (0, "", "")
     finally:
         process.kill()
-    return len(killed), process.returncode, out, err
+    assert cli.main([*words, "--out", str(folder / "undisturbed")]) == 0
+    one, other = (safetensors.torch.load_file(folder / name / "model.safetensors") for name in ("undisturbed", "run"))
+    assert list(one) == list(other)
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    return made
 
 
-def training(workers, folder):
-    """Whether each of these processes has begun: its events say so."""
-    logs = "".join(path.read_text() for path in folder.glob(".*.partial/worker-*.jsonl"))
-    return all(f'"pid": {pid},' in logs for pid in workers)
+def kill_one(process, folder, workers, rng):
+    """Wait until all workers have begun, then up to a second, then kill one of them; whether it was still there."""
+    group = descendants(process.pid)
+    if len(group) < workers or not all(begun(folder, pid) for pid in group):
+        time.sleep(0.02)
+        return False
+    time.sleep(rng.random())
+    victim = rng.choice(group)
+    if not alive(victim) or process.poll() is not None:
+        return False
+    os.kill(victim, signal.SIGKILL)
+    while any(alive(pid) for pid in group) and process.poll() is None:
+        time.sleep(0.02)
+    return True
 
 
-def generator(seed):
-    """Where random moments come from."""
-    return random.Random(seed)
+def begun(folder, pid):
+    """Whether a process has told of its start."""
+    return any(f'"pid": {pid},' in log.read_text() for log in folder.glob(".run.partial/worker-*.jsonl"))
+
+
+def main():
+    """So many kills, a few for each method in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    rng, made = random.Random(given.seed), 0
+    for turn in range(given.kills):
+        if made >= given.kills:
+            break
+        method = METHODS[turn % len(METHODS)]
+        with tempfile.TemporaryDirectory() as folder:
+            kills = min(6, given.kills - made)
+            found = survives(Path(folder), method, steps=1500, every=50, kills=kills, rng=rng, seconds=900)
+        made += found
+        print(f"{method}: {found} kills, the same weights; {made} of {given.kills} in all", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

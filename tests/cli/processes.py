@@ -81,5 +81,5 @@ def listening(pids):
 
 
 def left(folder):
-    """What a command has left in its folder for temporary files."""
-    return sorted(path.name for path in (folder / "scratch").rglob("*"))
+    """What a command has left in its folder for temporary files; torch has a cache there, for its user's next time."""
+    return sorted(path.name for path in (folder / "scratch").iterdir() if not path.name.startswith("torchinductor_"))

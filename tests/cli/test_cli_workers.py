@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import signal
 import sys
 
 import pytest
 import safetensors.torch
 import torch
+from kills import survives
 from processes import alive, descendants, gone, left, listening, start, wait_for
 
 from stretto.cli import main
@@ -140,3 +142,64 @@ def test_no_orphans_when_the_command_is_killed(tmp_path):
     process.communicate(timeout=60)
     assert gone(workers)
     assert not any(alive(pid) for pid in workers)
+
+
+def test_workers_that_are_killed_again_and_again(tmp_path):
+    assert survives(tmp_path, "pb-lwp-sc", steps=600, every=50, kills=2, rng=random.Random(1)) > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "scratch", "undisturbed"]
+    assert left(tmp_path) == []
+    events = [json.loads(line)["event"] for line in (tmp_path / "run" / "worker-1.jsonl").read_text().splitlines()]
+    assert events.count("start") > 1
+    assert events[-1] == "end"
+
+
+def test_sigterm_saves_and_another_number_of_workers_goes_on(capsys, tmp_path):
+    words = ["train", *SMALL[:-1], "50", "--method", "1f1b", "--steps", "700", "--out", "run"]
+    process, workers = started(tmp_path, [*words, "--workers", "2", "--checkpoint-every", "10000"])
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    (saved,) = (tmp_path / ".run.checkpoints").iterdir()
+    step = saved.name.removeprefix("step-")
+    last = err.splitlines()[-1]
+    assert last == f"stretto: interrupted; the same command with --resume goes on from the checkpoint of step {step}"
+    assert (process.returncode, out) == (130, "")
+    assert gone(workers)
+    assert left(tmp_path) == []
+    forgotten = [*words, "--checkpoint-every", "10000"]
+    assert main(forgotten) == 2
+    assert f"holds a checkpoint of step {step}" in capsys.readouterr().err
+    assert main([*words, "--checkpoint-every", "7", "--resume"]) == 2
+    assert "checkpoint_every: 10000 there, 7 here" in capsys.readouterr().err
+    assert main([*forgotten, "--resume"]) == 0
+    assert main([*words[:-1], "alone"]) == 0
+    same_weights(tmp_path / "alone", tmp_path / "run")  # 1f1b drains at each step anyway
+    assert len(record(tmp_path / "run").points) == len(record(tmp_path / "alone").points)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "run", "scratch"]
+
+
+MISTAKES = {
+    "--workers 9": "workers=9 for 3 stages",
+    "--restarts 2": "give --workers, too",
+    "--workers 2 --restarts -1": "restarts=-1: choose 0 or more",
+    "--workers 3 --nodes 2 --rendezvous a:1": "workers=3 on nodes=2: each node takes as many as any other",
+    "--workers 2 --nodes 2": "nodes=2: say where they meet, --rendezvous HOST:PORT",
+    "--workers 2 --rendezvous here": "rendezvous='here': write it as HOST:PORT",
+    "--checkpoint-every 0": "checkpoint_every=0",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_are_said_before_a_process_starts(capsys, tmp_path, words):
+    assert main(["train", *SMALL, *words.split()]) == 2
+    assert MISTAKES[words] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_on_processes(capsys, tmp_path):
+    words = ["compare", *SMALL, "--methods", "greedy", "--seeds", "1", "--lr", "0.05", "--steps", "20", "--out", "s"]
+    assert main([*words, "--workers", "2", "--jobs", "2"]) == 2
+    assert "runs on several processes go one after the other" in capsys.readouterr().err
+    assert main([*words, "--workers", "2", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["status"] == "finished"
+    assert (tmp_path / "s" / "runs" / "greedy-lr0.05-b32-s0" / "worker-1.jsonl").is_file()

@@ -28,6 +28,8 @@ def train(
     trace: Path | None = None,
     resume: Annotated[bool, FLAG] = False,
     restarts: Annotated[int, WHOLE] = 0,
+    nodes: Annotated[int, WHOLE] = 1,
+    rendezvous: str | None = None,
 ) -> int:
     """Train a network once, under one method: every worker emulated in one process, or --workers N processes.
 
@@ -44,21 +46,24 @@ def train(
         Go on from the newest checkpoint that is whole, if there is one; on any number of workers.
     restarts
         How often all processes are started again when one of them fails; they go on from the newest checkpoint.
+    nodes
+        Machines that the workers are spread over: start the same command on each of them. They share the folder.
+    rendezvous
+        Where they meet: HOST:PORT, a free port of one of them.
     """
     import torch
 
-    from stretto.runtime.launch import Place
     from stretto.runtime.world import place_in_job
     from stretto.study.prepare import prepare, resolve
     from stretto.study.single import claim, default_folder, summary, traced
-    from stretto.study.store import read_run
+    from stretto.study.store import RUN, read_run
     from stretto.team import alone
 
     rank, processes = place_in_job()  # torchrun or srun may have started several
     if processes > 1:
         settings = replace(settings, workers=settings.workers or processes)
     resolved = resolve(settings)
-    check(resolved, restarts, launched=processes > 1)
+    place = place_of(resolved, nodes=nodes, rendezvous=rendezvous, restarts=restarts, launched=processes > 1)
     with alone():
         prepared = prepare(resolved)
     if output.dry_run:
@@ -68,14 +73,12 @@ def train(
     folder = output.out or default_folder(resolved)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
     if claim(folder, resolved, resume=resume):
-        own = resolved.workers if processes == 1 else None
-        place = None if own is None else Place(workers=own, restarts=restarts)
         silent = output.silent or rank > 0
         make(prepared, folder, place, silent=silent, trace=trace is not None, resume=resume)
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
-    if rank > 0:
-        return 0
+    if rank > 0 or (nodes > 1 and not (folder / RUN).is_file()):
+        return 0  # another process, or the command on another node, tells the result
     if trace is not None:
         write_trace(trace, traced(folder))
         output.say(f"trace: {trace}")
@@ -87,14 +90,19 @@ def train(
     return 0
 
 
-def check(settings: TrainSettings, restarts: int, *, launched: bool) -> None:
-    """Raise UsageError for restarts that cannot be."""
-    if restarts < 0:
-        raise UsageError(f"restarts={restarts}: choose 0 or more")
-    if restarts and launched:
-        raise UsageError(f"restarts={restarts}, but another launcher has started this process: tell it how often")
-    if restarts and settings.workers is None:
-        raise UsageError(f"restarts={restarts} is for processes of a run's own: give --workers, too")
+def place_of(
+    settings: TrainSettings, *, nodes: int, rendezvous: str | None, restarts: int, launched: bool
+) -> "Place | None":
+    """Where processes of the run's own go; None if it is to have none. Raises UsageError for what cannot be."""
+    from stretto.runtime.launch import Place
+
+    place = Place(workers=settings.workers or nodes, nodes=nodes, rendezvous=rendezvous, restarts=restarts)
+    wanted = restarts > 0 or nodes > 1 or rendezvous is not None
+    if wanted and launched:
+        raise UsageError("another launcher has started this process: nodes, rendezvous and restarts are its business")
+    if wanted and settings.workers is None:
+        raise UsageError("nodes, rendezvous and restarts are for processes of a run's own: give --workers, too")
+    return None if launched or settings.workers is None else place
 
 
 def make(prepared: "Prepared", folder: Path, place: "Place | None", *, silent: bool, trace: bool, resume: bool) -> None:

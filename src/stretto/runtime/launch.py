@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessF
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, UsageError
 from stretto.runtime import loopback
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
@@ -31,12 +31,27 @@ class WorkerFailedError(StrettoError):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a job runs: `workers` processes on each of `nodes` machines, which meet at `rendezvous`, "host:port"."""
+    """Where a job runs: `workers` processes, as many on each of `nodes` machines, which meet at `rendezvous`.
+
+    Raises UsageError for what cannot be.
+    """
 
     workers: int
     nodes: int = 1
-    rendezvous: str | None = None
+    rendezvous: str | None = None  # "host:port", on the first machine; without it nobody listens but on the loopback
     restarts: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 1), ("restarts", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)}: choose {least} or more")
+        if self.workers % self.nodes:
+            raise UsageError(f"workers={self.workers} on nodes={self.nodes}: each node takes as many as any other")
+        if self.nodes > 1 and self.rendezvous is None:
+            raise UsageError(f"nodes={self.nodes}: say where they meet, --rendezvous HOST:PORT on one of them")
+        host, _, port = (self.rendezvous or "localhost:0").rpartition(":")
+        if not (host and port.isdigit()):
+            raise UsageError(f"rendezvous={self.rendezvous!r}: write it as HOST:PORT")
 
 
 def launch(command: Sequence[str], place: Place) -> None:
@@ -50,7 +65,7 @@ def launch(command: Sequence[str], place: Place) -> None:
         config = LaunchConfig(
             min_nodes=place.nodes,
             max_nodes=place.nodes,
-            nproc_per_node=place.workers,
+            nproc_per_node=place.workers // place.nodes,
             run_id="stretto" if place.rendezvous else uuid.uuid4().hex,
             rdzv_backend="c10d" if place.rendezvous else loopback.NAME,
             rdzv_endpoint=place.rendezvous or "",

@@ -55,8 +55,10 @@ class RunWriter:
         with contextlib.suppress(OSError):  # a full disk has been reported by then
             if kind is None:
                 self.worker_event("end")
+            elif issubclass(kind, KeyboardInterrupt):
+                self.worker_event("interrupted", why=f"{error}")
             else:
-                self.worker_event("error", error=f"{kind.__name__}: {error}")
+                self.worker_event("error", why=f"{kind.__name__}: {error}")
         for file in (self._events, self._own):
             if file is not None:
                 with contextlib.suppress(OSError):

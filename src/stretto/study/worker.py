@@ -25,11 +25,11 @@ def main(file: Path) -> None:
     job: Job = pickle.loads(file.read_bytes())
     try:
         with job.progress.open("w", encoding="ascii") as pipe:
-            last = 0.0
+            first, last = os.environ.get("RANK") == "0", 0.0
 
             def on_step(step: int, loss: float | None) -> None:
                 nonlocal last
-                if time.monotonic() - last > REPORT_EVERY or step == job.settings.steps:
+                if first and (time.monotonic() - last > REPORT_EVERY or step == job.settings.steps):
                     last = time.monotonic()
                     print(step, "" if loss is None else loss, file=pipe, flush=True)
 
