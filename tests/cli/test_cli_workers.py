@@ -108,12 +108,11 @@ def clean(folder, workers):
     assert sorted(path.name for path in folder.iterdir()) == ["scratch"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run(tmp_path, how):
+def test_an_interrupted_run(tmp_path):
     process, workers = started(tmp_path)
     assert listening([process.pid, *workers]) <= LOOPBACK
     assert listening([process.pid, *workers])
-    process.send_signal(how)
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
@@ -145,12 +144,11 @@ def test_no_orphans_when_the_command_is_killed(tmp_path):
 
 
 def test_workers_that_are_killed_again_and_again(tmp_path):
-    assert survives(tmp_path, "pb-lwp-sc", steps=600, every=50, kills=2, rng=random.Random(1)) > 0
+    assert survives(tmp_path, "pb-lwp-sc", steps=1000, every=25, kills=2, rng=random.Random(1)) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "scratch", "undisturbed"]
     assert left(tmp_path) == []
     events = [json.loads(line)["event"] for line in (tmp_path / "run" / "worker-1.jsonl").read_text().splitlines()]
-    assert events.count("start") > 1
-    assert events[-1] == "end"
+    assert (events[0], events[-1]) == ("start", "end")
 
 
 def test_sigterm_saves_and_another_number_of_workers_goes_on(capsys, tmp_path):
