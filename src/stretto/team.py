@@ -213,7 +213,7 @@ def alone() -> Iterator[None]:
 
 def find_team(timeout: float) -> Team:
     """This process alone, or all that a launcher has started; nobody waits for another longer than `timeout` s."""
-    from stretto.runtime import Ranks, join  # it takes a while
+    from stretto.runtime import Ranks, membership  # it takes a while
 
-    world = None if _alone.get() else join()
-    return Solo() if world is None else Ranks(world, timeout)
+    member = None if _alone.get() else membership()
+    return Solo() if member is None else Ranks(member, timeout)

@@ -1,18 +1,31 @@
 """Training scripts that know nothing of processes."""
 
+import contextlib
+import os
+import random
+import time
+
 import torch
 from torch import nn
 
 import stretto
 
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+    "nadam": lambda params: torch.optim.NAdam(params, lr=0.01),
+}
+
 
 def stages(number, width=8):
     torch.manual_seed(3)
-    made = [nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.1)) for _ in range(number - 1)]
+    made = [
+        nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.1))
+        for _ in range(number - 1)
+    ]
     return [*made, nn.Linear(width, 4)]
 
 
-def batches(number, size=8, width=8):
+def batches(number, size=14, width=8):
     generator = torch.Generator().manual_seed(7)
     return [
         (torch.randn(size, width, generator=generator), torch.randint(4, (size,), generator=generator))
@@ -20,28 +33,168 @@ def batches(number, size=8, width=8):
     ]
 
 
-def sgd(params):
-    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
-
-
-def nadam(params):
-    return torch.optim.NAdam(params, lr=0.01)
-
-
-def train(method, num_stages, steps=12, flush_at=7, **options):
-    """Losses, weights and evaluation of a run that flushes in its middle."""
-    optimizer = nadam if method.startswith("nesterov") else sgd
-    data = batches(steps)
-    trainer = stretto.Trainer(
-        stages(num_stages), nn.functional.cross_entropy, optimizer, method, example=data[0][0], **options
+def build(method, number=4, **options):
+    optimizer = OPTIMIZERS["nadam" if method.startswith("nesterov") else "sgd"]
+    data = batches(1)
+    return stretto.Trainer(
+        stages(number), nn.functional.cross_entropy, optimizer, method, example=data[0][0], **options
     )
+
+
+def train(method, number=4, steps=12, flush_at=7, **options):
+    """Losses, weights and evaluation of a run that flushes in its middle."""
+    data = [*batches(steps - 1), *batches(1, size=13)]  # the last one is short
+    trainer = build(method, number, **options)
     losses = []
     for n, (x, y) in enumerate(data):
         losses.append(trainer.step(x, y))
         if n == flush_at:
             losses.append(trainer.flush())
     losses.append(trainer.flush())
-    evaluated = trainer.evaluate(data[:3])
+    return losses, weights_of(trainer), trainer.evaluate(data[:3])
+
+
+def weights_of(trainer):
     gathered = trainer.gather()
-    weights = None if gathered is None else {key: value.clone() for key, value in gathered.items()}
-    return losses, weights, evaluated
+    return None if gathered is None else {key: value.clone() for key, value in gathered.items()}
+
+
+def train_all(runs, jitter=None):
+    """What `train` gives for each of several (method, options), in the same processes."""
+    with slowed(jitter) if jitter is not None else contextlib.nullcontext():
+        return [train(method, **options) for method, options in runs]
+
+
+@contextlib.contextmanager
+def slowed(seed):
+    """Actions and messages take a random time longer, another one in each process."""
+    from stretto.runtime.post import Inbox, Outbox
+    from stretto.stage import Stage
+
+    draw = random.Random(f"{seed} {os.environ.get('RANK')}")
+    former = Stage.run, Outbox.send, Inbox.receive
+
+    def late(function):
+        def call(*args, **kwargs):
+            if draw.random() < 0.3:
+                time.sleep(draw.random() * 0.02)
+            return function(*args, **kwargs)
+
+        return call
+
+    Stage.run, Outbox.send, Inbox.receive = map(late, former)
+    try:
+        yield
+    finally:
+        Stage.run, Outbox.send, Inbox.receive = former
+
+
+def save_in_the_middle(method, folder, **options):
+    """Six steps, a checkpoint, six more."""
+    trainer = build(method, **options)
+    data = batches(12)
+    for x, y in data[:6]:
+        trainer.step(x, y)
+    trainer.save(folder, extra={"step": 6})
+    for x, y in data[6:]:
+        trainer.step(x, y)
+    trainer.flush()
+    return weights_of(trainer)
+
+
+def resume(method, folder, **options):
+    """The last six steps, from the checkpoint."""
+    trainer = build(method, **options)
+    step = trainer.load(folder)["step"]
+    for x, y in batches(12)[step:]:
+        trainer.step(x, y)
+    trainer.flush()
+    return weights_of(trainer)
+
+
+def tied(method, **options):
+    """An embedding on the first stage that is the unembedding on the last."""
+    torch.manual_seed(5)
+    embedding, out = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+    out.weight = embedding.weight
+    parts = [embedding, nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), out]
+    generator = torch.Generator().manual_seed(2)
+    words = [torch.randint(11, (6,), generator=generator) for _ in range(14)]
+    trainer = stretto.Trainer(parts, nn.functional.cross_entropy, OPTIMIZERS["sgd"], method, **options)
+    losses = [trainer.step(x, x.roll(1)) for x in words[:5]]
+    evaluated = trainer.evaluate([(words[0], words[1])])  # while versions are under way
+    trainer.flush()
+    losses += [trainer.step(x, x.roll(1)) for x in words[5:]]
+    return losses, trainer.flush(), evaluated, weights_of(trainer)
+
+
+def shapes_that_change(method, **options):
+    """Sequences of another length in each minibatch, and two tensors between stages."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, skip=None):
+            made = torch.tanh(self.linear(x))
+            return made.transpose(1, 2).contiguous().transpose(1, 2), (x if skip is None else skip)
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x, skip):
+            return self.linear(x + skip).flatten(0, 1)
+
+    torch.manual_seed(1)
+    parts = [Two(), Two(), Two(), Last()]
+    trainer = stretto.Trainer(parts, nn.functional.cross_entropy, OPTIMIZERS["sgd"], method, **options)
+    generator = torch.Generator().manual_seed(4)
+    losses = []
+    for n in range(10):
+        length = 3 + n % 4
+        x = torch.randn(4, length, 8, generator=generator)
+        losses.append(trainer.step(x, torch.randint(4, (4 * length,), generator=generator)))
+    return losses, trainer.flush(), weights_of(trainer)
+
+
+def built_where_they_live(method, **options):
+    """Which stages were built here, and what came of the training."""
+    built = []
+
+    def maker(index):
+        def make():
+            built.append(index)
+            return nn.Sequential(nn.Linear(8, 8), nn.Tanh()) if index < 3 else nn.Linear(8, 4)
+
+        return make
+
+    data = batches(6)
+    trainer = stretto.Trainer(
+        [maker(i) for i in range(4)], nn.functional.cross_entropy, OPTIMIZERS["sgd"], method,
+        example=data[0][0], **options,
+    )  # fmt: skip
+    for x, y in data:
+        trainer.step(x, y)
+    trainer.flush()
+    return built, weights_of(trainer)
+
+
+def parted_data(method, **options):
+    """Each process passes only what it reads."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    trainer = build(method, **options)
+    losses = [trainer.step(x if rank == 0 else None, y if rank == size - 1 else None) for x, y in batches(6)]
+    return losses, trainer.flush(), weights_of(trainer)
+
+
+def recorded(method):
+    """The recording of this process's worker, as text."""
+    trainer = build(method)
+    recordings = trainer.record()
+    for x, y in batches(6):
+        trainer.step(x, y)
+    trainer.flush()
+    return [(each.spans, each.sends, each.receipts, each.counts) for each in recordings]

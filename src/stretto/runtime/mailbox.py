@@ -1,6 +1,7 @@
 """What the workers of a schedule send each other: one channel for each kind of value, its source and who gets it."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from stretto.runtime.post import Inbox, Letter, Line, Outbox
 from stretto.runtime.status import Status
 from stretto.schedule import Edge, Rules, Schedule
 
-SMALL = frozenset({"loss", "norm"})  # values of a few bytes: as many may wait as anyone can be behind
+SPARE = 2  # values of a channel that may wait besides those that have to
 
 
 class Channel(NamedTuple):
@@ -27,14 +28,28 @@ class Channel(NamedTuple):
         return cls(edge.value, edge.source.kind, edge.source.stage, worker)
 
 
-def channels(schedule: Schedule, rules: Rules) -> set[Channel]:
-    """Every channel between two workers that a schedule uses. The loss goes to all of them."""
-    used: set[Channel] = set()
-    for worker, actions in enumerate(schedule.body):
-        for action in actions:
-            for edge in rules.makes(action):
-                used |= {Channel.of(edge, to) for to in receivers(edge, schedule) if to != worker}
-    return used
+def channels(schedule: Schedule, rules: Rules, lag: int) -> dict[Channel, int]:
+    """Every channel between two workers that a schedule uses, and how many values may have to wait there.
+
+    That is what has been sent by the end of a turn and is not needed before a later one: all workers can then end a
+    turn, whichever it is, before the first of them begins the next. The loss goes to everybody, and may wait for `lag`
+    turns more.
+    """
+    homes = schedule.worker_of
+    waiting: Counter[Channel] = Counter()
+    most: Counter[Channel] = Counter()
+    for n in range(schedule.drain + 2):
+        for worker in range(schedule.num_workers):
+            for action in schedule.turn(worker, n):
+                for edge in rules.makes(action):
+                    waiting.update(Channel.of(edge, to) for to in receivers(edge, schedule) if to != worker)
+        most |= waiting
+        for worker in range(schedule.num_workers):
+            for action in schedule.turn(worker, n):
+                used = {Channel.of(edge, worker): edge for edge in rules.needs(action)}
+                waiting.subtract(channel for channel in used if homes.get(channel.stage, worker) != worker)
+    late = (lag + 1) * schedule.per_turn
+    return {channel: late if channel.value == "loss" else count for channel, count in most.items()}
 
 
 def receivers(edge: Edge, schedule: Schedule) -> tuple[int, ...]:
@@ -50,25 +65,23 @@ class Mailbox:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        used: Iterable[Channel],
+        used: Mapping[Channel, int],
         worker_of: Mapping[int, int],
         device: torch.device,
         *,
         first_tag: int,
-        depth: int,
-        patience: int,
         status: Status,
     ) -> None:
-        # Every worker numbers the channels alike. `patience` is how many small values may wait.
+        # Every worker numbers the channels alike.
         me = dist.get_rank(group)
         self._outboxes: dict[Channel, Outbox] = {}
         self._inboxes: dict[Channel, Inbox] = {}
-        for tag, channel in enumerate(sorted(set(used)), start=first_tag):
+        for tag, channel in enumerate(sorted(used), start=first_tag):
             source = worker_of[channel.stage]
             name = f"{channel.value}s of stage {channel.stage}"
             if source == me:
-                most = patience if channel.value in SMALL else depth
-                self._outboxes[channel] = Outbox(Line(group, channel.worker, tag, name, status), most)
+                depth = used[channel] + SPARE
+                self._outboxes[channel] = Outbox(Line(group, channel.worker, tag, name, status), depth)
             elif channel.worker == me:
                 self._inboxes[channel] = Inbox(Line(group, source, tag, name, status), device)
 

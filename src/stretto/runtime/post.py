@@ -43,6 +43,14 @@ class Line(NamedTuple):
     status: Status
 
 
+class Sent(NamedTuple):
+    """A message under way, the memory that must not change until it has been taken, and how many values it holds."""
+
+    work: Any
+    buffer: Tensor
+    values: int
+
+
 class Outbox:
     """The sending end. At most `depth` values may wait there until they are taken."""
 
@@ -50,7 +58,8 @@ class Outbox:
         self._group, self._peer, self._tag, self._name, self._status = line
         self._depth = depth
         self._layout: Layout | None = None
-        self._under_way: deque[tuple[Any, Tensor]] = deque()  # with the memory that must not change
+        self._under_way: deque[Sent] = deque()
+        self._values = 0  # under way
 
     def send(self, value: Any, microbatch: int = 0) -> int:
         """Send a value; return how many bytes. Waits only while `depth` earlier values have not been taken."""
@@ -60,9 +69,9 @@ class Outbox:
         buffer = torch.empty(PREFIX + size_of(layout), dtype=torch.uint8)
         buffer[:PREFIX] = prefix(VALUE, microbatch)
         pack(value, buffer[PREFIX:])
-        while len(self._under_way) >= self._depth:
+        while self._values >= self._depth:
             self._wait_for_oldest()
-        self._post(buffer)
+        self._post(buffer, values=1)
         return buffer.numel()
 
     def settle(self) -> None:
@@ -75,10 +84,11 @@ class Outbox:
         self._post(prefix(MARK, 0))
 
     def _wait_for_oldest(self) -> None:
-        work, _ = self._under_way[0]
+        oldest = self._under_way[0]
         with self._status.waiting(f"{self._name} to be taken", self._peer), reaching(self._peer):
-            work.wait()
+            oldest.work.wait()
         self._under_way.popleft()
+        self._values -= oldest.values
 
     def _announce(self, layout: Layout) -> None:
         numbers = torch.tensor(layout, dtype=torch.int64)
@@ -86,10 +96,11 @@ class Outbox:
         self._post(numbers.view(torch.uint8))
         self._layout = layout
 
-    def _post(self, buffer: Tensor) -> None:
+    def _post(self, buffer: Tensor, values: int = 0) -> None:
         with reaching(self._peer):
             work = dist.isend(buffer, group=self._group, group_dst=self._peer, tag=self._tag)
-        self._under_way.append((work, buffer))
+        self._under_way.append(Sent(work, buffer, values))
+        self._values += values
 
 
 class Inbox:

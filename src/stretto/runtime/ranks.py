@@ -1,15 +1,14 @@
 """Several processes, one worker each: worker w is the process of rank w."""
 
-import atexit
-import contextlib
 import json
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial as bound
-from types import TracebackType
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -25,13 +24,12 @@ from stretto.evaluate import Tally, evaluating
 from stretto.interpreter import Interpreter
 from stretto.parts import pick_device
 from stretto.precision import Precision
-from stretto.runtime.failure import Failures
 from stretto.runtime.mailbox import Mailbox, channels
+from stretto.runtime.member import Member
 from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
-from stretto.runtime.status import PATIENCE, Status, Watchman
 from stretto.runtime.worker import Worker
-from stretto.runtime.world import World, agree
+from stretto.runtime.world import agree
 from stretto.schedule import Rules
 from stretto.stage import Loss, Stage
 from stretto.team import Outputs, Plan, State, Team
@@ -39,27 +37,18 @@ from stretto.trace import trace
 from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
 
-DEPTH = 4  # large values of one channel that may be on their way at once
+DEPTH = 4  # values that may wait outside a schedule
 FIRST_TAG = 1  # 0 is for what workers say outside a schedule
 
 
 class Ranks(Team):
     """What a Trainer does otherwise on several processes. Everything here is a collective, but what asks no one."""
 
-    def __init__(self, world: World, timeout: float) -> None:
-        self.world = world
-        self.group = world.group(timeout)
-        self.status = Status()
-        self._failures = Failures(world.store, world.rank)
-        patience = min(PATIENCE, timeout / 4)
-        self._watchman = (
-            None if world.store is None else Watchman(self.status, world.store, world.rank, world.size, patience)
-        )
-        if self._watchman is not None:
-            self._watchman.start()
-        self._failed = False
-        atexit.register(self._leave)
-        self._excepthook, sys.excepthook = sys.excepthook, self._except
+    def __init__(self, member: Member, timeout: float) -> None:
+        self.member = member
+        self.world, self.status = member.world, member.status
+        self.group = member.world.group(timeout)
+        member.expect(timeout)
         self.cpu = torch.device("cpu")
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
@@ -111,16 +100,13 @@ class Ranks(Team):
         self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
     ) -> list[Interpreter]:
         """Workers that share one mailbox."""
-        pieces = max(plan.schedule.per_turn for plan in plans)
         self._home_of = plans[0].schedule.worker_of
         mailbox = Mailbox(
             self.group,
-            set().union(*(channels(plan.schedule, plan.rules) for plan in plans)),
+            dict(reduce(or_, (Counter(channels(plan.schedule, plan.rules, lag)) for plan in plans))),
             plans[0].schedule.worker_of,
             device,
             first_tag=FIRST_TAG,
-            depth=DEPTH + pieces,
-            patience=(lag + 2) * pieces,
             status=self.status,
         )
         return [
@@ -257,49 +243,9 @@ class Ranks(Team):
             return []
         return [mine, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.world.size))]
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """An error here ends all processes: it is said once, by the process where it happened."""
-        try:
-            yield
-        except BaseException as error:
-            if self._failed:
-                raise
-            self._failed = True
-            raised = self._failures.translate(error, self.status.told(), self._chain)
-            self._close()
-            if raised is error:
-                raise
-            raise raised from None
-        self.status.rests()
-
-    def _chain(self) -> str:
-        return (
-            self._watchman.chain() if self._watchman is not None else f"worker {self.world.rank} {self.status.told()}"
-        )
-
-    def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        # The user's script has failed between two calls: do not keep the others waiting.
-        if not self._failed:
-            self._failed = True
-            self._failures.translate(error, self.status.told(), self._chain)
-        self._excepthook(kind, error, traceback)
-
-    def _leave(self) -> None:
-        # What this process has sent must have been taken before it ends, and its peers may still need it.
-        if not self._failed and dist.is_initialized():
-            with (
-                contextlib.suppress(RuntimeError),
-                self.status.waiting("its end", (self.world.rank + 1) % self.world.size),
-            ):
-                dist.barrier(group=self.group)
-        self._close()
-
-    def _close(self) -> None:
-        if self._watchman is not None:
-            self._watchman.end()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        return self.member.together()
 
     def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
         """Whoever wants it first names a step that nobody has reached; the others find it in the store."""

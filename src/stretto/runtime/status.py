@@ -65,10 +65,10 @@ class Watchman(threading.Thread):
     One process says it for all of them; it says so again when the wait has become three times as long.
     """
 
-    def __init__(self, status: Status, store: Store, rank: int, size: int, patience: float = PATIENCE) -> None:
+    def __init__(self, status: Status, store: Store, rank: int, patience: float = PATIENCE) -> None:
         super().__init__(name="stretto-watchman", daemon=True)
-        self._status, self._store, self._rank, self._size = status, store, rank, size
-        self._patience = patience
+        self.patience = patience
+        self._status, self._store, self._rank = status, store, rank
         self._ended = threading.Event()
         self.say: Callable[[str], object] = lambda text: print(f"stretto: {text}", file=sys.stderr, flush=True)
 
@@ -78,14 +78,14 @@ class Watchman(threading.Thread):
             self._watch()
 
     def _watch(self) -> None:
-        next_word = self._patience
+        next_word = self.patience
         seen: Doing | None = None
-        while not self._ended.wait(self._patience / 6):
+        while not self._ended.wait(min(self.patience / 6, 1)):
             doing = self._status.doing
             now = time.monotonic()
             if doing is not seen:
-                seen, next_word = doing, self._patience
-            if now - doing.since > self._patience / 3:
+                seen, next_word = doing, self.patience
+            if now - doing.since > self.patience / 3:
                 self._store.set(self._key(self._rank), json.dumps({**doing.told(now), "at": time.time()}))
             if doing.worker is not None and now - doing.since > next_word:
                 next_word *= 3
@@ -113,7 +113,7 @@ class Watchman(threading.Thread):
 
     def _speak(self, doing: Doing, now: float) -> None:
         # The first to notice speaks, for as long as its patience lasts.
-        turn = int(time.time() / self._patience)
+        turn = int(time.time() / self.patience)
         if self._store.add(f"spoken/{turn}", 1) == 1:
             self.say(self.chain())
 
@@ -123,7 +123,7 @@ class Watchman(threading.Thread):
             return {"what": None, "worker": None, "seconds": 0.0}
         told: dict[str, Any] = json.loads(self._store.get(key))
         age = time.time() - told["at"]
-        if age > self._patience:  # it has gone on since, or it says nothing any more
+        if age > self.patience:  # it has gone on since, or it says nothing any more
             return {"what": None, "worker": None, "seconds": age}
         return {**told, "seconds": told["seconds"] + age}
 

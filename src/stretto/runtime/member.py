@@ -1,0 +1,97 @@
+"""This process as a member of its job: what it does, what has failed, how it leaves. There is one in a process."""
+
+import atexit
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch.distributed as dist
+
+from stretto.runtime.failure import Failures
+from stretto.runtime.status import PATIENCE, Status, Watchman
+from stretto.runtime.world import TIMEOUT, World, join
+
+
+class Member:
+    """All trainers of a process share it. `together` is where it works with the others."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.status = Status()
+        self._default = dist.group.WORLD
+        self._group = world.group(TIMEOUT.total_seconds())
+        self._failures = Failures(world.store, world.rank)
+        self._failed = False
+        self._watchman = None if world.store is None else Watchman(self.status, world.store, world.rank)
+        if self._watchman is not None:
+            self._watchman.start()
+        atexit.register(self._leave)
+        self._excepthook, sys.excepthook = sys.excepthook, self._except
+
+    @property
+    def belongs(self) -> bool:
+        """Whether the process group is still the one that was joined."""
+        return dist.is_initialized() and dist.group.WORLD is self._default
+
+    def expect(self, timeout: float) -> None:
+        """Somebody gives up after `timeout` seconds: say who waits for whom well before."""
+        if self._watchman is not None:
+            self._watchman.patience = min(self._watchman.patience, timeout / 4, PATIENCE)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """An error here ends all processes: it is said once, by the process where it happened."""
+        try:
+            yield
+        except BaseException as error:
+            if self._failed:
+                raise
+            self._failed = True
+            raised = self._failures.translate(error, self.status.told(), self._chain)
+            self._close()
+            if raised is error:
+                raise
+            raise raised from None
+        self.status.rests()
+
+    def _chain(self) -> str:
+        return f"worker {self.world.rank} {self.status.told()}" if self._watchman is None else self._watchman.chain()
+
+    def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        # The user's script has failed between two calls: do not keep the others waiting.
+        if not self._failed:
+            self._failed = True
+            self._failures.translate(error, self.status.told(), self._chain)
+        self._excepthook(kind, error, traceback)
+
+    def _leave(self) -> None:
+        # What this process has sent must have been taken before it ends, and others may still need it.
+        if not self._failed and self.belongs:
+            with (
+                contextlib.suppress(RuntimeError),
+                self.status.waiting("its end", (self.world.rank + 1) % self.world.size),
+            ):
+                dist.barrier(group=self._group)
+        self._close()
+
+    def _close(self) -> None:
+        if self._watchman is not None:
+            self._watchman.end()
+        if self.belongs:
+            dist.destroy_process_group()
+
+
+_members: list[Member] = []  # at most one: what torch.distributed's default group is to it, this is to us
+
+
+def membership() -> Member | None:
+    """This process's part in its job; None where it is alone. Joins the others the first time."""
+    if _members and _members[0].belongs:
+        return _members[0]
+    world = join()
+    if world is None:
+        return None
+    _members[:] = [Member(world)]
+    return _members[0]

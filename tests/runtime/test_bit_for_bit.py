@@ -1,0 +1,101 @@
+"""Law 2: real processes come to the numbers of emulation, to the last bit, whatever the timing."""
+
+import pytest
+import torch
+
+from runtime import scripts
+from runtime.processes import launch
+
+SYNCHRONOUS = ["backprop", "gpipe", "1f1b(microbatches=6)", "interleaved", "zb-h1", "zb-v", "looped-bfs"]
+LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "chunked(chunks=4)"]
+ASYNCHRONOUS = [
+    "pipedream", "pipedream-2bw", "paci(every=2)", "pb", "pb-sc", "pb-lwp-sc", "pb(stash=True)", "pb(predict=step)",
+    "spectrain", "pipemare", "pipemare(warmup=3)", "pipeoptim", "nesterov",
+]  # fmt: skip
+OPTIONS = [
+    ("1f1b", {"clip": 0.1}), ("pb", {"clip": 0.1}), ("gpipe(recompute=True)", {}), ("pipemare(recompute=True)", {}),
+    ("pb", {"precision": "bf16"}), ("pb(finish=9)", {}),
+]  # fmt: skip
+EVEN = ("interleaved", "looped-bfs")
+RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def same(weights, others):
+    return weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
+
+
+def fits(method, processes):
+    # Four stages: zb-v wants two a worker, interleaved ones as many on every worker.
+    return processes == {"zb-v": 2}.get(method, processes) and (method not in EVEN or 4 % processes == 0)
+
+
+@pytest.mark.parametrize(("processes", "jitter"), [(2, None), (3, 11), (4, 12)])
+def test_every_method(processes, jitter):
+    runs = [(method, options) for method, options in RUNS if fits(method, processes)]
+    told = launch(processes, "runtime.scripts:train_all", runs, jitter, timeout=400)
+    for number, (method, options) in enumerate(runs):
+        losses, weights, evaluated = scripts.train(method, workers=processes, **options)
+        for rank in range(processes):
+            assert told[rank][number][0] == losses, (method, rank)
+            assert told[rank][number][2] == evaluated, (method, rank)
+            assert (told[rank][number][1] is None) == (rank > 0)
+        assert same(told[0][number][1], weights), method
+
+
+@pytest.mark.parametrize("method", ["1f1b", "pb"])
+def test_tied_weights_travel(method):
+    told = launch(3, "runtime.scripts:tied", method)
+    *wanted, weights = scripts.tied(method, workers=3)
+    assert all(list(each[:3]) == wanted for each in told)
+    assert same(told[0][3], weights)
+
+
+def test_shapes_may_change_and_several_tensors_travel():
+    told = launch(2, "runtime.scripts:shapes_that_change", "pb")
+    *wanted, weights = scripts.shapes_that_change("pb", workers=2)
+    assert all(list(each[:2]) == wanted for each in told)
+    assert same(told[0][2], weights)
+
+
+def test_a_stage_given_as_a_function_is_built_only_where_it_lives():
+    told = launch(2, "runtime.scripts:built_where_they_live", "greedy")
+    built, weights = scripts.built_where_they_live("greedy")
+    assert [each[0] for each in told] == [[0, 1], [2, 3]]
+    assert built == [0, 1, 2, 3]
+    assert same(told[0][1], weights)
+
+
+def test_each_process_needs_only_the_data_that_it_reads():
+    told = launch(2, "runtime.scripts:parted_data", "1f1b")
+    *wanted, weights = scripts.parted_data("1f1b", workers=2)
+    assert all(list(each[:2]) == wanted for each in told)
+    assert same(told[0][2], weights)
+
+
+@pytest.mark.parametrize("method", ["pb-lwp-sc", "1f1b"])
+def test_a_checkpoint_goes_on_with_any_number_of_workers(method, tmp_path):
+    folder = str(tmp_path / "checkpoint")
+    whole = scripts.save_in_the_middle(method, str(tmp_path / "emulated"))
+    assert same(launch(3, "runtime.scripts:save_in_the_middle", method, folder)[0], whole)
+    assert same(scripts.resume(method, folder), whole)
+    assert same(launch(2, "runtime.scripts:resume", method, folder)[0], whole)
+    assert same(launch(2, "runtime.scripts:resume", method, str(tmp_path / "emulated"))[0], whole)
+
+
+def test_a_recording_has_every_message_at_both_ends():
+    told = [each[0] for each in launch(2, "runtime.scripts:recorded", "pb")]
+    sent = {mark[:2] for spans, sends, receipts, counts in told for mark in sends}
+    received = {mark[:2] for spans, sends, receipts, counts in told for mark in receipts}
+    assert sent == received
+    assert any(channel.startswith("activation") for channel, _ in sent)
+    for spans, _, _, counts in told:
+        assert {span.lane for span in spans} == {"compute", "wait"}
+        assert counts

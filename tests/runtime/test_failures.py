@@ -1,0 +1,89 @@
+"""When something goes wrong: said once, with its place; nobody is left behind."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.processes import start
+
+SCRIPT = Path(__file__).with_name("faulty.py")
+
+
+def run(kind, processes=3, seconds=240, extra=None):
+    """Exit statuses, and what each process said on stderr. Raises TimeoutExpired if one does not end."""
+    started = start(processes, [sys.executable, str(SCRIPT), kind], extra=extra)
+    try:
+        said = [process.communicate(timeout=seconds)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return [process.returncode for process in started], said
+
+
+def speakers(said, words):
+    return [rank for rank, text in enumerate(said) if words in text]
+
+
+def test_an_error_names_worker_stage_and_action_once():
+    statuses, said = run("error")
+    assert statuses == [1, 1, 1]
+    assert speakers(said, "Traceback") == [1]
+    assert "ValueError: bad luck" in said[1]
+    assert "in action 1F5: stage 1, micro-batch 5" in said[1]
+    assert "on worker 1, pid" in said[1]
+
+
+def test_a_killed_worker_is_missed_once():
+    statuses, said = run("killed")
+    assert statuses[1] == -9
+    assert statuses[0] == statuses[2] == 1
+    assert len(speakers(said, "worker 1 is gone: it ended without a word")) == 1
+    assert len(speakers(said, "Traceback")) == 1
+
+
+def test_a_hang_shows_who_waits_for_whom_and_ends():
+    statuses, said = run("stuck", seconds=60 if sys.gettrace() else 240)
+    assert statuses.count(1) >= 2
+    text = "".join(said)
+    assert "stretto: worker" in text
+    assert "from worker 1, which is in 1F5 since" in text
+    assert "Trainer(timeout=seconds) sets how long" in text
+
+
+def test_an_error_between_two_steps_ends_all():
+    statuses, said = run("script")
+    assert statuses == [1, 1, 1]
+    assert speakers(said, "Traceback") == [1]
+    assert "my own mistake" in said[1]
+
+
+def test_a_mistake_that_all_make_is_said_once():
+    statuses, said = run("mistake")
+    assert statuses == [1, 1, 1]
+    assert len(speakers(said, "unknown method 'pbb'")) == 1
+
+
+def test_processes_that_would_train_different_things_are_refused():
+    statuses, said = run("method")
+    assert statuses == [1, 1, 1]
+    text = "".join(said)
+    assert "method is '1f1b" in text
+    assert "on rank 0 and 'pb' there" in text
+
+
+def test_more_processes_than_stages_are_refused():
+    statuses, said = run("fine", processes=4)
+    assert statuses == [1, 1, 1, 1]
+    assert len(speakers(said, "4 processes for 3 stages: 1 would have nothing to do")) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [({"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"), ({"RANK": ""}, "RANK is not set")],
+)
+def test_half_a_launcher_is_refused(variables, message):
+    statuses, said = run("fine", processes=1, extra={"WORLD_SIZE": "2", **variables})
+    assert statuses == [1] or variables.get("RANK") == ""
+    assert message in said[0]

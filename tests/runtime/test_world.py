@@ -1,0 +1,41 @@
+"""Launchers' variables."""
+
+import pytest
+
+from stretto.errors import UsageError
+from stretto.runtime.world import difference, first_host, from_slurm, join
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("node3", "node3"), ("gpu[07-09,12],login1", "gpu07"), ("a1,b2", "a1"), ("n[3],m", "n3"), ("r1n[10-20]", "r1n10")],
+)
+def test_the_first_host_of_a_list(hosts, first):
+    assert first_host(hosts) == first
+
+
+def test_srun_with_several_tasks_is_a_job():
+    given = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "n[5-6]",
+             "SLURM_JOB_ID": "40007"}  # fmt: skip
+    made = from_slurm(given)
+    assert (made["WORLD_SIZE"], made["RANK"], made["LOCAL_RANK"]) == ("4", "2", "1")
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("n5", "20007")
+    assert from_slurm({**given, "MASTER_PORT": "99"})["MASTER_PORT"] == "99"
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_NTASKS": "8"}]
+)
+def test_alone(given):
+    assert join(given) is None
+
+
+def test_variables_that_do_not_fit():
+    with pytest.raises(UsageError, match="RANK is not set: start it with torchrun --nproc-per-node 2"):
+        join({"WORLD_SIZE": "2"})
+    with pytest.raises(UsageError, match="WORLD_SIZE='many'"):
+        join({"WORLD_SIZE": "many"})
+
+
+def test_differences_are_named():
+    assert difference(b'{"seed": 0, "a": 1}', b'{"seed": 1, "a": 1}') == "seed is 0 on rank 0 and 1 there"
