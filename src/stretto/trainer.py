@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -273,6 +273,10 @@ class Trainer:
         with self._team.together():
             self._team.refresh(self._stages, self.rules)
             return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
+
+    def together(self) -> AbstractContextManager[None]:
+        """What all processes do at the same time, besides training: an error in one of them ends all."""
+        return self._team.together()
 
     @property
     def rank(self) -> int:

@@ -49,7 +49,7 @@ def run(
         costs = costs_of(prepared)
     checkpoints = Checkpoints(settings, folder)
     recordings = trainer.record() if trace else []
-    with RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
+    with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
         progress, complaints = checkpoints.load(trainer) if resume else (Progress(), [])
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, Elsewhere)]
         writer.worker_event("start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), stages=stages)
