@@ -24,6 +24,7 @@ from stretto.evaluate import Tally, evaluating
 from stretto.interpreter import Interpreter
 from stretto.parts import pick_device
 from stretto.precision import Precision
+from stretto.runtime.failure import reaching
 from stretto.runtime.mailbox import Mailbox, channels
 from stretto.runtime.member import Member
 from stretto.runtime.post import Inbox, Line, Outbox
@@ -258,7 +259,8 @@ class Ranks(Team):
 
     def barrier(self) -> None:
         """Wait for all."""
-        dist.barrier(group=self.group)
+        with reaching((self.rank + 1) % self.size):
+            dist.barrier(group=self.group)
 
     def _homes(self, stages: Sequence[nn.Module]) -> list[int]:
         return [stage.worker if isinstance(stage, Elsewhere) else self.world.rank for stage in stages]
