@@ -28,7 +28,7 @@ class Settings:
     stages: Annotated[int | None, WHOLE] = None
     """Stages the network is cut into; one for each of its blocks unless said otherwise."""
     workers: Annotated[int | None, WHOLE] = None
-    """Workers the schedule is laid out for; one a stage unless said otherwise. Changes costs, never numbers."""
+    """Processes to train on; unless said otherwise one process emulates a worker for each stage. Same numbers."""
     steps: Annotated[int | None, WHOLE] = None
     """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 300 for transformer."""
     optimizer: str = "auto"
@@ -85,6 +85,9 @@ class TrainSettings(Settings):
     """Examples of an update; unless said otherwise 32, transformer 16."""
     seed: Annotated[int, WHOLE] = 0
     """Decides initial weights, heads, the order of the data and dropout."""
+    checkpoint_every: Annotated[int | None, WHOLE] = None
+    """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
+    where gradients are delayed."""
 
     @property
     def id(self) -> str:
@@ -166,6 +169,8 @@ def check(settings: Settings) -> None:
     elif isinstance(settings, TrainSettings):
         if settings.batch_size is not None:
             at_least_one("batch_size", settings.batch_size)
+        if settings.checkpoint_every is not None:
+            at_least_one("checkpoint_every", settings.checkpoint_every)
         positive_rates([] if settings.lr is None else [settings.lr])
 
 

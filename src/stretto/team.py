@@ -2,8 +2,9 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -96,6 +97,13 @@ class Team(ABC):
         """What every process does at the same time goes here: an error on one of them ends all."""
 
     @abstractmethod
+    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+        """After which step all stop, once one process has `wanted` it; each asks after each of its steps.
+
+        `ahead` is how many steps a process may be ahead of another.
+        """
+
+    @abstractmethod
     def barrier(self) -> None:
         """Wait for all."""
 
@@ -106,6 +114,16 @@ class Team(ABC):
 
     @property
     @abstractmethod
+    def rank(self) -> int:
+        """The number of this process."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many processes there are."""
+
+    @property
+    @abstractmethod
     def is_first(self) -> bool:
         """Whether this process does what only one has to do."""
 
@@ -113,6 +131,7 @@ class Team(ABC):
 class Solo(Team):
     """One process: every worker is emulated."""
 
+    rank, size = 0, 1
     is_first = True
     can_retry = True
 
@@ -171,13 +190,30 @@ class Solo(Team):
         """Nobody else."""
         return nullcontext()
 
+    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+        """At once."""
+        return step if wanted else None
+
     def barrier(self) -> None:
         """Nobody to wait for."""
+
+
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Trainers made meanwhile emulate all workers, whatever a launcher has started: to try out, or to count FLOPs."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def find_team(timeout: float) -> Team:
     """This process alone, or all that a launcher has started; nobody waits for another longer than `timeout` s."""
     from stretto.runtime import Ranks, membership  # it takes a while
 
-    member = membership()
+    member = None if _alone.get() else membership()
     return Solo() if member is None else Ranks(member, timeout)

@@ -34,13 +34,19 @@ def compare(
     config
         TOML file with any of the options below; those on the command line win.
     jobs
-        Runs made at a time, in processes of one thread each; one a core unless said otherwise.
+        Runs made at a time, in processes of one thread each; one a core unless said otherwise. With --workers, whose
+        processes a run has for itself, one.
     """
     from stretto import study
     from stretto.errors import UsageError
 
     if jobs is not None and jobs < 1:
         raise UsageError(f"jobs={jobs}: choose a whole number of at least 1")
+    if settings.workers is not None and jobs not in (None, 1):
+        raise UsageError(
+            f"jobs={jobs}, workers={settings.workers}: runs on several processes go one after the other, so that their "
+            "times can be compared; leave --jobs out"
+        )
     if output.dry_run:
         print_settings(study.resolve_study(settings), output)
         return 0

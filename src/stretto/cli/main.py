@@ -50,8 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         return complain(f"{error.filename or 'the operating system refuses'}: {error.strerror or error}", FAILED)
-    except KeyboardInterrupt:
-        return complain("interrupted; finished runs are kept, the same command makes the others", INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        general = "interrupted; finished runs are kept, the same command makes the others"
+        return complain(f"{interrupt}" or general, INTERRUPTED)
     return status if isinstance(status, int) else OK
 
 

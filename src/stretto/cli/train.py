@@ -1,13 +1,22 @@
-"""stretto train: one run, emulated on one device."""
+"""stretto train: one run, emulated in one process or on several."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from stretto.cli.output import Output, print_json, print_settings, write_trace
+from stretto.cli.output import FLAG, Output, print_json, print_settings, write_trace
 from stretto.cli.progress import progress
 from stretto.config import TrainSettings, known
+from stretto.errors import UsageError
+from stretto.words import WHOLE
+
+if TYPE_CHECKING:
+    from stretto.runtime.launch import Place
+    from stretto.study.prepare import Prepared
 
 
 def train(
@@ -17,8 +26,12 @@ def train(
     settings: Annotated[TrainSettings, Parameter(name="*")] = TrainSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
     trace: Path | None = None,
+    resume: Annotated[bool, FLAG] = False,
+    restarts: Annotated[int, WHOLE] = 0,
+    nodes: Annotated[int, WHOLE] = 1,
+    rendezvous: str | None = None,
 ) -> int:
-    """Train a network once, under one method, every worker emulated on one device.
+    """Train a network once, under one method: every worker emulated in one process, or --workers N processes.
 
     Leaves run.json, events.jsonl and model.safetensors in a folder of its own.
 
@@ -29,34 +42,43 @@ def train(
     trace
         File for a trace that ui.perfetto.dev shows (.pftrace): what each worker did, and when. `stretto report` then
         has a timeline, too.
+    resume
+        Go on from the newest checkpoint that is whole, if there is one; on any number of workers.
+    restarts
+        How often all processes are started again when one of them fails; they go on from the newest checkpoint.
+    nodes
+        Machines that the workers are spread over: start the same command on each of them. They share the folder.
+    rendezvous
+        Where they meet: HOST:PORT, a free port of one of them.
     """
     import torch
 
+    from stretto.runtime.world import place_in_job
     from stretto.study.prepare import prepare, resolve
     from stretto.study.single import claim, default_folder, summary, traced
-    from stretto.study.store import read_run
+    from stretto.study.store import RUN, read_run
+    from stretto.team import alone
 
+    rank, processes = place_in_job()  # torchrun or srun may have started several
+    if processes > 1:
+        settings = replace(settings, workers=settings.workers or processes)
     resolved = resolve(settings)
-    prepare(resolved)
+    place = place_of(resolved, nodes=nodes, rendezvous=rendezvous, restarts=restarts, launched=processes > 1)
+    with alone():
+        prepared = prepare(resolved)
     if output.dry_run:
-        print_settings(resolved, output)
+        if rank == 0:
+            print_settings(resolved, output)
         return 0
     folder = output.out or default_folder(resolved)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
-    if claim(folder, resolved):
-        from stretto.study import run
-
-        title = f"{resolved.model} on {resolved.data}, {resolved.method}"
-        with progress(title, known(resolved.steps), silent=output.silent) as bar:
-
-            def on_step(_: int, loss: float | None) -> None:
-                bar.advance(1)
-                if loss is not None:
-                    bar.note(f"loss {loss:.4f}")
-
-            run(resolved, folder, on_step, trace=trace is not None)
-    else:
+    if claim(folder, resolved, resume=resume):
+        silent = output.silent or rank > 0
+        make(prepared, folder, place, silent=silent, trace=trace is not None, resume=resume)
+    elif rank == 0:
         output.say(f"{folder}: this run is finished already")
+    if rank > 0 or (nodes > 1 and not (folder / RUN).is_file()):
+        return 0  # another process, or the command on another node, tells the result
     if trace is not None:
         write_trace(trace, traced(folder))
         output.say(f"trace: {trace}")
@@ -66,3 +88,59 @@ def train(
     else:
         output.say("\n".join(f"{key:<17} {value}" for key, value in result.items() if value is not None))
     return 0
+
+
+def place_of(
+    settings: TrainSettings, *, nodes: int, rendezvous: str | None, restarts: int, launched: bool
+) -> "Place | None":
+    """Where processes of the run's own go; None if it is to have none. Raises UsageError for what cannot be."""
+    from stretto.runtime.launch import Place
+
+    place = Place(workers=settings.workers or nodes, nodes=nodes, rendezvous=rendezvous, restarts=restarts)
+    wanted = restarts > 0 or nodes > 1 or rendezvous is not None
+    if wanted and launched:
+        raise UsageError("another launcher has started this process: nodes, rendezvous and restarts are its business")
+    if wanted and settings.workers is None:
+        raise UsageError("nodes, rendezvous and restarts are for processes of a run's own: give --workers, too")
+    return None if launched or settings.workers is None else place
+
+
+def make(prepared: "Prepared", folder: Path, place: "Place | None", *, silent: bool, trace: bool, resume: bool) -> None:
+    """Make the run, in this process or on processes of its own."""
+    from stretto.study import run
+    from stretto.study.job import run_on_processes
+    from stretto.study.prepare import costs_of
+
+    settings, costs = prepared.settings, costs_of(prepared)
+    title = f"{settings.model} on {settings.data}, {settings.method}"
+    done = 0
+    with going_on(prepared, folder), progress(title, known(settings.steps), silent=silent) as bar:
+
+        def on_step(step: int, loss: float | None) -> None:
+            nonlocal done
+            bar.advance(step - done)
+            done = step
+            if loss is not None:
+                bar.note(f"loss {loss:.4f}")
+
+        if place is None:
+            run(settings, folder, on_step, trace=trace, costs=costs, resume=resume)
+        else:
+            run_on_processes(settings, folder, on_step, place, costs, trace=trace, resume=resume)
+
+
+@contextmanager
+def going_on(prepared: "Prepared", folder: Path) -> Iterator[None]:
+    """When the run does not come to its end, say how to go on, if there is a checkpoint to go on from."""
+    from stretto.runtime.launch import WorkerFailedError
+    from stretto.study.saved import Checkpoints
+
+    try:
+        yield
+    except (KeyboardInterrupt, WorkerFailedError) as error:
+        step = Checkpoints(prepared.settings, folder).last()
+        if step is None:
+            raise
+        remedy = f"the same command with --resume goes on from the checkpoint of step {step}"
+        what = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        raise type(error)(f"{what}; {remedy}") from None

@@ -24,6 +24,7 @@ from stretto.evaluate import Tally, evaluating
 from stretto.interpreter import Interpreter
 from stretto.parts import pick_device
 from stretto.precision import Precision
+from stretto.runtime.failure import reaching
 from stretto.runtime.mailbox import Mailbox, channels
 from stretto.runtime.member import Member
 from stretto.runtime.post import Inbox, Line, Outbox
@@ -55,6 +56,16 @@ class Ranks(Team):
         self._home_of: Mapping[int, int] = {}  # the worker of each stage
 
     can_retry = False
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        """The world's."""
+        return self.world.size
 
     @property
     def is_first(self) -> bool:
@@ -237,9 +248,19 @@ class Ranks(Team):
         """An error here ends all processes: it is said once, by the process where it happened."""
         return self.member.together()
 
+    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+        """Whoever wants it first names a step that nobody has reached; the others find it in the store."""
+        store = self.world.store
+        if store is None:
+            return None
+        if wanted:
+            store.compare_set("last step", "", str(step + 2 * ahead + 2))
+        return int(store.get("last step")) if store.check(["last step"]) else None
+
     def barrier(self) -> None:
         """Wait for all."""
-        dist.barrier(group=self.group)
+        with reaching((self.rank + 1) % self.size):
+            dist.barrier(group=self.group)
 
     def _homes(self, stages: Sequence[nn.Module]) -> list[int]:
         return [stage.worker if isinstance(stage, Elsewhere) else self.world.rank for stage in stages]

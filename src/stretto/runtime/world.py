@@ -66,6 +66,13 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
     return World(rank, number, local_rank(given), PrefixStore("stretto", store))
 
 
+def place_in_job(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """This process's rank among those that a launcher has started, and how many they are; (0, 1) where it is alone."""
+    given = dict(os.environ) if environment is None else dict(environment)
+    given = from_slurm(given) if "WORLD_SIZE" not in given else given
+    return whole("RANK", given) or 0, whole("WORLD_SIZE", given) or 1
+
+
 def from_slurm(given: dict[str, str]) -> dict[str, str]:
     """The variables that torchrun would have set, where srun has started several tasks."""
     size = given.get("SLURM_STEP_NUM_TASKS", "1")

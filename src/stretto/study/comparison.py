@@ -41,8 +41,10 @@ class Outcome:
         }
 
 
-def default_jobs() -> int:
-    """One process a core that this one may use."""
+def default_jobs(workers: int | None) -> int:
+    """One process a core that this one may use; runs on several processes go one after the other, to be timed."""
+    if workers is not None:
+        return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -56,5 +58,7 @@ def compare(
 ) -> Outcome:
     """Make the runs that are missing, then the report. What was finished before is not repeated."""
     with claimed(study):
-        failures = run_all(study.pending, default_jobs() if jobs is None else jobs, on_steps, on_run)
+        failures = run_all(
+            study.pending, default_jobs(study.settings.workers) if jobs is None else jobs, on_steps, on_run
+        )
         return Outcome(study.records(), tuple(failures), write_report(study, command), study.left_out)

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stretto.cost import NOTES, Costs, measure
+from stretto.cost import NOTES
 from stretto.cost.flops import durations
 from stretto.report import Page, build
 from stretto.report.turns import Timelines, timelines
 from stretto.schedule import draw
 from stretto.simulate import simulate
 from stretto.study.disk import writing
-from stretto.study.prepare import Prepared, prepare
+from stretto.study.prepare import Prepared, costs_of, prepare
 from stretto.study.store import versions
 from stretto.study.study import Study, sample
 from stretto.tracing import read_recordings
@@ -74,13 +74,6 @@ def traced(study: Study, prepared: Mapping[str, Prepared]) -> tuple[Timelines, .
             among = range(phases.warmup, sys.maxsize if phases.finish is None else phases.finish)
             found.append(timelines(run.id, run.method, recordings, trainer.schedule, trainer.rules, among=among))
     return tuple(each for each in found if each is not None)
-
-
-def costs_of(prepared: Prepared) -> Costs:
-    """What a step of a prepared run costs."""
-    x, y = prepared.dataset.train.x, prepared.dataset.train.y
-    size = prepared.settings.batch_size
-    return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
 
 
 def picture(prepared: Prepared, turns: int = 3) -> str:

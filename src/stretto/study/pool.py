@@ -84,11 +84,9 @@ def _run_here(tasks: Sequence[Task], on_steps: OnSteps, on_run: OnRun) -> list[F
 
 
 def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | None:
-    from stretto.study.training import run
-
     story = task.folder.with_name(f"{task.folder.name}.failed.txt")
     try:
-        run(task.settings, task.folder, on_step)
+        _make(task, on_step)
         story.unlink(missing_ok=True)
     except FullDiskError:
         raise
@@ -97,6 +95,20 @@ def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | 
             story.write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(error).__name__}: {error} (more in {story})"
     return None
+
+
+def _make(task: Task, on_step: Callable[[int, float | None], None]) -> None:
+    from stretto.runtime.launch import Place
+    from stretto.study.job import run_on_processes
+    from stretto.study.prepare import costs_of, prepare
+    from stretto.study.training import run
+
+    workers = task.settings.workers
+    if workers is None:
+        run(task.settings, task.folder, on_step)
+    else:
+        costs = costs_of(prepare(task.settings))
+        run_on_processes(task.settings, task.folder, on_step, Place(workers=workers), costs)
 
 
 def _run_in_processes(tasks: Sequence[Task], jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stretto import config, data, models
+from stretto.cost import Costs, measure
 from stretto.errors import UsageError
 from stretto.methods import method
 from stretto.optim.scaling import scale_for_batch
@@ -113,6 +114,13 @@ def prepare(settings: config.TrainSettings) -> Prepared:
             f"--batch-size {pieces} or more, or fewer microbatches="
         )
     return Prepared(settings, loaded, model, trainer)
+
+
+def costs_of(prepared: Prepared) -> Costs:
+    """What a step of a prepared run costs."""
+    x, y = prepared.dataset.train.x, prepared.dataset.train.y
+    size = prepared.settings.batch_size
+    return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
 
 
 def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:

@@ -6,6 +6,7 @@ from typing import Any
 from stretto.config import TrainSettings
 from stretto.errors import UsageError
 from stretto.report.record import Record
+from stretto.study.saved import Checkpoints
 from stretto.study.store import RUN, read_run
 from stretto.study.study import refuse_other
 from stretto.tracing import Recording, read_recordings
@@ -16,14 +17,20 @@ def default_folder(settings: TrainSettings) -> Path:
     return Path("runs") / f"train-{settings.model}-{settings.data}-{settings.id}-{settings.digest}"
 
 
-def claim(folder: Path, settings: TrainSettings) -> bool:
-    """Whether the run is still to be made. Raises UsageError if the folder holds something else."""
+def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> bool:
+    """Whether the run is still to be made. Raises UsageError if the folder holds something else.
+
+    Also if the run has begun, and is not to `resume`.
+    """
     if (folder / RUN).is_file():
         there, here = read_run(folder)[0]["settings"], settings.to_json()
         refuse_other(folder, "a run", there, here)
+        Checkpoints(settings, folder).clear()  # the end of the run may have come in between
         return False
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and holds no run: choose another --out")
+    if not resume:
+        Checkpoints(settings, folder).refuse_forgotten()
     return True
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,34 +25,60 @@ RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors
 class RunWriter:
     """Writes one run into `.<name>.partial` beside its folder; `finish` gives the folder its name.
 
-    What an interrupted run leaves is cleared away, at once or by the next start. Use as a context manager.
+    What an interrupted run leaves is cleared away, at once or by the next start; if it has checkpoints, its events stay
+    until it goes on. On several processes the first one does all this, and each writes a file of its own beside it.
+    Use as a context manager.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rank: int = 0, processes: int = 1, *, resume: bool = False) -> None:
         self.folder = folder
-        self._partial = folder.with_name(f".{folder.name}.partial")
+        self._partial = partial(folder)
+        self._rank, self._processes = rank, processes
+        self._resume = resume
         self._events: TextIO | None = None
+        self._own: TextIO | None = None
 
     def __enter__(self) -> "RunWriter":
         with writing(self.folder):
             self._partial.mkdir(parents=True, exist_ok=True)
-            self._events = locked(self._partial / EVENTS, self.folder)
-            self._events.truncate(0)
+            if self._rank == 0:
+                self._events = locked(self._partial / EVENTS, self.folder)
+                self._events.truncate(0)
+            if self._processes > 1:
+                own = self._partial / f"worker-{self._rank}.jsonl"
+                self._own = own.open("a", encoding="utf-8")
+                if not self._resume:
+                    self._own.truncate(0)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert self._events is not None
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         with contextlib.suppress(OSError):  # a full disk has been reported by then
-            self._events.close()
-        if kind is not None:
+            if kind is None:
+                self.worker_event("end")
+            elif issubclass(kind, KeyboardInterrupt):
+                self.worker_event("interrupted", why=f"{error}")
+            else:
+                self.worker_event("error", why=f"{kind.__name__}: {error}")
+        for file in (self._events, self._own):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+        if kind is not None and self._rank == 0 and not checkpoints_of(self.folder).exists():
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def event(self, kind: str, **values: Any) -> None:
         """Append one line to the run's events."""
-        assert self._events is not None
-        with writing(self.folder):
-            self._events.write(json.dumps({"event": kind, **values}, allow_nan=False) + "\n")
-            self._events.flush()
+        self._append(self._events, kind, values)
+
+    def worker_event(self, kind: str, **values: Any) -> None:
+        """Append one line to the events of this process, if it is one of several."""
+        self._append(self._own, kind, {"time": round(time.time(), 3), **values})
+
+    def _append(self, file: TextIO | None, kind: str, values: Mapping[str, Any]) -> None:
+        if file is not None:
+            with writing(self.folder):
+                file.write(json.dumps({"event": kind, **values}, allow_nan=False) + "\n")
+                file.flush()
 
     def traces(self, recordings: Iterable[Recording]) -> None:
         """Keep what the run's workers recorded."""
@@ -68,6 +95,35 @@ class RunWriter:
             (self._partial / MODEL).write_bytes(save(tensors))
             (self._partial / RUN).write_text(json.dumps(run, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             replace_into(self._partial, self.folder)
+
+
+def partial(folder: Path) -> Path:
+    """Where a run is written until it is finished."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def checkpoints_of(folder: Path) -> Path:
+    """Where a run that is not finished keeps its checkpoints."""
+    return folder.with_name(f".{folder.name}.checkpoints")
+
+
+def refuse_busy(folder: Path) -> None:
+    """Raise UsageError if another process is at work on this run."""
+    events = partial(folder) / EVENTS
+    if events.is_file():
+        with writing(folder):
+            locked(events, folder).close()
+
+
+def discard(folder: Path) -> None:
+    """Remove what processes that are gone have left of a run that has no checkpoints.
+
+    Not while another one is at work on it.
+    """
+    with contextlib.suppress(UsageError):
+        refuse_busy(folder)
+        if not checkpoints_of(folder).exists():
+            shutil.rmtree(partial(folder), ignore_errors=True)
 
 
 def replace_into(written: Path, folder: Path) -> None:

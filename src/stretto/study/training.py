@@ -1,20 +1,25 @@
 """One run: train, evaluate now and then, keep what came of it."""
 
 import math
+import os
+import socket
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from stretto.config import TrainSettings, known
-from stretto.cost import Costs, measure
+from stretto.cost import Costs
 from stretto.data import Split, forever
-from stretto.report.record import Observation, Point, Record
+from stretto.elsewhere import Elsewhere
+from stretto.report.record import Point, Record
 from stretto.seeding import derive
 from stretto.study.lookout import Lookout
-from stretto.study.prepare import Prepared, prepare
+from stretto.study.prepare import Prepared, costs_of, prepare
+from stretto.study.progress import Progress
+from stretto.study.saved import Checkpoints, Request
 from stretto.study.store import RunWriter, versions
 
 EVALUATION_BATCH = 128
@@ -23,72 +28,104 @@ TRAIN_SAMPLE = 512  # training examples that the train loss is evaluated on
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
 
-@dataclass
-class Progress:
-    """What a run knows of itself while it goes on."""
-
-    points: list[Point] = field(default_factory=list)
-    observations: list[Observation] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    diverged_at: int | None = None
-    final: dict[str, float | None] = field(default_factory=dict)
-
-
-def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None, *, trace: bool = False) -> Record:
+def run(
+    settings: TrainSettings,
+    folder: Path,
+    on_step: OnStep = lambda *_: None,
+    *,
+    trace: bool = False,
+    costs: Costs | None = None,
+    resume: bool = False,
+) -> Record:
     """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
 
-    A loss that is no finite number ends the run as diverged. `trace` adds what each worker did, and when.
+    A loss that is no finite number ends the run as diverged. `trace` adds what each worker did, and when. `costs` are
+    measured if they are not given, which takes all stages. On several processes it is a collective: every one of them
+    trains, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one.
     """
     prepared = prepare(settings)
     trainer = prepared.trainer
-    train = prepared.dataset.train
-    costs = measure(trainer, train.x[: settings.batch_size], train.y[: settings.batch_size], settings.accounting)
-    progress = Progress()
+    if costs is None:
+        costs = costs_of(prepared)
+    checkpoints = Checkpoints(settings, folder)
     recordings = trainer.record() if trace else []
-    with RunWriter(folder) as writer:
+    with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
+        progress, complaints = checkpoints.load(trainer) if resume else (Progress(), [])
+        stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, Elsewhere)]
+        writer.worker_event("start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), stages=stages)
         writer.event("start", id=settings.id, settings=settings.to_json())
-        train_until_done(prepared, costs, progress, writer, on_step)
+        replay(progress, complaints, writer)
+        with Request() if checkpoints.every else nullcontext() as request:
+            train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
         record = make_record(settings, costs, progress)
-        writer.event(record.status, step=len(progress.step_seconds), **progress.final)
-        weights = trainer.gather()
-        steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
-        assert weights is not None
+        writer.event(record.status, step=progress.steps, **progress.final)
         writer.traces(recordings)
-        writer.finish(
-            {
-                "settings": settings.to_json(),
-                "versions": versions(),
-                "model": prepared.model.description,
-                "dataset": prepared.dataset.description,
-                "accounting": costs.accounting,
-                "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
-                "seconds_per_step": statistics.median(steady or progress.step_seconds),
-                "record": {**record.to_json(), "points": [], "observations": []},
-            },
-            weights,
-        )
+        weights = trainer.gather()  # every process has written what it writes when this one is through
+        if weights is not None:
+            writer.finish(content(prepared, costs, progress, record), weights)
+            checkpoints.clear()
     return record
 
 
-def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, writer: RunWriter, on_step: OnStep) -> None:
-    """Train, evaluate and write events until the steps are done or a loss is no number any more."""
+def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None:
+    """Write again what a run that goes on had seen before."""
+    if progress.steps or complaints:
+        writer.event("resume", step=progress.steps, skipped=complaints)
+        writer.worker_event("resume", step=progress.steps, skipped=complaints)
+    for observation in progress.observations:
+        writer.event("observation", **observation.to_json())
+    for point in progress.points:
+        writer.event("evaluation", **point.to_json())
+
+
+def content(prepared: Prepared, costs: Costs, progress: Progress, record: Record) -> dict[str, Any]:
+    """What run.json says."""
+    settings = prepared.settings
+    steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
+    return {
+        "settings": settings.to_json(),
+        "versions": versions(),
+        "model": prepared.model.description,
+        "dataset": prepared.dataset.description,
+        "accounting": costs.accounting,
+        "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
+        "seconds_per_step": statistics.median(steady or progress.step_seconds),
+        "record": {**record.to_json(), "points": [], "observations": []},
+    }
+
+
+def train_until_done(
+    prepared: Prepared,
+    costs: Costs,
+    progress: Progress,
+    checkpoints: Checkpoints,
+    request: Request | None,
+    writer: RunWriter,
+    on_step: OnStep,
+) -> None:
+    """Train, evaluate and write events until the steps are done or a loss is no number any more.
+
+    Raises KeyboardInterrupt, having saved, once a process has been asked to stop.
+    """
     settings, trainer = prepared.settings, prepared.trainer
     steps = known(settings.steps)
     wanted = evaluation_steps(steps, known(settings.evaluations))
-    lookout = Lookout(trainer, steps)
-    batches = forever(prepared.dataset.train, known(settings.batch_size), derive(settings.seed, "batches"))
-    for step, (x, y) in zip(range(1, steps + 1), batches, strict=False):
+    lookout = Lookout(trainer, steps) if trainer.processes == 1 else None  # it looks at all stages
+    done, seed = progress.steps, derive(settings.seed, "batches")
+    batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)
+    for step, (x, y) in zip(range(done + 1, steps + 1), batches, strict=False):
         before = time.perf_counter()
-        lookout.before(step)
+        if lookout is not None:
+            lookout.before(step)
         loss = trainer.step(x, y)
-        if step == steps:
+        if step == steps or checkpoints.due(step):
             trainer.flush()
         progress.step_seconds.append(time.perf_counter() - before)
         on_step(step, loss)
         if loss is not None and not math.isfinite(loss):
             progress.diverged_at = step
             return
-        observation = lookout.after(step)
+        observation = None if lookout is None else lookout.after(step)
         if observation is not None:
             progress.observations.append(observation)
             writer.event("observation", **observation.to_json())
@@ -99,6 +136,13 @@ def train_until_done(prepared: Prepared, costs: Costs, progress: Progress, write
                 return
             progress.points.append(point)
             writer.event("evaluation", **point.to_json())
+            writer.worker_event("evaluation", step=step, seconds=point.seconds)
+        stops = request is not None and trainer.stops(request.made) and step < steps
+        if stops or (checkpoints.due(step) and step < steps):
+            path = checkpoints.save(trainer, progress)
+            writer.worker_event("checkpoint", step=step, path=str(path))
+        if stops:
+            raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
     test = trainer.evaluate(prepared.dataset.test.batches(EVALUATION_BATCH))
     last = progress.points[-1]
     progress.final = {
@@ -141,7 +185,7 @@ def evaluation_steps(steps: int, evaluations: int) -> set[int]:
 
 def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Record:
     """The run as the report and `--json` show it."""
-    steps = len(progress.step_seconds)
+    steps = progress.steps
     options: dict[str, Any] = {"lr": settings.lr, "batch_size": settings.batch_size}
     return Record(
         id=settings.id,

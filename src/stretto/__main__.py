@@ -1,0 +1,7 @@
+"""`python -m stretto`, and so `torchrun -m stretto`."""
+
+import sys
+
+from stretto.cli import main
+
+sys.exit(main())

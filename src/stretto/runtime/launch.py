@@ -1,0 +1,134 @@
+"""Starts the workers of a job on this machine, waits for them, and leaves nothing behind: torch's elastic launcher."""
+
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessFailure, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from stretto.errors import StrettoError, UsageError
+from stretto.runtime import loopback
+
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
+MEET = 900  # seconds for all nodes to come
+TOGETHER = 2  # seconds within which a worker's death and its neighbours' complaints about it are heard
+
+
+class WorkerFailedError(StrettoError):
+    """A worker has failed; what it said is the message, `kind` the name of the error that it raised, if it did."""
+
+    def __init__(self, message: str, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job runs: `workers` processes, as many on each of `nodes` machines, which meet at `rendezvous`.
+
+    Raises UsageError for what cannot be.
+    """
+
+    workers: int
+    nodes: int = 1
+    rendezvous: str | None = None  # "host:port", on the first machine; without it nobody listens but on the loopback
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 1), ("restarts", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)}: choose {least} or more")
+        if self.workers % self.nodes:
+            raise UsageError(f"workers={self.workers} on nodes={self.nodes}: each node takes as many as any other")
+        if self.nodes > 1 and self.rendezvous is None:
+            raise UsageError(f"nodes={self.nodes}: say where they meet, --rendezvous HOST:PORT on one of them")
+        host, _, port = (self.rendezvous or "localhost:0").rpartition(":")
+        if not (host and port.isdigit()):
+            raise UsageError(f"rendezvous={self.rendezvous!r}: write it as HOST:PORT")
+
+
+def launch(command: Sequence[str], place: Place) -> None:
+    """Run `command` in each worker's process, with the variables that torchrun sets; return when all have ended.
+
+    A group of which one fails is started again, `restarts` times; then WorkerFailedError says why. Ctrl-C and SIGTERM
+    are passed on to the workers, and raise KeyboardInterrupt once they have ended.
+    """
+    loopback.register()
+    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch, silent(), handlers_kept():
+        config = LaunchConfig(
+            min_nodes=place.nodes,
+            max_nodes=place.nodes,
+            nproc_per_node=place.workers // place.nodes,
+            run_id="stretto" if place.rendezvous else uuid.uuid4().hex,
+            rdzv_backend="c10d" if place.rendezvous else loopback.NAME,
+            rdzv_endpoint=place.rendezvous or "",
+            rdzv_configs={"timeout": MEET},
+            max_restarts=place.restarts,
+            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            signals_to_handle=",".join(SIGNALS),
+        )
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+        except ChildFailedError as error:
+            raise reason(error.failures) from None
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Keep torch's launcher from telling what we tell ourselves."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    loggers = [logging.getLogger(name) for name in ["torch.distributed.elastic", *names]]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Give signals back to whoever had them."""
+    before = {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS}
+    try:
+        yield
+    finally:
+        os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)  # torch's launcher sets it
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+def reason(failures: Mapping[int, ProcessFailure]) -> WorkerFailedError:
+    """Why the job failed: the death of a worker, else what the first of them said.
+
+    The others' own ends tell nothing: they are told to end, or complain that one is gone.
+    """
+    ranked = sorted(failures.items(), key=lambda item: item[1].timestamp)
+    first = [(rank, each) for rank, each in ranked if each.timestamp <= ranked[0][1].timestamp + TOGETHER]
+    killed = [(rank, each) for rank, each in first if each.exitcode < 0 and each.exitcode != -signal.SIGTERM]
+    spoke = [(rank, each) for rank, each in first if said(each)]
+    ended = [(rank, each) for rank, each in first if each.exitcode != -signal.SIGTERM]
+    rank, failure = (killed or spoke or ended or ranked)[0]
+    where = f"worker {rank} (process id {failure.pid})"
+    if failure.exitcode < 0:
+        remedy = "; the machine may be short of memory" if failure.exitcode == -signal.SIGKILL else ""
+        return WorkerFailedError(f"{where} was ended by {signal.Signals(-failure.exitcode).name}{remedy}")
+    told = said(failure) or f"{where} ended with exit code {failure.exitcode}"
+    return WorkerFailedError(told, failure.error_file_data.get("kind"))
+
+
+def said(failure: ProcessFailure) -> str:
+    """What a worker left in its error file; nothing if it has left none."""
+    data = failure.error_file_data
+    return str(data["message"]) if "timestamp" in data else ""

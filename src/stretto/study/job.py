@@ -1,0 +1,93 @@
+"""A run on several processes: the command that was given starts them, hears how far they are, and clears up."""
+
+import contextlib
+import os
+import pickle
+import select
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.config import TrainSettings
+from stretto.cost import Costs
+from stretto.errors import UsageError
+from stretto.runtime.launch import Place, WorkerFailedError, launch
+from stretto.study.disk import FullDiskError
+from stretto.study.store import discard, refuse_busy
+from stretto.study.training import OnStep
+
+ERRORS = {each.__name__: each for each in (FullDiskError, UsageError)}  # those that mean something to callers
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each process is told. `progress` is a pipe into which the first one writes how far it is."""
+
+    settings: TrainSettings
+    folder: Path
+    costs: Costs
+    trace: bool
+    resume: bool
+    progress: Path
+
+
+def run_on_processes(
+    settings: TrainSettings,
+    folder: Path,
+    on_step: OnStep,
+    place: Place,
+    costs: Costs,
+    *,
+    trace: bool = False,
+    resume: bool = False,
+) -> None:
+    """Make a (resolved) run on the processes of `place`: the same numbers and files as `run` leaves.
+
+    Raises WorkerFailedError if a process fails; nothing but checkpoints is left then. Processes that are started again
+    go on from the newest one.
+    """
+    refuse_busy(folder)
+    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch:
+        job = Job(settings, folder.absolute(), costs, trace, resume, Path(scratch) / "progress")
+        file = Path(scratch) / "job"
+        file.write_bytes(pickle.dumps(job))
+        try:
+            with heard(job.progress, on_step):
+                launch([sys.executable, "-m", "stretto.study.worker", str(file)], place)
+        except BaseException as error:
+            discard(folder)
+            if isinstance(error, WorkerFailedError) and error.kind in ERRORS:
+                raise ERRORS[error.kind](f"{error}") from None
+            raise
+
+
+@contextlib.contextmanager
+def heard(pipe: Path, on_step: OnStep) -> Iterator[None]:
+    """Make the pipe, and pass on what is written into it: lines of a step and, if it is known, a loss."""
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # also for writing: it does not end with a writer
+    done = threading.Event()
+    listener = threading.Thread(target=listen, args=(end, on_step, done), name="stretto-progress", daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        done.set()
+        listener.join()
+        os.close(end)
+
+
+def listen(end: int, on_step: OnStep, done: threading.Event) -> None:
+    """Pass on what comes, until it is `done` and nothing is left."""
+    rest = b""
+    while True:
+        if select.select([end], [], [], 0 if done.is_set() else 0.1)[0]:
+            *lines, rest = (rest + os.read(end, 1 << 16)).split(b"\n")
+            for line in lines:
+                step, *loss = line.split()
+                on_step(int(step), float(loss[0]) if loss else None)
+        elif done.is_set():
+            return

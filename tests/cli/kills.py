@@ -1,0 +1,85 @@
+"""Workers are killed at random moments; the run comes to the very weights of an undisturbed one all the same.
+
+By hand, for longer than a test may take: `python tests/cli/kills.py --kills 50 --seed 1`.
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from processes import alive, descendants, start
+
+from stretto import cli
+
+SMALL = ["--model-options.width", "8", "--model-options.depth", "4", "--batch-size", "32", "--evaluations", "3"]
+METHODS = ("pb-lwp-sc", "1f1b", "greedy", "pipedream-2bw", "overlapping", "gpipe", "spectrain", "zb-h1", "pipemare")
+
+
+def survives(folder, method, *, steps, every, kills, rng, workers=2, seconds=300):
+    """Train on processes of which some are killed, then in this one; return how many, having compared the weights."""
+    words = ["train", *SMALL, "--method", method, "--steps", str(steps), "--checkpoint-every", str(every), "--quiet"]
+    process = start([*words, "--out", "run", "--workers", str(workers), "--restarts", str(kills)], folder)
+    until, made = time.monotonic() + seconds, 0
+    try:
+        while process.poll() is None and made < kills:
+            assert time.monotonic() < until, "it takes too long"
+            made += kill_one(process, folder, workers, rng)
+        out, err = process.communicate(timeout=max(1, until - time.monotonic()))
+        assert (process.returncode, out, err) == (0, "", "")
+    finally:
+        process.kill()
+    assert cli.main([*words, "--out", str(folder / "undisturbed")]) == 0
+    one, other = (safetensors.torch.load_file(folder / name / "model.safetensors") for name in ("undisturbed", "run"))
+    assert list(one) == list(other)
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    return made
+
+
+def kill_one(process, folder, workers, rng):
+    """Wait until all workers have begun, then up to a second, then kill one of them; whether it was still there."""
+    group = descendants(process.pid)
+    if len(group) < workers or not all(begun(folder, pid) for pid in group):
+        time.sleep(0.02)
+        return False
+    time.sleep(rng.random())
+    victim = rng.choice(group)
+    if not alive(victim) or process.poll() is not None:
+        return False
+    os.kill(victim, signal.SIGKILL)
+    while any(alive(pid) for pid in group) and process.poll() is None:
+        time.sleep(0.02)
+    return True
+
+
+def begun(folder, pid):
+    """Whether a process has told of its start."""
+    return any(f'"pid": {pid},' in log.read_text() for log in folder.glob(".run.partial/worker-*.jsonl"))
+
+
+def main():
+    """So many kills, a few for each method in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    rng, made = random.Random(given.seed), 0
+    for turn in range(given.kills):
+        if made >= given.kills:
+            break
+        method = METHODS[turn % len(METHODS)]
+        with tempfile.TemporaryDirectory() as folder:
+            kills = min(6, given.kills - made)
+            found = survives(Path(folder), method, steps=1500, every=50, kills=kills, rng=rng, seconds=900)
+        made += found
+        print(f"{method}: {found} kills, the same weights; {made} of {given.kills} in all", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Commands as real processes, and what becomes of all that they start."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def start(words, folder, *, launcher=("-m", "stretto")):
+    def hear_interrupts():  # a shell's background job does not
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    (folder / "scratch").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, *launcher, *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "scratch")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.02)
+
+
+def descendants(pid):
+    """The processes that a process has started, and theirs."""
+    children = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, [])]
+        found += new
+    return sorted(found)
+
+
+def gone(pids, seconds=20):
+    """Whether all have ended within that time."""
+    end = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def listening(pids):
+    """The addresses on which these processes listen, as /proc/net writes them."""
+    sockets = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(str(entry.readlink()))
+            except OSError:
+                continue
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+def left(folder):
+    """What a command has left in its folder for temporary files; torch has a cache there, for its user's next time."""
+    return sorted(path.name for path in (folder / "scratch").iterdir() if not path.name.startswith("torchinductor_"))

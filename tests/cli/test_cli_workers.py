@@ -1,0 +1,203 @@
+"""stretto train --workers: processes that it starts itself, the numbers of emulation, and clean ends."""
+
+import json
+import os
+import random
+import signal
+import sys
+
+import pytest
+import safetensors.torch
+import torch
+from kills import survives
+from processes import alive, descendants, gone, left, listening, start, wait_for
+
+from stretto.cli import main
+from stretto.study import read_study
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32", "--evaluations", "3"]
+LONG = ["train", *SMALL[:-1], "1000", "--method", "pb", "--steps", "1000000", "--workers", "2", "--out", "run"]
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+RUNNING = []
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    for process in RUNNING:  # their workers end with them
+        process.kill()
+    RUNNING.clear()
+
+
+def train(capsys, *words):
+    assert main(["train", *SMALL, "--steps", "30", "--json", *words]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def record(out):
+    (found,) = read_study(out).records()
+    return found
+
+
+def same_weights(one, other):
+    weights = safetensors.torch.load_file(one / "model.safetensors")
+    others = safetensors.torch.load_file(other / "model.safetensors")
+    assert list(weights) == list(others)
+    assert all(torch.equal(weights[key], others[key]) for key in weights)
+
+
+def without_seconds(points):
+    return [{**point.to_json(), "seconds": None, "serial_flops": None} for point in points]
+
+
+def test_the_numbers_of_emulation(capsys, tmp_path):
+    alone = train(capsys, "--method", "pb", "--out", "alone")
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    many = train(capsys, "--method", "pb", "--out", "many", "--workers", "2")
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+    measured = ("out", "seconds_per_step", "serial_flops")
+    assert {k: v for k, v in many.items() if k not in measured} == {k: v for k, v in alone.items() if k not in measured}
+    assert without_seconds(record(tmp_path / "many").points) == without_seconds(record(tmp_path / "alone").points)
+    same_weights(tmp_path / "alone", tmp_path / "many")
+    events = [
+        [json.loads(line) for line in (tmp_path / "many" / f"worker-{rank}.jsonl").read_text().splitlines()]
+        for rank in (0, 1)
+    ]
+    assert [each[0]["stages"] for each in events] == [[0, 1], [2]]
+    assert [[event["event"] for event in each] for each in events] == [["start", *["evaluation"] * 3, "end"]] * 2
+    assert train(capsys, "--method", "pb", "--out", "many", "--workers", "2") == many  # it is finished already
+    assert main(["train", *SMALL, "--steps", "30", "--method", "pb", "--out", "many"]) == 2
+    assert "workers: 2 there, None here" in capsys.readouterr().err
+
+
+def test_under_torchrun(capsys, tmp_path):
+    words = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many"]
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
+    process = start(
+        [*words, "--json"], tmp_path, launcher=(*torchrun, "--rdzv-endpoint", "localhost:0", "-m", "stretto")
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert json.loads(out)["steps"] == 30
+    train(capsys, "--method", "1f1b", "--out", "alone")
+    same_weights(tmp_path / "alone", tmp_path / "many")
+    assert record(tmp_path / "many").seconds > 0
+
+
+def started(folder, words=LONG):
+    """A command whose workers train, and their process ids."""
+    process = start(words, folder)
+    RUNNING.append(process)
+    wait_for(lambda: all((folder / ".run.partial" / f"worker-{rank}.jsonl").exists() for rank in (0, 1)), process)
+    wait_for(lambda: "evaluation" in (folder / ".run.partial" / "worker-1.jsonl").read_text(), process)
+    workers = descendants(process.pid)
+    assert len(workers) == 2
+    return process, workers
+
+
+def clean(folder, workers):
+    assert gone(workers)
+    assert left(folder) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["scratch"]
+
+
+def test_an_interrupted_run(tmp_path):
+    process, workers = started(tmp_path)
+    assert listening([process.pid, *workers]) <= LOOPBACK
+    assert listening([process.pid, *workers])
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-1].startswith("stretto: interrupted")
+    assert "Traceback" not in err
+    clean(tmp_path, workers)
+
+
+def test_a_worker_that_is_killed(tmp_path):
+    process, workers = started(tmp_path)
+
+    os.kill(workers[1], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    said = [line for line in err.splitlines() if "%" not in line]
+    assert said == [
+        f"stretto: worker 1 (process id {workers[1]}) was ended by SIGKILL; the machine may be short of memory"
+    ]
+    clean(tmp_path, workers)
+
+
+def test_no_orphans_when_the_command_is_killed(tmp_path):
+    process, workers = started(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    assert gone(workers)
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_workers_that_are_killed_again_and_again(tmp_path):
+    assert survives(tmp_path, "pb-lwp-sc", steps=1000, every=25, kills=2, rng=random.Random(1)) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "scratch", "undisturbed"]
+    assert left(tmp_path) == []
+    events = [json.loads(line)["event"] for line in (tmp_path / "run" / "worker-1.jsonl").read_text().splitlines()]
+    assert (events[0], events[-1]) == ("start", "end")
+
+
+def test_sigterm_saves_and_another_number_of_workers_goes_on(capsys, tmp_path):
+    words = ["train", *SMALL[:-1], "50", "--method", "1f1b", "--steps", "700", "--out", "run"]
+    process, workers = started(tmp_path, [*words, "--workers", "2", "--checkpoint-every", "10000"])
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    (saved,) = (tmp_path / ".run.checkpoints").iterdir()
+    step = saved.name.removeprefix("step-")
+    last = err.splitlines()[-1]
+    assert last == f"stretto: interrupted; the same command with --resume goes on from the checkpoint of step {step}"
+    assert (process.returncode, out) == (130, "")
+    assert gone(workers)
+    assert left(tmp_path) == []
+    forgotten = [*words, "--checkpoint-every", "10000"]
+    assert main(forgotten) == 2
+    assert f"holds a checkpoint of step {step}" in capsys.readouterr().err
+    assert main([*words, "--checkpoint-every", "7", "--resume"]) == 2
+    assert "checkpoint_every: 10000 there, 7 here" in capsys.readouterr().err
+    assert main([*forgotten, "--resume"]) == 0
+    assert main([*words[:-1], "alone"]) == 0
+    same_weights(tmp_path / "alone", tmp_path / "run")  # 1f1b drains at each step anyway
+    assert len(record(tmp_path / "run").points) == len(record(tmp_path / "alone").points)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "run", "scratch"]
+
+
+MISTAKES = {
+    "--workers 9": "workers=9 for 3 stages",
+    "--restarts 2": "give --workers, too",
+    "--workers 2 --restarts -1": "restarts=-1: choose 0 or more",
+    "--workers 3 --nodes 2 --rendezvous a:1": "workers=3 on nodes=2: each node takes as many as any other",
+    "--workers 2 --nodes 2": "nodes=2: say where they meet, --rendezvous HOST:PORT",
+    "--workers 2 --rendezvous here": "rendezvous='here': write it as HOST:PORT",
+    "--checkpoint-every 0": "checkpoint_every=0",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_are_said_before_a_process_starts(capsys, tmp_path, words):
+    assert main(["train", *SMALL, *words.split()]) == 2
+    assert MISTAKES[words] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_on_processes(capsys, tmp_path):
+    words = ["compare", *SMALL, "--methods", "greedy", "--seeds", "1", "--lr", "0.05", "--steps", "20", "--out", "s"]
+    assert main([*words, "--workers", "2", "--jobs", "2"]) == 2
+    assert "runs on several processes go one after the other" in capsys.readouterr().err
+    assert main([*words, "--workers", "2", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["status"] == "finished"
+    assert (tmp_path / "s" / "runs" / "greedy-lr0.05-b32-s0" / "worker-1.jsonl").is_file()
