@@ -103,10 +103,6 @@ class Team(ABC):
         `ahead` is how many steps a process may be ahead of another.
         """
 
-    @abstractmethod
-    def barrier(self) -> None:
-        """Wait for all."""
-
     @property
     @abstractmethod
     def can_retry(self) -> bool:
@@ -122,17 +118,11 @@ class Team(ABC):
     def size(self) -> int:
         """How many processes there are."""
 
-    @property
-    @abstractmethod
-    def is_first(self) -> bool:
-        """Whether this process does what only one has to do."""
-
 
 class Solo(Team):
     """One process: every worker is emulated."""
 
     rank, size = 0, 1
-    is_first = True
     can_retry = True
 
     def workers(self, asked: int | None, num_stages: int) -> int | None:
@@ -193,9 +183,6 @@ class Solo(Team):
     def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
         """At once."""
         return step if wanted else None
-
-    def barrier(self) -> None:
-        """Nobody to wait for."""
 
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)

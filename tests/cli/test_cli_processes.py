@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from processes import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
 
@@ -29,14 +30,6 @@ def start(words, folder):
         preexec_fn=hear_interrupts,
         start_new_session=True,
     )
-
-
-def wait_for(condition, process, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.02)
 
 
 def group_is_empty(group):

@@ -46,7 +46,7 @@ def channels(schedule: Schedule, rules: Rules, lag: int) -> dict[Channel, int]:
         most |= waiting
         for worker in range(schedule.num_workers):
             for action in schedule.turn(worker, n):
-                used = {Channel.of(edge, worker): edge for edge in rules.needs(action)}
+                used = {Channel.of(edge, worker) for edge in rules.needs(action)}
                 waiting.subtract(channel for channel in used if homes.get(channel.stage, worker) != worker)
     late = (lag + 1) * schedule.per_turn
     return {channel: late if channel.value == "loss" else count for channel, count in most.items()}

@@ -158,3 +158,13 @@ def _tensors(layout: Layout) -> Iterator[tuple[int, tuple[int, ...], tuple[int, 
                 yield from walk()
 
     return walk()
+
+
+def as_tensor(text: bytes) -> Tensor:
+    """Text as a value: [number of bytes] of uint8."""
+    return torch.tensor(list(text), dtype=torch.uint8)
+
+
+def as_text(tensor: Tensor) -> bytes:
+    """What `as_tensor` was given."""
+    return bytes(tensor.tolist())

@@ -27,6 +27,7 @@ from stretto.precision import Precision
 from stretto.runtime.failure import reaching
 from stretto.runtime.mailbox import Mailbox, channels
 from stretto.runtime.member import Member
+from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
 from stretto.runtime.worker import Worker
@@ -209,7 +210,7 @@ class Ranks(Team):
             out.send(torch.tensor(len(own)))
             for stage, state in own.items():
                 names = "\n".join(state).encode()
-                out.send(torch.frombuffer(bytearray(names), dtype=torch.uint8) if names else None, stage)
+                out.send(as_tensor(names) if names else None, stage)
                 for tensor in state.values():
                     out.send(tensor.detach())
             out.settle()
@@ -219,7 +220,7 @@ class Ranks(Team):
             box = self._from(rank, self.cpu)
             for _ in range(int(box.receive().value)):
                 stage, names = box.receive()
-                keys = [] if names is None else bytes(names.tolist()).decode().split("\n")
+                keys = [] if names is None else as_text(names).decode().split("\n")
                 gathered[stage] = {key: box.receive().value.clone() for key in keys}
         return dict(sorted(gathered.items()))
 
@@ -230,10 +231,9 @@ class Ranks(Team):
         self.barrier()
         partial = checkpoint.partial_of(path)
         mine = {index: checkpoint.write_stage(partial, index, state) for index, state in states.items()}
-        text = json.dumps(mine).encode()
-        told = self._collect(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        told = self._collect(as_tensor(json.dumps(mine).encode()))
         if self.is_first:
-            digests = {int(index): each for one in told for index, each in json.loads(bytes(one.tolist())).items()}
+            digests = {int(index): each for one in told for index, each in json.loads(as_text(one)).items()}
             checkpoint.finish(partial, path, replace(manifest, stages=[digests[index] for index in sorted(digests)]))
         self.barrier()
 

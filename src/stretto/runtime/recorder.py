@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stretto.interpreter import Interpreter, count
+from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.post import Inbox, Outbox
 from stretto.schedule import Action
 from stretto.tracing import Recording
@@ -35,8 +36,7 @@ def offset_to_first(out: Outbox, box: Inbox) -> int:
 
     Processes of one machine have one clock. For others the shortest of several round trips is halved.
     """
-    host = socket.gethostname().encode()
-    out.send(torch.frombuffer(bytearray(host), dtype=torch.uint8))
+    out.send(as_tensor(socket.gethostname().encode()))
     if not int(box.receive().value):
         return 0
     trips = []
@@ -51,7 +51,7 @@ def offset_to_first(out: Outbox, box: Inbox) -> int:
 
 def tell_time(out: Outbox, box: Inbox) -> None:
     """Rank 0's part of `offset_to_first`, for one other process."""
-    other = bytes(box.receive().value.tolist()).decode() != socket.gethostname()
+    other = as_text(box.receive().value).decode() != socket.gethostname()
     out.send(torch.tensor(int(other)))
     for _ in range(ROUNDS * other):
         box.receive()

@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from stretto.errors import UsageError
+from stretto.runtime.packing import as_tensor, as_text
 
 TIMEOUT = timedelta(minutes=10)
 ADDRESS_OF = 0x8915  # SIOCGIFADDR
@@ -50,8 +51,7 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
         if dist.get_world_size() == 1:
             return None
         return World(dist.get_rank(), dist.get_world_size(), local_rank(dict(os.environ)), default_store())
-    given = dict(os.environ) if environment is None else dict(environment)
-    given = from_slurm(given) if "WORLD_SIZE" not in given else given
+    given = variables(environment)
     size = whole("WORLD_SIZE", given)
     if size in (None, 1):
         return None
@@ -68,9 +68,14 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
 
 def place_in_job(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
     """This process's rank among those that a launcher has started, and how many they are; (0, 1) where it is alone."""
-    given = dict(os.environ) if environment is None else dict(environment)
-    given = from_slurm(given) if "WORLD_SIZE" not in given else given
+    given = variables(environment)
     return whole("RANK", given) or 0, whole("WORLD_SIZE", given) or 1
+
+
+def variables(environment: Mapping[str, str] | None) -> dict[str, str]:
+    """What the launcher has set, by the names of torchrun; by default this process's own environment."""
+    given = dict(os.environ) if environment is None else dict(environment)
+    return given if "WORLD_SIZE" in given else from_slurm(given)
 
 
 def from_slurm(given: dict[str, str]) -> dict[str, str]:
@@ -153,12 +158,12 @@ def agree(group: dist.ProcessGroup, mine: Mapping[str, Any]) -> None:
     """Raise UsageError, on every process, if they do not all say the same about the training that is to begin."""
     text = json.dumps(mine, sort_keys=True).encode()
     record = torch.zeros(RECORD, dtype=torch.uint8)
-    record[: min(len(text), RECORD)] = torch.frombuffer(bytearray(text[:RECORD]), dtype=torch.uint8)
+    record[: min(len(text), RECORD)] = as_tensor(text[:RECORD])
     told = [torch.empty_like(record) for _ in range(dist.get_world_size(group))]
     dist.all_gather(told, record, group=group)
-    first = bytes(told[0].tolist()).rstrip(b"\0")
+    first = as_text(told[0]).rstrip(b"\0")
     for rank, other in enumerate(told):
-        theirs = bytes(other.tolist()).rstrip(b"\0")
+        theirs = as_text(other).rstrip(b"\0")
         if theirs != first:
             raise UsageError(
                 f"rank {rank} trains something else than rank 0: {difference(first, theirs)}. All processes have to "
