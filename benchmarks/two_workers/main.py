@@ -9,11 +9,13 @@ import os
 import platform
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -27,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 import stretto
 
 BLOCKS, WIDTH, CLASSES, BATCH = 8, 1024, 10, 256
-BUDGET = 200.0  # seconds, after which no round begins: on a busy machine fewer are measured
+BUDGET = 240.0  # seconds, after which no round begins: on a busy machine fewer are measured
 CHECKED, WARM = 2, 2  # steps compared with plain training; steps of each round before its clock starts
 ONE, TWO, DDP = "one worker", "two one-worker loops", "DistributedDataParallel"
 SCHEDULES: tuple[tuple[str, type, int], ...] = (
@@ -36,23 +38,15 @@ SCHEDULES: tuple[tuple[str, type, int], ...] = (
     ("torch 1F1B, 2 micro-batches", Schedule1F1B, 2),
     ("torch 1F1B, 4 micro-batches", Schedule1F1B, 4),
 )
-METHODS = (
-    "pb",
-    "pipedream",
-    "greedy",
-    "1f1b(microbatches=2)",
-    "1f1b(microbatches=4)",
-    "gpipe(microbatches=2)",
-    "gpipe(microbatches=4)",
-)
-STAGES = (2, 8)
 BARRED = ("pb", "pipedream", "greedy")  # what must be 1.6 times torch's best and 0.85 of twice one worker
+PIPELINES = ("1f1b(microbatches=2)", "1f1b(microbatches=4)", "gpipe(microbatches=2)", "gpipe(microbatches=4)")
+METHODS = tuple((method, stages) for method in BARRED for stages in (2, 8)) + tuple((each, 2) for each in PIPELINES)
 BEST_BAR, TWICE_BAR, AIM = 1.6, 0.85, 0.95
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train the network, as this process takes part in it."""
+    """One way to train the network, as one of its two processes takes part in it."""
 
     step: Callable[[], object] | None  # None: this process has no part, and waits
     blocks: dict[int, nn.Module]  # what this process trains, by index
@@ -61,8 +55,45 @@ class Variant:
     flush: Callable[[], object] = lambda: None
 
 
+class Pair:
+    """The two processes of one variant, as torchrun would start them, on a port that is free.
+
+    They live as long as the conductor, and wait for its word without using a core.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        ends = [mp.Pipe() for _ in range(2)]
+        self._ends = [mine for mine, _ in ends]
+        for rank, (_, theirs) in enumerate(ends):
+            mp.Process(target=enter, args=(rank, self._store.port, partial(obey, name, theirs)), daemon=True).start()
+            theirs.close()
+        self.ask(None)  # ready
+
+    def ask(self, num_steps: int | None) -> tuple[float, float]:
+        """Let both train `num_steps`: seconds a step on the slower one, CPU seconds of both. None: only answer."""
+        for end in self._ends:
+            end.send(num_steps)
+        first, second = (end.recv() for end in self._ends)
+        return max(first[0], second[0]), first[1] + second[1]
+
+
+def obey(name: str, end: Connection) -> None:
+    """What a process of a pair does: build, check, fill, and then train when told to, until nobody is there."""
+    variant = VARIANTS[name]()
+    check(name, variant)
+    while True:
+        try:
+            num_steps = end.recv()
+        except EOFError:
+            return
+        begun = time.process_time()
+        taken = 0.0 if num_steps is None else seconds(variant, num_steps)
+        end.send((taken, time.process_time() - begun))
+
+
 def start(work: Callable[[], None]) -> None:
-    """Run `work` in two processes, as torchrun would, on a port that is free; ends them whatever happens."""
+    """Run `work` in two processes; ends them whatever happens."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mp.spawn(enter, (store.port, work), nprocs=2, daemon=True)
 
@@ -168,75 +199,71 @@ def name_of(method: str, num_stages: int) -> str:
     return f"{method}, {num_stages} stages"
 
 
-def build() -> dict[str, Variant]:
-    """Everything that is measured, in this process."""
-    made = {ONE: one_worker((0,)), TWO: one_worker((0, 1)), DDP: data_parallel()}
-    made.update({name: torch_schedule(kind, pieces) for name, kind, pieces in SCHEDULES})
-    made.update({name_of(method, stages): ours(method, stages) for method in METHODS for stages in STAGES})
-    return made
+VARIANTS: dict[str, Callable[[], Variant]] = {
+    ONE: partial(one_worker, (0,)),
+    TWO: partial(one_worker, (0, 1)),
+    DDP: data_parallel,
+    **{name: partial(torch_schedule, kind, pieces) for name, kind, pieces in SCHEDULES},
+    **{name_of(method, stages): partial(ours, method, stages) for method, stages in METHODS},
+}
 
 
-def check(variants: dict[str, Variant]) -> None:
-    """Train a few steps, and compare the weights with plain training's; then fill the pipelines."""
+def check(name: str, variant: Variant) -> None:
+    """Train a few steps, and compare the weights with plain training's; then fill the pipeline."""
     plain = blocks()
     step = loop(nn.Sequential(*plain), *batch())
     for _ in range(CHECKED):
         step()
-    for name, variant in variants.items():
-        if variant.step is not None:
-            for _ in range(CHECKED):
-                variant.step()
-            variant.flush()
-            for index, block in variant.blocks.items() if variant.plain else ():
-                for mine, right in zip(block.parameters(), plain[index].parameters(), strict=True):
-                    torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6, msg=partial("{}: {}".format, name))
-            for _ in range(variant.fill):
-                variant.step()
-        dist.barrier()
+    if variant.step is not None:
+        for _ in range(CHECKED):
+            variant.step()
+        variant.flush()
+        for index, block in variant.blocks.items() if variant.plain else ():
+            for mine, right in zip(block.parameters(), plain[index].parameters(), strict=True):
+                torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6, msg=partial("{}: {}".format, name))
+        for _ in range(variant.fill):
+            variant.step()
 
 
 def seconds(variant: Variant, num_steps: int) -> float:
-    """A step's time on the slower process, pipelines full from beginning to end."""
+    """A step's time in this process, its pipeline full from beginning to end."""
     dist.barrier()  # waits without spinning
-    taken = torch.zeros((), dtype=torch.float64)
-    if variant.step is not None:
-        for _ in range(WARM):
-            variant.step()
-        begin = time.perf_counter()
-        for _ in range(num_steps):
-            variant.step()
-        taken += (time.perf_counter() - begin) / num_steps
-    dist.all_reduce(taken, dist.ReduceOp.MAX)
-    return taken.item()
+    if variant.step is None:
+        return 0.0
+    for _ in range(WARM):
+        variant.step()
+    begin = time.perf_counter()
+    for _ in range(num_steps):
+        variant.step()
+    return (time.perf_counter() - begin) / num_steps
 
 
 def measure(num_rounds: int, num_steps: int, out: Path) -> None:
     """Interleave all variants, in another order each round; what is compared stood in the same round."""
-    variants = build()
-    check(variants)
-    names = list(variants)
+    pairs: dict[str, Pair] = {}
+    for name in VARIANTS:
+        print(f"starting {len(pairs) + 1} of {len(VARIANTS)} pairs of processes", end="\r", file=sys.stderr, flush=True)
+        pairs[name] = Pair(name)
+    names = list(pairs)
     times: dict[str, list[float]] = {name: [] for name in names}
-    begin, before = time.perf_counter(), disturbance()
+    begin, before, own = time.perf_counter(), busy(), 0.0
     for turn in range(num_rounds):
-        if turn >= 3 and (num_steps + WARM) * sum(map(sum, times.values())) > BUDGET:  # the same on both processes
+        if turn >= 3 and time.perf_counter() - begin > BUDGET:
             break
         shift = turn * 5 % len(names)
         for name in (*names[shift:], *names[:shift]):
-            times[name].append(seconds(variants[name], num_steps))
-    for variant in variants.values():
-        variant.flush()
-    others = (disturbance() - before) / (time.perf_counter() - begin)
-    if dist.get_rank() == 0:
-        write(times, others, out)
+            print(f"round {turn + 1} of {num_rounds}: {name:<40}", end="\r", file=sys.stderr, flush=True)
+            taken, used = pairs[name].ask(num_steps)
+            times[name].append(taken)
+            own += used
+    others = (busy() - before - own) / (time.perf_counter() - begin)
+    write(times, others, out)
 
 
-def disturbance() -> float:
-    """CPU seconds that went to other programs of this machine, or machines that share its cores, up to now (Linux)."""
+def busy() -> float:
+    """CPU seconds used on this machine, or by machines that share its cores, up to now (Linux)."""
     jiffies = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    busy = sum(jiffies) - jiffies[3] - jiffies[4]  # neither idle nor waiting for a disk
-    own = torch.tensor(time.process_time())
-    dist.all_reduce(own)
-    return busy / os.sysconf("SC_CLK_TCK") - own.item()
+    return (sum(jiffies) - jiffies[3] - jiffies[4]) / os.sysconf("SC_CLK_TCK")  # neither idle nor waiting for a disk
 
 
 def write(times: dict[str, list[float]], others: float, out: Path) -> None:
@@ -290,9 +317,7 @@ def one_f_one_b(times: dict[str, list[float]]) -> dict[str, float]:
     return {
         f"{mine} / {name}": ratio(times[name], times[mine])
         for name, kind, pieces in SCHEDULES
-        if kind is Schedule1F1B
-        for stages in STAGES
-        if (mine := name_of(f"1f1b(microbatches={pieces})", stages)) in times
+        if kind is Schedule1F1B and (mine := name_of(f"1f1b(microbatches={pieces})", 2)) in times
     }
 
 
@@ -302,7 +327,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "result.json")
     chosen = parser.parse_args()
-    start(partial(measure, chosen.rounds, chosen.steps, chosen.out))
+    mp.set_start_method("spawn")
+    measure(chosen.rounds, chosen.steps, chosen.out)
 
 
 if __name__ == "__main__":
