@@ -10,6 +10,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from stretto.runtime.failure import Failures
+from stretto.runtime.memory import keep_memory
 from stretto.runtime.status import PATIENCE, Status, Watchman
 from stretto.runtime.world import TIMEOUT, World, join
 
@@ -29,6 +30,7 @@ class Member:
             self._watchman.start()
         atexit.register(self._leave)
         self._excepthook, sys.excepthook = sys.excepthook, self._except
+        keep_memory()
 
     @property
     def belongs(self) -> bool:

@@ -1,0 +1,33 @@
+"""A process that keeps its memory does not fault the same pages in again."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource
+import torch
+from stretto.runtime.memory import keep_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def step():  # a gradient's memory, freed at the top of the heap
+    return [torch.empty(2**20).fill_(1.0) for _ in range(4)]
+
+assert keep_memory()
+for _ in range(3):
+    step()
+before = faults()
+for _ in range(20):
+    step()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+def test_freed_memory_is_used_again() -> None:
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 20 * 100, "of 20 times 4096 pages"
