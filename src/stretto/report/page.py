@@ -30,6 +30,7 @@ class Page:
     versions: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)  # method -> SVG of its schedule
     delays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # method -> its steady delay by stage
+    processes: int = 0  # on which each run was made; 0: emulated on one device, so that seconds compare nothing
     timelines: tuple[Timelines, ...] = ()  # of the runs that were traced
     left_out: Mapping[str, str] = field(default_factory=dict)  # method -> why it was not run though all were asked for
     command: str = ""  # the command line that ran the study

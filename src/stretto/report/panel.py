@@ -19,7 +19,7 @@ class Arrival:
     dominated: bool  # by another run of the same method
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: which run, when, at what cost in FLOP."""
+        """Plain data: which run, when, at what cost in FLOP, after how many seconds."""
         return {
             "run": self.record.id,
             "method": self.record.method,
@@ -28,6 +28,7 @@ class Arrival:
             "step": self.point.step,
             "serial_flops": self.point.serial_flops,
             "total_flops": self.point.total_flops,
+            "seconds": self.point.seconds,
             "dominated": self.dominated,
         }
 
@@ -45,6 +46,11 @@ class Panel:
         """Find the method's arrival with the least serial compute; of equals the one with the least total compute."""
         own = [arrival for arrival in self.arrivals if arrival.record.method == method]
         return min(own, key=lambda arrival: cost(arrival.point), default=None)
+
+    def soonest(self, method: str) -> Arrival | None:
+        """Find the method's arrival with the least time by the clock."""
+        own = [arrival for arrival in self.arrivals if arrival.record.method == method]
+        return min(own, key=lambda arrival: arrival.point.seconds, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: the frontier of every method, dominated runs left out."""

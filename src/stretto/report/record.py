@@ -16,7 +16,8 @@ class Point:
     """One evaluation during a run. Costs are what the run has spent up to here.
 
     Compute is in FLOP; `serial_flops` counts the examples of a batch and the workers of the schedule as parallel.
-    `seconds` is the wall clock of the emulation, which runs every worker on one device. A point exists only where its
+    `seconds` is the time its steps took by the clock: of an emulation, which runs every worker on one device,
+    or of real processes. A point exists only where its
     losses are finite: a run that has diverged makes no more points.
     """
 

@@ -7,9 +7,11 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
+from stretto.report.charts.clock import clock_chart
 from stretto.report.charts.curves import curve_charts
 from stretto.report.charts.frontier import frontier_chart
 from stretto.report.charts.tuning import RATE, tuning_charts
+from stretto.report.clock import Clocked, clocked
 from stretto.report.cures import cures
 from stretto.report.metric import METRICS, VALIDATION_ACCURACY, Metric
 from stretto.report.page import ACCOUNTINGS, Page
@@ -62,6 +64,9 @@ def view(page: Page) -> dict[str, Any]:
         "legend": [{"method": name, "style": look[name]} for name in names],
         "frontiers": [_frontier(metric, each, look, specs) for metric, each in found if _is_measured(records, metric)],
         "speedups": [_speedups(metric, each, names) for metric, each in found if each],
+        "clocks": [_clock(metric, each, names, look, specs) for metric, each in found if each]
+        if page.processes
+        else [],
         "baseline": baseline(names),
         "methods": [_summary(each) for each in summaries],
         "judged_by": summaries[0].metric.label if summaries else "",
@@ -171,6 +176,27 @@ def _speedup(entry: Speedup, best: float | None, names: Sequence[str]) -> dict[s
         "best": entry.serial == best,
         "missing": False,
     }
+
+
+def _clock(
+    metric: Metric, found: Sequence[Panel], names: Sequence[str], look: Mapping[str, Style], specs: Specs
+) -> dict[str, Any]:
+    entries = {_goal(metric, panel.cutoff): clocked(panel, names) for panel in found}
+    rows = []
+    for goal, row in entries.items():
+        soonest = min((each.arrival.point.seconds for each in row if each.arrival is not None), default=None)
+        rows.append({"goal": goal, "cells": [_clocked(each, soonest) for each in row]})
+    return {"label": metric.label, "rows": rows, "place": specs.add(f"clock-{metric.name}", clock_chart(entries, look))}
+
+
+def _clocked(entry: Clocked, soonest: float | None) -> dict[str, Any]:
+    if entry.arrival is None:
+        return {"head": "not reached", "lines": [], "best": False, "missing": True}
+    point = entry.arrival.point
+    lines = (
+        [f"step {point.step}"] if entry.times is None else [f"{units.times(entry.times)} as soon", f"step {point.step}"]
+    )
+    return {"head": units.seconds(point.seconds), "lines": lines, "best": point.seconds == soonest, "missing": False}
 
 
 def _summary(summary: MethodSummary) -> dict[str, str]:

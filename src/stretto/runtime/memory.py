@@ -13,8 +13,8 @@ def keep_memory() -> bool:
 
     Each step frees what the next one needs again: gradients, activations, messages. Left alone, glibc gives the top of
     its heap back, and the kernel clears every page anew: some 5 to 7 % of a step (docs/log.md). A process takes no more
-    memory than at its peak. What is larger than 32 MiB is still given back. Another allocator, loaded before glibc's, is
-    not touched.
+    memory than at its peak. What is larger than 32 MiB is still given back. Another allocator in glibc's place is not
+    touched.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -44,6 +44,7 @@ def write_report(study: Study, command: str = "") -> Path:
         versions=versions(),
         pictures={method: picture(each) for method, each in prepared.items()},
         delays={method: delays(each) for method, each in prepared.items()},
+        processes=settings.workers or 0,
         timelines=traced(study, prepared),
         left_out=study.left_out,
         command=command,

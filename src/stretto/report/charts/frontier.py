@@ -21,7 +21,7 @@ TOOLTIP = (
     ("accuracy", "validation accuracy"),
     ("serial_text", "serial compute"),
     ("total_text", "total compute"),
-    ("seconds", "wall clock of the emulation"),
+    ("seconds", "seconds by the clock"),
     ("state", "this run"),
 )
 

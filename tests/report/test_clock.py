@@ -1,0 +1,62 @@
+"""Time by the clock to each cut-off, for runs whose workers were processes."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from stretto.report.clock import clocked
+from stretto.report.html import render
+from stretto.report.metric import TRAIN_LOSS
+from stretto.report.panel import panel
+
+from .synthetic import make_page, run
+
+
+def timed(seconds, losses, **values):
+    made = run(losses, **values)
+    points = [replace(point, seconds=float(at)) for point, at in zip(made.points, seconds, strict=True)]
+    return replace(made, points=tuple(points))
+
+
+RUNS = (
+    timed([10, 20, 30], [1.0, 0.5, 0.2], method="backprop", seed=0),
+    timed([9, 18, 27], [1.1, 0.6, 0.3], method="backprop", seed=1),
+    timed([4, 8, 12], [1.0, 0.5, 0.4], method="greedy"),
+)
+
+
+def test_the_soonest_run_of_each_method_counts():
+    found = clocked(panel(RUNS, TRAIN_LOSS, 0.6), ("backprop", "greedy"))
+    assert [(each.arrival.point.seconds, each.times) for each in found] == [(18, 1), (8, 18 / 8)]
+
+
+def test_who_never_gets_there_has_no_time():
+    found = clocked(panel(RUNS, TRAIN_LOSS, 0.3), ("backprop", "greedy"))
+    assert found[1].arrival is None
+    assert found[1].times is None
+    assert found[0].arrival.point.seconds == 27
+
+
+def test_without_backprop_there_is_no_ratio():
+    (found,) = clocked(panel(RUNS[2:], TRAIN_LOSS, 0.6), ("greedy",))
+    assert found.arrival.point.seconds == 8
+    assert found.times is None
+
+
+def test_the_page_shows_it_for_processes_only():
+    with_processes = render(make_page(RUNS, processes=2))
+    section = re.search(r'<section id="clock">.*?</section>', with_processes, re.S)
+    assert section is not None
+    for text in ("the 2 processes of a run", "2.2× as soon", "8.00 s", "not reached", 'id="clock-train_loss"'):
+        assert text in section[0], text
+    emulated = render(make_page(RUNS))
+    assert 'id="clock"' not in emulated
+    assert "of an emulation" in emulated
+
+
+@pytest.mark.parametrize("seconds", [[0, 20, 30], [0, 0, 0]])
+def test_no_time_at_all_is_no_ratio(seconds):
+    (found,) = clocked(panel((timed(seconds, [0.1, 0.1, 0.1]),), TRAIN_LOSS, 0.6), ("backprop",))
+    assert found.arrival.point.seconds == 0
+    assert found.times is None
