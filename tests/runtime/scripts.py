@@ -198,3 +198,24 @@ def recorded(method):
         trainer.step(x, y)
     trainer.flush()
     return [(each.spans, each.sends, each.receipts, each.counts) for each in recordings]
+
+
+def loaded_in_flight(method, folder, **options):
+    """Losses of a run that goes back to its third step while later ones are in flight."""
+    trainer, data = build(method, **options), batches(12)
+    for x, y in data[:3]:
+        trainer.step(x, y)
+    trainer.save(folder)
+    for x, y in data[3:8]:
+        trainer.step(x, y)
+    trainer.load(folder)
+    losses = [trainer.step(x, y) for x, y in data[3:]]
+    return [*losses, trainer.flush()], weights_of(trainer)
+
+
+def between_devices(function, *args):
+    """Call a function here with values that go as between devices, through gloo."""
+    from stretto.runtime import ranks
+
+    ranks.backend_between = lambda group, device: "gloo"
+    return globals()[function](*args)

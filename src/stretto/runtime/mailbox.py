@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from stretto.runtime.direct import Direct
 from stretto.runtime.post import Inbox, Letter, Line, Outbox
 from stretto.runtime.status import Status
 from stretto.schedule import Edge, Rules, Schedule
@@ -60,7 +62,10 @@ def receivers(edge: Edge, schedule: Schedule) -> tuple[int, ...]:
 
 
 class Mailbox:
-    """One worker's ends of its channels. A worker's number is its rank in the group."""
+    """One worker's ends of its channels. A worker's number is its rank in the group.
+
+    Channels that are in `direct` go from device to device, the others through the host.
+    """
 
     def __init__(
         self,
@@ -71,6 +76,7 @@ class Mailbox:
         *,
         first_tag: int,
         status: Status,
+        direct: Mapping[Channel, Direct] = MappingProxyType({}),
     ) -> None:
         # Every worker numbers the channels alike.
         me = dist.get_rank(group)
@@ -81,13 +87,15 @@ class Mailbox:
             name = f"{channel.value}s of stage {channel.stage}"
             if source == me:
                 depth = used[channel] + SPARE
-                self._outboxes[channel] = Outbox(Line(group, channel.worker, tag, name, status), depth)
+                line = Line(group, channel.worker, tag, name, status, direct.get(channel))
+                self._outboxes[channel] = Outbox(line, depth)
             elif channel.worker == me:
-                self._inboxes[channel] = Inbox(Line(group, source, tag, name, status), device)
+                line = Line(group, source, tag, name, status, direct.get(channel))
+                self._inboxes[channel] = Inbox(line, device)
 
-    def send(self, channel: Channel, value: Any, microbatch: int) -> int:
-        """Send a value; return how many bytes."""
-        return self._outboxes[channel].send(value, microbatch)
+    def send(self, channel: Channel, value: Any, microbatch: int) -> None:
+        """Send a value."""
+        self._outboxes[channel].send(value, microbatch)
 
     def receive(self, channel: Channel, what: str | None = None) -> Letter:
         """The next value of a channel; waits for it. `what` is said to be waited for."""

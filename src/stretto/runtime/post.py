@@ -6,6 +6,8 @@ the value. No object is pickled.
 
 The receiving end always has one receive posted, so that a value travels while its receiver still computes; the sending
 end copies each value, so that nobody waits for a send, until too many are on their way.
+
+Between devices that reach each other (`direct.py`) a value travels by itself, from device to device, after its prefix.
 """
 
 from collections import deque
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stretto.runtime.direct import Direct
 from stretto.runtime.failure import reaching
 from stretto.runtime.packing import Layout, layout_of, pack, size_of, unpack
 from stretto.runtime.status import Status
@@ -33,7 +36,8 @@ class Letter(NamedTuple):
 class Line(NamedTuple):
     """One direction between this process and another: the group, the other's rank in it, a tag, and a name for people.
 
-    `status` is where this process says what it waits for.
+    `status` is where this process says what it waits for. `direct` is a group of these two alone, in which values go
+    from device to device; None if they go through the host.
     """
 
     group: dist.ProcessGroup
@@ -41,6 +45,7 @@ class Line(NamedTuple):
     tag: int
     name: str
     status: Status
+    direct: Direct | None = None
 
 
 class Sent(NamedTuple):
@@ -55,25 +60,32 @@ class Outbox:
     """The sending end. At most `depth` values may wait there until they are taken."""
 
     def __init__(self, line: Line, depth: int) -> None:
-        self._group, self._peer, self._tag, self._name, self._status = line
+        self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._depth = depth
         self._layout: Layout | None = None
         self._under_way: deque[Sent] = deque()
         self._values = 0  # under way
         self._free: Tensor | None = None
 
-    def send(self, value: Any, microbatch: int = 0) -> int:
-        """Send a value; return how many bytes. Waits only while `depth` earlier values have not been taken."""
+    def send(self, value: Any, microbatch: int = 0) -> None:
+        """Send a value. Waits only while `depth` earlier values have not been taken."""
         layout = layout_of(value)
         if layout != self._layout:
             self._announce(layout)
         while self._values >= self._depth:
             self._wait_for_oldest()
-        buffer = self._buffer(PREFIX + size_of(layout))
+        size = size_of(layout)
+        if self._direct is not None:
+            self._post(prefix(VALUE, microbatch), values=0 if size else 1)
+            if size:
+                with reaching(self._peer):
+                    self._under_way.append(Sent(*self._direct.send(value, size), values=1))
+                self._values += 1
+            return
+        buffer = self._buffer(PREFIX + size)
         buffer[:PREFIX] = prefix(VALUE, microbatch)
         pack(value, buffer[PREFIX:])
         self._post(buffer, values=1)
-        return buffer.numel()
 
     def settle(self) -> None:
         """Wait until everything has been taken."""
@@ -115,7 +127,7 @@ class Inbox:
     """The receiving end. Values go to `device`; on the CPU they are where they arrived, uncopied."""
 
     def __init__(self, line: Line, device: torch.device) -> None:
-        self._group, self._peer, self._tag, self._name, self._status = line
+        self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._device = device
         self._layout: Layout = ()
         self._size = 0
@@ -126,7 +138,7 @@ class Inbox:
         with self._status.waiting(what or self._name, self._peer):
             kind, number, buffer = self._next()
         assert kind == VALUE, f"a message of kind {kind} from rank {self._peer}, where a value should be"
-        return Letter(number, unpack(self._layout, buffer[PREFIX:].to(self._device)))
+        return Letter(number, unpack(self._layout, buffer.to(self._device)))
 
     def clear(self) -> None:
         """Drop everything up to the next mark."""
@@ -141,9 +153,19 @@ class Inbox:
                 work.wait()
             kind, number, *_ = buffer[:PREFIX].view(torch.int64).tolist()
             if kind != LAYOUT:
-                self._posted = self._post(PREFIX + self._size)
-                return kind, number, buffer
+                self._posted = self._post(self._expected())
+                return kind, number, self._payload(buffer) if kind == VALUE else buffer
             self._read_layout(number)
+
+    def _payload(self, buffer: Tensor) -> Tensor:
+        if self._direct is None or not self._size:
+            return buffer[PREFIX:]
+        with reaching(self._peer):
+            return self._direct.receive(self._size)
+
+    def _expected(self) -> int:
+        # How long the next message is, if it is a value.
+        return PREFIX if self._direct is not None else PREFIX + self._size
 
     def _read_layout(self, length: int) -> None:
         work, buffer = self._post(8 * length)
@@ -151,7 +173,7 @@ class Inbox:
             work.wait()
         self._layout = tuple(buffer.view(torch.int64).tolist())
         self._size = size_of(self._layout)
-        self._posted = self._post(PREFIX + self._size)
+        self._posted = self._post(self._expected())
 
     def _post(self, size: int) -> tuple[Any, Tensor]:
         buffer = torch.empty(size, dtype=torch.uint8)

@@ -24,8 +24,9 @@ from stretto.evaluate import Tally, evaluating
 from stretto.interpreter import Interpreter
 from stretto.parts import pick_device
 from stretto.precision import Precision
+from stretto.runtime.direct import Direct, backend_between, pair
 from stretto.runtime.failure import reaching
-from stretto.runtime.mailbox import Mailbox, channels
+from stretto.runtime.mailbox import Channel, Mailbox, channels
 from stretto.runtime.member import Member
 from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.post import Inbox, Line, Outbox
@@ -51,6 +52,7 @@ class Ranks(Team):
         self.world, self.status = member.world, member.status
         self.group = member.world.group(timeout)
         member.expect(timeout)
+        self._timeout = timeout
         self.cpu = torch.device("cpu")
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
@@ -103,13 +105,15 @@ class Ranks(Team):
     ) -> list[Interpreter]:
         """Workers that share one mailbox."""
         self._home_of = plans[0].schedule.worker_of
+        used = dict(reduce(or_, (Counter(channels(plan.schedule, plan.rules, lag)) for plan in plans)))
         mailbox = Mailbox(
             self.group,
-            dict(reduce(or_, (Counter(channels(plan.schedule, plan.rules, lag)) for plan in plans))),
-            plans[0].schedule.worker_of,
+            used,
+            self._home_of,
             device,
             first_tag=FIRST_TAG,
             status=self.status,
+            direct=self._direct(used, device),
         )
         return [
             Worker(
@@ -124,6 +128,17 @@ class Ranks(Team):
             )
             for plan in plans
         ]
+
+    def _direct(self, used: Iterable[Channel], device: torch.device) -> dict[Channel, Direct]:
+        # Losses go to everybody, each a few bytes: they pass the host.
+        backend = backend_between(self.group, device)
+        made: dict[Channel, Direct] = {}
+        if backend is not None:
+            for channel in sorted(channel for channel in used if channel.value != "loss"):
+                group = pair((self._home_of[channel.stage], channel.worker), backend, self._timeout)
+                if group is not None:
+                    made[channel] = Direct(group, device)
+        return made
 
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
         """One recording: that of this worker."""
@@ -142,7 +157,8 @@ class Ranks(Team):
 
     def agree(self, description: Mapping[str, Any]) -> None:
         """Compare what all are about to train."""
-        agree(self.group, description)
+        with reaching((self.rank + 1) % self.size):
+            agree(self.group, description)
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
         """Each stage where it lives; then everybody is told the shapes."""
@@ -200,7 +216,8 @@ class Ranks(Team):
                                 target = target_on(y, device)
                                 tally.add(output, target, precision.loss(loss)(output, target), examples)
         sums = torch.tensor([tally.loss, tally.examples, tally.hits, tally.targets], dtype=torch.float64)
-        dist.broadcast(sums, group_src=homes[-1], group=self.group)
+        with reaching(homes[-1] if homes[-1] != me else (me + 1) % self.size):
+            dist.broadcast(sums, group_src=homes[-1], group=self.group)
         return Tally(float(sums[0]), *(int(number) for number in sums[1:])).result()
 
     def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
