@@ -1,5 +1,6 @@
 """When something goes wrong: said once, with its place; nobody is left behind."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -83,3 +84,10 @@ def test_more_processes_than_stages_are_refused():
     statuses, said = run("fine", processes=4)
     assert statuses == [1, 1, 1, 1]
     assert len(speakers(said, "4 processes for 3 stages: 1 would have nothing to do")) == 1
+
+
+def test_a_mistake_of_a_spawned_script_is_its_parents_to_tell():
+    command = [sys.executable, str(SCRIPT.with_name("spawned.py"))]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 1
+    assert "ValueError: a mistake of the script" in run.stderr

@@ -2,9 +2,11 @@
 
 import atexit
 import contextlib
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 
 import torch.distributed as dist
@@ -13,6 +15,8 @@ from stretto.runtime.failure import Failures
 from stretto.runtime.memory import keep_memory
 from stretto.runtime.status import PATIENCE, Status, Watchman
 from stretto.runtime.world import TIMEOUT, World, join
+
+LEAVING = timedelta(seconds=5)  # for the others to come to their end too
 
 
 class Member:
@@ -75,7 +79,11 @@ class Member:
                 contextlib.suppress(RuntimeError),
                 self.status.waiting("its end", (self.world.rank + 1) % self.world.size),
             ):
-                dist.barrier(group=self._group)
+                # An error in a child of multiprocessing never comes to the excepthook: do not keep its parent waiting.
+                limit = None if multiprocessing.parent_process() is None else LEAVING
+                end = dist.barrier(group=self._group, async_op=True)
+                assert end is not None, "this process is in the group"
+                end.wait() if limit is None else end.wait(limit)
         self._close()
 
     def _close(self) -> None:
