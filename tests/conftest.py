@@ -1,10 +1,25 @@
 """Same numbers on every machine: one thread (float64 sums differ between one and two), no random examples."""
 
 import os
+import shutil
+import subprocess
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("stretto", deadline=None, derandomize=True, database=None, max_examples=60)
 settings.load_profile("stretto")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte, where one may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no rights to mount a file system; a test with a patched fsync stands in for it")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

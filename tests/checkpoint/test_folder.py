@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -245,17 +244,6 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
     with pytest.raises(OSError, match="the checkpoint could not be written: Not a directory"):
         begin(tmp_path / "file" / "run")
     assert names(tmp_path) == ["file", "folder"]
-
-
-@pytest.fixture(scope="module")
-def small_disk(tmp_path_factory):
-    """A file system of one megabyte, where one may be mounted."""
-    place = tmp_path_factory.mktemp("disk")
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no rights to mount a file system: the test below, with a patched fsync, stands in for it")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.mark.parametrize("size", [100_000, 62_000, 58_900])

@@ -4,7 +4,9 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -201,3 +203,18 @@ def test_a_study_on_processes(capsys, tmp_path):
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["status"] == "finished"
     assert (tmp_path / "s" / "runs" / "greedy-lr0.05-b32-s0" / "worker-1.jsonl").is_file()
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(capsys, small_disk):
+    """Where one checkpoint of half a megabyte fits, a second does not."""
+    words = ["train", "--model-options.width", "160", "--model-options.depth", "3", "--method", "pb", "--steps", "30"]
+    words += ["--evaluations", "3", "--quiet", "--workers", "2", "--checkpoint-every", "10"]
+    assert main([*words, "--out", str(small_disk / "run")]) == 1
+    said = capsys.readouterr().err
+    assert "no room on the disk" in said
+    assert "the same command with --resume goes on from the checkpoint of step 10" in said
+    assert "Traceback" not in said
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    assert main([*words, "--out", str(small_disk / "run"), "--resume"]) == 0
+    assert main([*words, "--out", "undisturbed"]) == 0
+    same_weights(Path("undisturbed"), small_disk / "run")

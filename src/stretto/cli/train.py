@@ -133,11 +133,12 @@ def make(prepared: "Prepared", folder: Path, place: "Place | None", *, silent: b
 def going_on(prepared: "Prepared", folder: Path) -> Iterator[None]:
     """When the run does not come to its end, say how to go on, if there is a checkpoint to go on from."""
     from stretto.runtime.launch import WorkerFailedError
+    from stretto.study.disk import FullDiskError
     from stretto.study.saved import Checkpoints
 
     try:
         yield
-    except (KeyboardInterrupt, WorkerFailedError) as error:
+    except (KeyboardInterrupt, WorkerFailedError, FullDiskError) as error:
         step = Checkpoints(prepared.settings, folder).last()
         if step is None:
             raise

@@ -12,6 +12,7 @@ from typing import Any, Self
 from stretto.checkpoint import newest, prune
 from stretto.config import TrainSettings
 from stretto.errors import UsageError
+from stretto.study.disk import writing
 from stretto.study.progress import Progress
 from stretto.study.store import checkpoints_of
 from stretto.study.study import refuse_other
@@ -59,7 +60,8 @@ class Checkpoints:
     def save(self, trainer: Trainer, progress: Progress) -> Path:
         """Save all that the run needs to go on; a collective."""
         path = self.folder / f"step-{progress.steps}"
-        trainer.save(path, extra={"settings": self._settings, "progress": progress.to_json()})
+        with writing(self.folder):
+            trainer.save(path, extra={"settings": self._settings, "progress": progress.to_json()})
         if trainer.rank == 0:
             prune(self.folder)
         return path
