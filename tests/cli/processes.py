@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -83,3 +84,10 @@ def listening(pids):
 def left(folder):
     """What a command has left in its folder for temporary files; torch has a cache there, for its user's next time."""
     return sorted(path.name for path in (folder / "scratch").iterdir() if not path.name.startswith("torchinductor_"))
+
+
+def free_port():
+    """A port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

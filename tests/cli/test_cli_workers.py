@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from kills import survives
-from processes import alive, descendants, gone, left, listening, start, wait_for
+from processes import alive, descendants, free_port, gone, left, listening, start, wait_for
 
 from stretto.cli import main
 from stretto.study import read_study
@@ -218,3 +218,16 @@ def test_a_full_disk_keeps_the_last_checkpoint(capsys, small_disk):
     assert main([*words, "--out", str(small_disk / "run"), "--resume"]) == 0
     assert main([*words, "--out", "undisturbed"]) == 0
     same_weights(Path("undisturbed"), small_disk / "run")
+
+
+def test_a_worker_killed_on_another_node_is_started_again(tmp_path):
+    """Both nodes are this machine. Launchers count their restarts differently; stores have to be new all the same."""
+    words = ["train", *SMALL, "--method", "pb", "--steps", "1500", "--quiet", "--checkpoint-every", "100"]
+    meet = ["--workers", "2", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--restarts", "2"]
+    RUNNING.extend(start([*words, *meet, "--out", "run"], tmp_path) for _ in range(2))
+    folder = tmp_path / ".run.checkpoints"
+    wait_for(lambda: folder.is_dir() and any(folder.glob("step-*")), RUNNING[0])
+    os.kill(descendants(RUNNING[1].pid)[-1], signal.SIGKILL)
+    assert [(process.communicate(timeout=90), process.returncode) for process in RUNNING] == [(("", ""), 0)] * 2
+    assert main([*words, "--out", "undisturbed"]) == 0
+    same_weights(tmp_path / "undisturbed", tmp_path / "run")

@@ -1,5 +1,9 @@
 """Launchers' variables."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from stretto.errors import UsageError
@@ -39,3 +43,38 @@ def test_variables_that_do_not_fit():
 
 def test_differences_are_named():
     assert difference(b'{"seed": 0, "a": 1}', b'{"seed": 1, "a": 1}') == "seed is 0 on rank 0 and 1 there"
+
+
+def test_torchrun_may_start_all_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTED)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, *command, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("trained") == 2
+
+
+RESTARTED = """
+import os
+import torch
+from torch import nn
+import stretto
+
+trainer = stretto.Trainer(
+    [nn.Linear(4, 4), nn.Linear(4, 2)], nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1), "gpipe"
+)
+trainer.step(torch.randn(6, 4), torch.randint(2, (6,)))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and trainer.rank == 1:
+    os.kill(os.getpid(), 9)
+trainer.step(torch.randn(6, 4), torch.randint(2, (6,)))
+trainer.flush()
+print("trained")
+"""

@@ -18,6 +18,7 @@ from stretto.runtime import loopback
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
 MEET = 900  # seconds for all nodes to come
+FRESH_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 TOGETHER = 2  # seconds within which a worker's death and its neighbours' complaints about it are heard
 
 
@@ -61,7 +62,7 @@ def launch(command: Sequence[str], place: Place) -> None:
     are passed on to the workers, and raise KeyboardInterrupt once they have ended.
     """
     loopback.register()
-    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch, silent(), handlers_kept():
+    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch, silent(), handlers_kept(), fresh_stores():
         config = LaunchConfig(
             min_nodes=place.nodes,
             max_nodes=place.nodes,
@@ -107,6 +108,23 @@ def handlers_kept() -> Iterator[None]:
         os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)  # torch's launcher sets it
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
+
+
+@contextlib.contextmanager
+def fresh_stores() -> Iterator[None]:
+    """Give each attempt of a job on several machines a store of its own.
+
+    torch (2.13) otherwise keeps one for all, in which workers that are started again find the addresses of the dead.
+    """
+    before = os.environ.get(FRESH_STORES)
+    os.environ[FRESH_STORES] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FRESH_STORES]
+        else:
+            os.environ[FRESH_STORES] = before
 
 
 def reason(failures: Mapping[int, ProcessFailure]) -> WorkerFailedError:

@@ -61,6 +61,10 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
     choose_interface(given)
     store, rank, number = next(rendezvous("env://", timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
+    # torchrun's store outlives the processes that it starts again, and still has the addresses of the former ones.
+    # Machines do not count restarts alike: there a launcher has to give each attempt a store of its own.
+    attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine(given) else "any"
+    store = PrefixStore(f"attempt {attempt}", store)
     # Several backends: collectives of a user's own on CUDA tensors work too.
     dist.init_process_group(store=PrefixStore("default", store), rank=rank, world_size=number, timeout=TIMEOUT)
     return World(rank, number, local_rank(given), PrefixStore("stretto", store))
@@ -110,10 +114,15 @@ def choose_interface(given: Mapping[str, str]) -> None:
     (Left to itself gloo takes the one that this machine's name stands for, which often nobody else can reach.)
     """
     address = given.get("MASTER_ADDR", "")
-    alone = given.get("LOCAL_WORLD_SIZE") == given.get("WORLD_SIZE") or address in ("127.0.0.1", "localhost")
-    chosen = interface_towards("127.0.0.1" if alone else address)
+    near = is_one_machine(given) or address in ("127.0.0.1", "localhost")
+    chosen = interface_towards("127.0.0.1" if near else address)
     if chosen is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", chosen)
+
+
+def is_one_machine(given: Mapping[str, str]) -> bool:
+    """Whether the launcher has started all processes on this machine, as far as it says."""
+    return given.get("LOCAL_WORLD_SIZE") == given.get("WORLD_SIZE")
 
 
 def interface_towards(host: str) -> str | None:
