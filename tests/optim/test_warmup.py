@@ -61,5 +61,5 @@ def test_predicted_steps_know_the_coming_rates():
 
 @pytest.mark.parametrize("wrong", [{"updates": -1}, {"updates": 2.5}, {"updates": True}, {"updates": 3, "start": 1.5}])
 def test_nonsense(wrong):
-    with pytest.raises(UsageError, match="updates=|start="):
+    with pytest.raises(UsageError, match=r"updates=|start="):
         warmup(**wrong)
