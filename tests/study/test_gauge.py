@@ -43,7 +43,11 @@ def test_figures_are_those_of_the_weights(tmp_path, precision):
     settings = resolve(replace(SETTINGS, method="pb", measure=BOTH, precision=precision))
     record = run(settings, tmp_path / "run")
     assert read_run(tmp_path / "run")[1] == record
-    assert [each.step for each in record.measurements] == [3, 7, 12]  # evaluated at 1, 3, 7 and 12: 7 is nearest to 6 and to 9
+    assert [each.step for each in record.measurements] == [
+        3,
+        7,
+        12,
+    ]  # evaluated at 1, 3, 7 and 12: 7 is nearest to 6 and to 9
     built, train = build_model(settings), dataset(settings).train
     prepared = prepare(settings)
     weights = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")

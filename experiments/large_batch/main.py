@@ -1,0 +1,130 @@
+"""What larger batches bring and take on a small network: see README.md in this folder.
+
+OMP_NUM_THREADS=1 nice -n 10 python experiments/large_batch/main.py
+"""
+
+import argparse
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from stretto import study
+from stretto.config import CompareSettings
+from stretto.landscape.tradeoff import fit
+from stretto.report import Record
+from stretto.report.large_batches import AtBatch, arrivals, at_batches, noise_of, sharpness_of, step_time
+
+HERE = Path(__file__).parent
+COMMON = CompareSettings(
+    model_options={"depth": 4, "width": 64},
+    stages=1,
+    examples=20_000,
+    methods=("backprop",),
+    batch_size=(16, 32, 64, 128, 256, 512, 1024),
+    seeds=2,
+    schedule="cosine",
+    lr_warmup=0.1,
+    measure=("sharpness", "noise"),
+)
+SGD, LARS, LAMB = (0.003, 0.01, 0.03), (0.3, 1.0, 3.0), (0.003, 0.01, 0.03)
+STUDIES = {
+    "sgd, unscaled": replace(COMMON, optimizer="sgd", lr=(0.01, 0.03, 0.1), lr_warmup=0.0),
+    "sgd, linear": replace(COMMON, optimizer="sgd", lr=SGD, reference_batch=32, lr_scaling="linear"),
+    "lars, sqrt": replace(COMMON, optimizer="lars", lr=LARS, reference_batch=32, lr_scaling="sqrt"),
+    "lamb, sqrt": replace(COMMON, optimizer="lamb", lr=LAMB, reference_batch=32, lr_scaling="sqrt"),
+}
+
+
+def main() -> None:
+    """Train what is not there yet, then print the tables and write result.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="more than one disturbs the times")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="studies with their reports go here")
+    parser.add_argument("--out", type=Path, default=HERE / "result.json")
+    parser.add_argument("--quick", action="store_true", help="few examples, one seed, no result.json: does it run?")
+    chosen = parser.parse_args()
+    results = {}
+    for name, settings in STUDIES.items():
+        own = replace(settings, examples=2000, seeds=1) if chosen.quick else settings
+        folder = chosen.results / ("quick" if chosen.quick else "full") / name.replace(", ", "-")
+        outcome = study.compare(study.open_study(own, folder), jobs=chosen.jobs)
+        assert not outcome.failures, outcome.failures
+        results[name] = {"settings": own.to_json(), **figures(outcome.records)}
+        print(f"\n{name}\n\n{table(results[name])}", flush=True)
+    machine = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    if not chosen.quick:
+        chosen.out.write_text(json.dumps({"machine": machine, "studies": results}, indent=1) + "\n")
+
+
+def figures(records: Sequence[Record]) -> dict[str, Any]:
+    """What a study says about each batch size, at its best rate, and about all of them."""
+    seen = at_batches(records)
+    line, reached = step_time(seen), arrivals(records)
+    curve = None if reached is None else fit(list(reached[1]["backprop"].values()))
+    return {
+        "batches": [at_batch(each, records) for each in seen],
+        "step_time": None if line is None else {"fixed": line.fixed, "each": line.each},
+        "goal": None if reached is None else reached[0],
+        "reached": None if reached is None else reached[1]["backprop"],
+        "tradeoff": None if curve is None else {"min_steps": curve.min_steps, "min_examples": curve.min_examples,
+                                                "critical_batch": curve.critical_batch},
+    }  # fmt: skip
+
+
+def at_batch(each: AtBatch, records: Sequence[Record]) -> dict[str, Any]:
+    """One batch size: what its runs at the best rate came to, and how many of all rates diverged."""
+    own = [record for record in records if record.options["batch_size"] == each.batch]
+    return {
+        "batch": each.batch,
+        "rate": each.tuned[0].options["lr"] if each.tuned else None,
+        "test_accuracy": [run.test_accuracy for run in each.tuned],
+        "train_loss": [run.train_loss for run in each.tuned],
+        "at_one_rate": [run.test_accuracy for run in each.fixed],
+        "sharpness": sharpness_of(each.tuned),
+        "sharpness_at_one_rate": sharpness_of(each.fixed),
+        "noise_scale": {"halfway": noise_of(each.tuned, 0.5), "end": noise_of(each.tuned, 1)},
+        "examples_per_second": each.examples_per_second,
+        "diverged": sum(run.diverged for run in own) / len(own),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """One row a batch size."""
+    heads = ["batch", "best rate", "test acc. %", "at one rate", "train loss", "sharpness",
+             "noise scale, halfway / end", "examples/s", "diverged"]  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for each in result["batches"]:
+        noise = " / ".join("lost" if scale is None else f"{scale:.0f}" for scale in each["noise_scale"].values())
+        cells = [f"{each['batch']}", f"{each['rate']}", percent(each["test_accuracy"]), percent(each["at_one_rate"]),
+                 mean(each["train_loss"], ".4f"), mean(each["sharpness"], ".1f"), noise,
+                 f"{each['examples_per_second']:.0f}", f"{each['diverged']:.0%}"]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    line, curve = result["step_time"], result["tradeoff"]
+    if line is not None:
+        lines.append(f"\nA step takes {1e3 * line['fixed']:.2f} ms + b {1e6 * line['each']:.1f} us.")
+    if curve is not None:
+        lines.append(f"To train loss {result['goal']}: critical batch {curve['critical_batch']:.0f}, at least "
+                     f"{curve['min_steps']:.0f} steps, {curve['min_examples']:.0f} examples.")  # fmt: skip
+    return "\n".join(lines)
+
+
+def mean(values: list[float], form: str) -> str:
+    """The mean over seeds."""
+    return format(fmean(values), form) if values else "none"
+
+
+def percent(values: list[float]) -> str:
+    """The mean over seeds, and half the distance between the best and the worst."""
+    if not values:
+        return "none"
+    return f"{100 * fmean(values):.1f} ±{50 * (max(values) - min(values)):.1f}"
+
+
+if __name__ == "__main__":
+    main()
