@@ -87,10 +87,9 @@ def test_scaled_rates_grow_from_that_of_the_reference_batch():
     assert rates == pytest.approx([0.2, 0.3, 0.4, 0.4, 0.4])
 
 
-@pytest.mark.parametrize("optimizer", ["lars", "lamb"])
-def test_the_large_batch_optimizers_train(tmp_path, optimizer):
-    settings = resolve(
-        replace(SETTINGS, optimizer=optimizer, steps=60, lr_warmup=0.1, schedule="cosine", weight_decay=1e-4)
-    )
+@pytest.mark.parametrize(("optimizer", "lr"), [("lars", 1.0), ("lamb", 0.01)])
+def test_the_large_batch_optimizers_train(tmp_path, optimizer, lr):
+    rest = {"model_options": {"depth": 2, "width": 32}, "lr_warmup": 0.1, "schedule": "cosine", "weight_decay": 1e-4}
+    settings = resolve(replace(SETTINGS, optimizer=optimizer, lr=lr, steps=80, **rest))
     record = run(settings, tmp_path / "run")
-    assert record.train_loss < 0.8 * record.points[0].train_loss
+    assert record.train_loss < 0.5 * record.points[0].train_loss
