@@ -33,8 +33,10 @@ COMMON = CompareSettings(
     measure=("sharpness", "noise"),
 )
 SGD, LARS, LAMB = (0.003, 0.01, 0.03), (0.3, 1.0, 3.0), (0.003, 0.01, 0.03)
+NAIVE = replace(COMMON, optimizer="sgd", lr_warmup=0.0)
 STUDIES = {
-    "sgd, unscaled": replace(COMMON, optimizer="sgd", lr=(0.01, 0.03, 0.1), lr_warmup=0.0),
+    "sgd, unscaled": replace(NAIVE, lr=(0.01, 0.03, 0.1)),
+    "sgd, unscaled, equal updates": replace(NAIVE, lr=(0.03, 0.1), examples=None, steps=1250),
     "sgd, linear": replace(COMMON, optimizer="sgd", lr=SGD, reference_batch=32, lr_scaling="linear"),
     "lars, sqrt": replace(COMMON, optimizer="lars", lr=LARS, reference_batch=32, lr_scaling="sqrt"),
     "lamb, sqrt": replace(COMMON, optimizer="lamb", lr=LAMB, reference_batch=32, lr_scaling="sqrt"),
@@ -51,7 +53,7 @@ def main() -> None:
     chosen = parser.parse_args()
     results = {}
     for name, settings in STUDIES.items():
-        own = replace(settings, examples=2000, seeds=1) if chosen.quick else settings
+        own = replace(settings, examples=2000, steps=None, seeds=1) if chosen.quick else settings
         folder = chosen.results / ("quick" if chosen.quick else "full") / name.replace(", ", "-")
         outcome = study.compare(study.open_study(own, folder), jobs=chosen.jobs)
         assert not outcome.failures, outcome.failures
@@ -88,7 +90,7 @@ def at_batch(each: AtBatch, records: Sequence[Record]) -> dict[str, Any]:
         "at_one_rate": [run.test_accuracy for run in each.fixed],
         "sharpness": sharpness_of(each.tuned),
         "sharpness_at_one_rate": sharpness_of(each.fixed),
-        "noise_scale": {"halfway": noise_of(each.tuned, 0.5), "end": noise_of(each.tuned, 1)},
+        "noise_scale": {f"{part}": noise_of(each.tuned, part) for part in (0.25, 0.5, 0.75, 1)},
         "examples_per_second": each.examples_per_second,
         "diverged": sum(run.diverged for run in own) / len(own),
     }
@@ -97,10 +99,11 @@ def at_batch(each: AtBatch, records: Sequence[Record]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """One row a batch size."""
     heads = ["batch", "best rate", "test acc. %", "at one rate", "train loss", "sharpness",
-             "noise scale, halfway / end", "examples/s", "diverged"]  # fmt: skip
+             "noise scale at 1/4, 1/2", "examples/s", "diverged"]  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for each in result["batches"]:
-        noise = " / ".join("lost" if scale is None else f"{scale:.0f}" for scale in each["noise_scale"].values())
+        scales = [each["noise_scale"][part] for part in ("0.25", "0.5")]
+        noise = ", ".join("lost" if scale is None else f"{scale:.0f}" for scale in scales)
         cells = [f"{each['batch']}", f"{each['rate']}", percent(each["test_accuracy"]), percent(each["at_one_rate"]),
                  mean(each["train_loss"], ".4f"), mean(each["sharpness"], ".1f"), noise,
                  f"{each['examples_per_second']:.0f}", f"{each['diverged']:.0%}"]  # fmt: skip

@@ -56,8 +56,8 @@ class Settings:
     accounting: str = "counted"
     """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
     measure: Annotated[tuple[str, ...] | None, TEXTS] = None
-    """Four times in a run, beside it: sharpness (largest Hessian eigenvalue), noise (the gradient's; critical batch).
-    Training comes to the same numbers."""
+    """Beside training, four times in a run: sharpness (the largest Hessian eigenvalue), noise (the gradient's noise
+    scale, which estimates the critical batch size). Numbers and seconds of the run stay the same."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, each value as it was resolved."""

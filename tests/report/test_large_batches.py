@@ -34,7 +34,7 @@ def sized(batch, rate=0.1, seed=0, accuracy=0.9, method="backprop", **values):
         "validation_accuracy": accuracy,
         "test_accuracy": accuracy - 0.01,
         "seconds_per_step": 2e-3 + batch * 1e-5,
-        "measurements": (measurement(end // 2, trace=8.0), measurement(end)),
+        "measurements": (measurement(end // 4, trace=8.0), measurement(end)),
     }
     options = {"lr": rate, "batch_size": batch}
     return Record(
@@ -100,8 +100,8 @@ def test_charts_show_known_figures():
     assert rows(charts["batch-utilisation"])[1] == pytest.approx([8 / 208, 32 / 232, 160 / 360], rel=1e-4)
     assert rows(charts["batch-accuracy"])[-1] == pytest.approx([0.94, 0.94, 0.89])
     assert rows(charts["batch-sharpness"])[-1] == [2.0] * 3
-    assert rows(charts["batch-noise"])[-1] == [60.0] * 3
-    assert rows(charts["batch-noise"])[1] == [16.0] * 3  # halfway
+    assert rows(charts["batch-noise"])[-1] == [16.0] * 3  # a quarter in
+    assert rows(charts["batch-noise"])[1] == [60.0] * 3  # at the end
     assert rows(charts["batch-tradeoff"], "steps")[1] == [round(TRUE.steps(b)) for b in (8, 32, 160)]
     assert said["goal"] == "0.1"
     assert said["critical"] == ["backprop: critical batch 32.0, at least 20.0 steps and 640 examples"]

@@ -93,10 +93,10 @@ def sharpness_chart(
 def noise_chart(
     seen: Sequence["AtBatch"], styles: Mapping[str, Style], of: Callable[[Sequence[Record], float], float | None]
 ) -> alt.LayerChart | None:
-    """The noise scale at the end of the tuned runs, dotted halfway; a rule where it equals the batch size."""
+    """The noise scale a quarter into the tuned runs, dotted at their end; a rule where it equals the batch size."""
     rows: Rows = []
     for each in seen:
-        for what, part in (("at the end", 1.0), ("halfway", 0.5)):
+        for what, part in (("a quarter in", 0.25), ("at the end", 1.0)):
             value = of(each.tuned, part)
             if value:
                 rows.append(_row(each, value, what, f"{units.number(value)} examples, {what}"))
@@ -107,7 +107,7 @@ def noise_chart(
     equal = alt.Chart(data([{"batch": end, "value": end} for end in ends])).mark_line(
         strokeDash=[4, 4], color=NEUTRAL, strokeWidth=1
     )
-    return _two_ways(rows, batch_axis(seen), y, styles, ("at the end", "halfway"), equal)
+    return _two_ways(rows, batch_axis(seen), y, styles, ("a quarter in", "at the end"), equal)
 
 
 def tradeoff_chart(
