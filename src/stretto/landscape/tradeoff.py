@@ -27,14 +27,19 @@ class Tradeoff:
 def fit(runs: Sequence[tuple[float, float]]) -> Tradeoff | None:
     """The curve through runs of several batch sizes, each as (steps, examples) to the goal.
 
-    The equation is `min_steps / S + min_examples / E = 1`, linear in both; the sum of the squares of what it is off by
-    is least, which is the error of S in parts of S. None where the runs do not bend as it does (all of one batch size,
-    or one minimum below 0: more batch sizes are needed to tell).
+    The equation is `min_steps / S + min_examples / E = 1`; what it is off by is the error of S in parts of S. None
+    where the runs do not bend as it does: all of one batch size, or one minimum below 0. More sizes are needed then.
     """
-    a, c = sum(1 / s**2 for s, _ in runs), sum(1 / e**2 for _, e in runs)
-    b, u, v = sum(1 / (s * e) for s, e in runs), sum(1 / s for s, _ in runs), sum(1 / e for _, e in runs)
-    determinant = a * c - b * b
-    if determinant <= 1e-12 * a * c:
+    found = positive_weights([(1 / steps, 1 / examples) for steps, examples in runs])
+    return None if found is None else Tradeoff(*found)
+
+
+def positive_weights(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """The p and q for which `p x + q y` comes closest to 1, in least squares; None unless both are above 0."""
+    xx, yy = sum(x * x for x, _ in pairs), sum(y * y for _, y in pairs)
+    xy, sum_x, sum_y = sum(x * y for x, y in pairs), sum(x for x, _ in pairs), sum(y for _, y in pairs)
+    determinant = xx * yy - xy * xy
+    if determinant <= 1e-12 * xx * yy:  # all pairs in one direction
         return None
-    least = Tradeoff((u * c - v * b) / determinant, (v * a - u * b) / determinant)
-    return least if least.min_steps > 0 and least.min_examples > 0 else None
+    p, q = (sum_x * yy - sum_y * xy) / determinant, (sum_y * xx - sum_x * xy) / determinant
+    return (p, q) if p > 0 and q > 0 else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from stretto.landscape.tradeoff import Tradeoff, fit
+from stretto.landscape.tradeoff import Tradeoff, fit, positive_weights
 from stretto.report import units
 from stretto.report.charts import large_batches as charts
 from stretto.report.frontier import first_reaching
@@ -85,14 +85,8 @@ def _of_method(records: Sequence[Record], metric: Metric) -> list[AtBatch]:
 
 def step_time(seen: Sequence[AtBatch]) -> StepTime | None:
     """The line through a method's step times, its error in parts of each least; None where it is no such line."""
-    points = [(each.batch, each.seconds) for each in seen if each.seconds]
-    if len(points) < 2:
-        return None
-    a, c = sum(1 / t**2 for _, t in points), sum((b / t) ** 2 for b, t in points)
-    d, u, v = sum(b / t**2 for b, t in points), sum(1 / t for _, t in points), sum(b / t for b, t in points)
-    determinant = a * c - d * d
-    line = StepTime((u * c - v * d) / determinant, (v * a - u * d) / determinant)
-    return line if line.fixed > 0 and line.each > 0 else None
+    found = positive_weights([(1 / each.seconds, each.batch / each.seconds) for each in seen if each.seconds])
+    return None if found is None else StepTime(*found)
 
 
 def arrivals(records: Sequence[Record]) -> tuple[float, dict[str, dict[int, tuple[float, float]]]] | None:
