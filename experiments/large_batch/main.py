@@ -4,21 +4,33 @@ OMP_NUM_THREADS=1 nice -n 10 python experiments/large_batch/main.py
 """
 
 import argparse
+import itertools
 import json
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
 
 from stretto import study
 from stretto.config import CompareSettings
-from stretto.landscape.tradeoff import fit
+from stretto.data import forever
+from stretto.landscape.tradeoff import fit, positive_weights
 from stretto.report import Record
-from stretto.report.large_batches import AtBatch, arrivals, at_batches, noise_of, sharpness_of, step_time
+from stretto.report.large_batches import (
+    AtBatch,
+    StepTime,
+    arrivals,
+    at_batches,
+    noise_of,
+    sharpness_of,
+    step_time,
+)
+from stretto.study.prepare import costs_of, prepare, resolve
 
 HERE = Path(__file__).parent
 COMMON = CompareSettings(
@@ -36,7 +48,9 @@ SGD, LARS, LAMB = (0.003, 0.01, 0.03), (0.3, 1.0, 3.0), (0.003, 0.01, 0.03)
 NAIVE = replace(COMMON, optimizer="sgd", lr_warmup=0.0)
 STUDIES = {
     "sgd, unscaled": replace(NAIVE, lr=(0.01, 0.03, 0.1)),
-    "sgd, unscaled, equal updates": replace(NAIVE, lr=(0.03, 0.1), examples=None, steps=1250),
+    "sgd, unscaled, equal updates": replace(
+        NAIVE, lr=(0.03, 0.1), batch_size=(16, 64, 256, 1024), examples=None, steps=1250
+    ),
     "sgd, linear": replace(COMMON, optimizer="sgd", lr=SGD, reference_batch=32, lr_scaling="linear"),
     "lars, sqrt": replace(COMMON, optimizer="lars", lr=LARS, reference_batch=32, lr_scaling="sqrt"),
     "lamb, sqrt": replace(COMMON, optimizer="lamb", lr=LAMB, reference_batch=32, lr_scaling="sqrt"),
@@ -59,9 +73,34 @@ def main() -> None:
         assert not outcome.failures, outcome.failures
         results[name] = {"settings": own.to_json(), **figures(outcome.records)}
         print(f"\n{name}\n\n{table(results[name])}", flush=True)
+    throughput = {} if chosen.quick else utilisation(STUDIES["sgd, linear"])
     machine = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
     if not chosen.quick:
-        chosen.out.write_text(json.dumps({"machine": machine, "studies": results}, indent=1) + "\n")
+        content = {"machine": machine, "utilisation": throughput, "studies": results}
+        chosen.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def utilisation(settings: CompareSettings, rounds: int = 60, steps: int = 5) -> dict[str, Any]:
+    """Median step times with the batch sizes taking turns, so that all meet the same disturbances, and their line."""
+    torch.set_num_threads(1)
+    runs = {run.batch_size: prepare(run) for run in resolve(settings).runs() if run.batch_size is not None}
+    data = {size: forever(each.dataset.train, size, seed=0) for size, each in runs.items()}
+    seconds: dict[int, list[float]] = {size: [] for size in runs}
+    for _ in range(rounds):
+        for size, prepared in runs.items():
+            batches = list(itertools.islice(data[size], steps))
+            start = time.perf_counter()
+            for x, y in batches:
+                prepared.trainer.step(x, y)
+            seconds[size].append((time.perf_counter() - start) / steps)
+    medians = {size: median(each) for size, each in seconds.items()}
+    line = StepTime(*(positive_weights([(1 / t, b / t) for b, t in medians.items()]) or (0.0, 1.0)))
+    flops = {size: costs_of(prepared).total * size / medians[size] for size, prepared in runs.items()}
+    print(f"\nA step takes {1e3 * line.fixed:.2f} ms + b {1e6 * line.each:.2f} us.\n\n"
+          "| batch | examples/s | GFLOP/s | utilisation | of the fit |\n|---|---|---|---|---|")  # fmt: skip
+    for b, t in medians.items():
+        print(f"| {b} | {b / t:.0f} | {flops[b] / 1e9:.2f} | {b / t * line.each:.0%} | {line.utilisation(b):.0%} |")
+    return {"step_seconds": medians, "flop_per_second": flops, "fixed": line.fixed, "each": line.each}
 
 
 def figures(records: Sequence[Record]) -> dict[str, Any]:
