@@ -28,7 +28,6 @@ from stretto.report.large_batches import (
     at_batches,
     noise_of,
     sharpness_of,
-    step_time,
 )
 from stretto.study.prepare import costs_of, prepare, resolve
 
@@ -60,7 +59,7 @@ STUDIES = {
 def main() -> None:
     """Train what is not there yet, then print the tables and write result.json."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="more than one disturbs the times")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--results", type=Path, default=HERE / "results", help="studies with their reports go here")
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     parser.add_argument("--quick", action="store_true", help="few examples, one seed, no result.json: does it run?")
@@ -106,11 +105,10 @@ def utilisation(settings: CompareSettings, rounds: int = 60, steps: int = 5) -> 
 def figures(records: Sequence[Record]) -> dict[str, Any]:
     """What a study says about each batch size, at its best rate, and about all of them."""
     seen = at_batches(records)
-    line, reached = step_time(seen), arrivals(records)
+    reached = arrivals(records)
     curve = None if reached is None else fit(list(reached[1]["backprop"].values()))
     return {
         "batches": [at_batch(each, records) for each in seen],
-        "step_time": None if line is None else {"fixed": line.fixed, "each": line.each},
         "goal": None if reached is None else reached[0],
         "reached": None if reached is None else reached[1]["backprop"],
         "tradeoff": None if curve is None else {"min_steps": curve.min_steps, "min_examples": curve.min_examples,
@@ -130,7 +128,6 @@ def at_batch(each: AtBatch, records: Sequence[Record]) -> dict[str, Any]:
         "sharpness": sharpness_of(each.tuned),
         "sharpness_at_one_rate": sharpness_of(each.fixed),
         "noise_scale": {f"{part}": noise_of(each.tuned, part) for part in (0.25, 0.5, 0.75, 1)},
-        "examples_per_second": each.examples_per_second,
         "diverged": sum(run.diverged for run in own) / len(own),
     }
 
@@ -138,20 +135,18 @@ def at_batch(each: AtBatch, records: Sequence[Record]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """One row a batch size."""
     heads = ["batch", "best rate", "test acc. %", "at one rate", "train loss", "sharpness",
-             "noise scale at 1/4, 1/2", "examples/s", "diverged"]  # fmt: skip
+             "noise scale at 1/4, 1/2", "diverged"]  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for each in result["batches"]:
         scales = [each["noise_scale"][part] for part in ("0.25", "0.5")]
         noise = ", ".join("lost" if scale is None else f"{scale:.0f}" for scale in scales)
         cells = [f"{each['batch']}", f"{each['rate']}", percent(each["test_accuracy"]), percent(each["at_one_rate"]),
                  mean(each["train_loss"], ".4f"), mean(each["sharpness"], ".1f"), noise,
-                 f"{each['examples_per_second']:.0f}", f"{each['diverged']:.0%}"]  # fmt: skip
+                 f"{each['diverged']:.0%}"]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    line, curve = result["step_time"], result["tradeoff"]
-    if line is not None:
-        lines.append(f"\nA step takes {1e3 * line['fixed']:.2f} ms + b {1e6 * line['each']:.1f} us.")
+    curve = result["tradeoff"]
     if curve is not None:
-        lines.append(f"To train loss {result['goal']}: critical batch {curve['critical_batch']:.0f}, at least "
+        lines.append(f"\nTo train loss {result['goal']}: critical batch {curve['critical_batch']:.0f}, at least "
                      f"{curve['min_steps']:.0f} steps, {curve['min_examples']:.0f} examples.")  # fmt: skip
     return "\n".join(lines)
 
