@@ -14,8 +14,10 @@ def test_defaults_fill_everything_and_survive_json(model):
         resolved = with_defaults(kind(model=model, stages=2, workers=2))
         check(resolved)
         assert [key for key, value in resolved.to_json().items() if value is None] == [
+            "examples",
             "reference_batch",
             "clip",
+            "measure",
             *(["checkpoint_every"] if kind is TrainSettings else []),
         ]
         assert resolved.optimizer in CHOICES["optimizer"][1:]
@@ -39,9 +41,37 @@ def test_a_reference_batch_is_for_sgd():
             with_defaults(kind)
 
 
+def test_other_scaling_is_for_any_optimizer():
+    for optimizer in ("adam", "lamb", "lars"):
+        resolved = with_defaults(TrainSettings(optimizer=optimizer, reference_batch=8, lr_scaling="sqrt"))
+        check(resolved)
+        assert resolved.lr_scaling == "sqrt"
+
+
+def test_examples_instead_of_steps():
+    """Every batch size goes through as many, and a resolved run says so in steps."""
+    resolved = with_defaults(CompareSettings(examples=1000, batch_size=(8, 64, 999)))
+    check(resolved)
+    assert (resolved.steps, resolved.examples) == (None, 1000)
+    assert with_defaults(resolved) == resolved
+    assert {run.batch_size: (run.steps, run.examples) for run in resolved.runs()} == {
+        8: (125, None),
+        64: (16, None),
+        999: (2, None),
+    }
+    alone = with_defaults(TrainSettings(examples=1000, batch_size=64))
+    assert (alone.steps, alone.examples) == (16, None)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"examples": 0}, "examples=0: choose a whole number of at least 1"),
+        ({"examples": 9, "steps": 9}, "steps=9, examples=9: give one of both"),
+        ({"lr_scaling": "linaer"}, "unknown lr_scaling 'linaer': did you mean 'linear'"),
+        ({"lr_scaling": "linear"}, "lr_scaling=linear: give the batch size that rates are scaled from"),
+        ({"lr_warmup": 2.0}, "lr_warmup=2.0: choose a share of the run, from 0 to 1"),
+        ({"measure": ("sharpnes",)}, "cannot measure 'sharpnes': did you mean 'sharpness'"),
         ({"steps": 0}, "steps=0: choose a whole number of at least 1"),
         ({"evaluations": -1}, "evaluations=-1"),
         ({"stages": 0}, "stages=0"),

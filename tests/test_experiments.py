@@ -1,9 +1,13 @@
 """What the studies in experiments/ rest on."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from stretto import study
+
 DELAY = Path(__file__).parent.parent / "experiments" / "delay"
+LARGE_BATCH = DELAY.parent / "large_batch"
 
 
 def test_networks_side_by_side_train_as_they_do_alone(monkeypatch, capsys):
@@ -19,3 +23,19 @@ def test_networks_side_by_side_train_as_they_do_alone(monkeypatch, capsys):
     finally:
         for name in ("check", "runs", "network"):
             del sys.modules[name]
+
+
+def test_the_study_of_large_batches_tells_batch_sizes_apart(monkeypatch, tmp_path):
+    """Its tables, from two tiny runs of one of its studies."""
+    monkeypatch.syspath_prepend(LARGE_BATCH)
+    import main
+
+    try:
+        tiny = replace(main.STUDIES["lamb, sqrt"], examples=256, batch_size=(16, 64), lr=(0.01,), seeds=1)
+        outcome = study.compare(study.open_study(tiny, tmp_path / "study"), jobs=1)
+        found = main.figures(outcome.records)
+        assert [each["batch"] for each in found["batches"]] == [16, 64]
+        assert all(each["sharpness"] and each["diverged"] == 0 for each in found["batches"])
+        assert main.table(found).splitlines()[2].startswith("| 16 | 0.01 |")
+    finally:
+        del sys.modules["main"]

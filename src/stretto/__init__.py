@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
+    from stretto.landscape.noise import noise_scale
+    from stretto.landscape.sharpness import sharpness
     from stretto.methods import Method, method
     from stretto.norms import group_norm
     from stretto.optim.scaling import scale_for_batch
@@ -31,7 +33,9 @@ __all__ = [
     "UsageError",
     "group_norm",
     "method",
+    "noise_scale",
     "scale_for_batch",
+    "sharpness",
     "split",
 ]
 
@@ -40,7 +44,9 @@ _HOMES = {
     "Trainer": "stretto.trainer",
     "group_norm": "stretto.norms",
     "method": "stretto.methods",
+    "noise_scale": "stretto.landscape.noise",
     "scale_for_batch": "stretto.optim.scaling",
+    "sharpness": "stretto.landscape.sharpness",
     "split": "stretto.splitting",
 }
 

@@ -31,12 +31,18 @@ class Settings:
     """Processes to train on; unless said otherwise one process emulates a worker for each stage. Same numbers."""
     steps: Annotated[int | None, WHOLE] = None
     """Updates of each stage; unless said otherwise 600 for mlp, 200 for cnn, 300 for transformer."""
+    examples: Annotated[int | None, WHOLE] = None
+    """Instead of steps: examples to train on, whatever the batch size; a larger batch makes fewer updates of them."""
     optimizer: str = "auto"
-    """sgd, adam, adamw or nadam; auto takes sgd for mlp and cnn, adamw for transformer."""
+    """sgd, lars, adam, adamw, nadam or lamb; auto takes sgd for mlp and cnn, adamw for transformer."""
     momentum: Annotated[float | None, NUMBER] = None
-    """Momentum of sgd, first beta of the others; unless said otherwise 0.9, for nadam 0.99."""
+    """Momentum of sgd and lars, first beta of the others; unless said otherwise 0.9, for nadam 0.99."""
     reference_batch: Annotated[int | None, WHOLE] = None
-    """Batch size that rates and momentum are given for: sgd's are scaled from it to each batch size; else as given."""
+    """Batch size that rates and momentum are given for, and scaled from to each batch size; else as given."""
+    lr_scaling: str = "momentum"
+    """How they are scaled: momentum (sgd's rate and momentum), linear or sqrt (the rate, of any optimizer)."""
+    lr_warmup: Annotated[float, NUMBER] = 0.0
+    """Share of a run over which the rate grows to its full value: from 0, or from that of the reference batch."""
     weight_decay: Annotated[float, NUMBER] = 0.0
     """Weight decay."""
     clip: Annotated[float | None, NUMBER] = None
@@ -49,6 +55,9 @@ class Settings:
     """float32; bf16: bfloat16 weights, float32 masters; bf16-autocast: not with live weights, as in pb."""
     accounting: str = "counted"
     """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
+    measure: Annotated[tuple[str, ...] | None, TEXTS] = None
+    """Beside training, four times in a run: sharpness (the largest Hessian eigenvalue), noise (the gradient's noise
+    scale, which estimates the critical batch size). Numbers and seconds of the run stay the same."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, each value as it was resolved."""
@@ -114,7 +123,7 @@ class CompareSettings(Settings):
         own = {"methods", "lr", "batch_size", "seeds"}
         shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
         return [
-            TrainSettings(**shared, method=method, lr=lr, batch_size=batch_size, seed=seed)
+            with_steps(TrainSettings(**shared, method=method, lr=lr, batch_size=batch_size, seed=seed))
             for seed in range(self.seeds)
             for batch_size in known(self.batch_size)
             for lr in known(self.lr)
@@ -123,7 +132,8 @@ class CompareSettings(Settings):
 
 
 CHOICES = {
-    "optimizer": ("auto", "sgd", "adam", "adamw", "nadam"),
+    "optimizer": ("auto", "sgd", "lars", "adam", "adamw", "nadam", "lamb"),
+    "lr_scaling": ("momentum", "linear", "sqrt"),
     "schedule": ("constant", "cosine"),
     "precision": ("float32", "bf16", "bf16-autocast"),
     "accounting": ("counted", "paper"),
@@ -146,12 +156,20 @@ DEFAULTS = {
     "transformer": Defaults("adamw", 300, 15, (16,)),
 }
 ADAM_RATES = (0.001, 0.003, 0.01)
-RATES = {"sgd": (0.003, 0.01, 0.03, 0.1), "adam": ADAM_RATES, "adamw": ADAM_RATES, "nadam": ADAM_RATES}
+RATES = {
+    "sgd": (0.003, 0.01, 0.03, 0.1),
+    "lars": (0.1, 0.3, 1.0, 3.0),
+    "adam": ADAM_RATES,
+    "adamw": ADAM_RATES,
+    "nadam": ADAM_RATES,
+    "lamb": (0.003, 0.01, 0.03),
+}
+MEASURES = ("sharpness", "noise")
 
 
 def check(settings: Settings) -> None:
     """Raise UsageError for values that no run could have, before anything is built."""
-    for name in ("steps", "evaluations", "stages", "workers", "reference_batch"):
+    for name in ("steps", "examples", "evaluations", "stages", "workers", "reference_batch"):
         if getattr(settings, name) is not None:
             at_least_one(name, getattr(settings, name))
     for name, choices in CHOICES.items():
@@ -164,6 +182,7 @@ def check(settings: Settings) -> None:
         raise UsageError(f"clip={settings.clip}: choose a positive number")
     if not 0 <= settings.weight_decay < float("inf"):
         raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more")
+    check_large_batches(settings)
     if isinstance(settings, CompareSettings):
         check_sweep(settings)
     elif isinstance(settings, TrainSettings):
@@ -172,6 +191,21 @@ def check(settings: Settings) -> None:
         if settings.checkpoint_every is not None:
             at_least_one("checkpoint_every", settings.checkpoint_every)
         positive_rates([] if settings.lr is None else [settings.lr])
+
+
+def check_large_batches(settings: Settings) -> None:
+    """Refuse lengths that contradict each other, scaling from nowhere, and what nobody can measure."""
+    if settings.steps is not None and settings.examples is not None:
+        raise UsageError(f"steps={settings.steps}, examples={settings.examples}: give one of both")
+    if settings.lr_scaling != "momentum" and settings.reference_batch is None:
+        raise UsageError(
+            f"lr_scaling={settings.lr_scaling}: give the batch size that rates are scaled from, reference_batch"
+        )
+    if not 0 <= settings.lr_warmup <= 1:
+        raise UsageError(f"lr_warmup={settings.lr_warmup}: choose a share of the run, from 0 to 1")
+    for name in settings.measure or ():
+        if name not in MEASURES:
+            raise UsageError(f"cannot measure {name!r}: {nearest(name, MEASURES)}")
 
 
 def check_sweep(settings: CompareSettings) -> None:
@@ -216,20 +250,27 @@ def with_defaults(settings: S) -> S:
     """Resolve what was left open and depends on the network: optimizer, rates, sizes, length."""
     chosen = DEFAULTS[settings.model]
     name = chosen.optimizer if settings.optimizer == "auto" else settings.optimizer
-    if settings.reference_batch is not None and name != "sgd":
+    if settings.reference_batch is not None and settings.lr_scaling == "momentum" and name != "sgd":
         raise UsageError(
             f"reference_batch={settings.reference_batch}: rate and momentum are scaled for sgd, there is no such rule "
-            f"for {name}: leave it out, or choose optimizer=sgd"
+            f"for {name}: leave it out, choose optimizer=sgd, or lr_scaling=linear or sqrt, which scales the rate"
         )
     left_open = ("steps", "evaluations", "lr", "batch_size", "momentum")
     given = {key: value for key in left_open if (value := getattr(settings, key)) is not None}
     rates, sizes = RATES[name], chosen.batch_sizes
     single = isinstance(settings, TrainSettings)
     filled = {
-        "steps": chosen.steps,
+        "steps": chosen.steps if settings.examples is None else settings.steps,
         "evaluations": chosen.evaluations,
         "lr": rates[1] if single else rates,
         "batch_size": sizes[0] if single else sizes,
         "momentum": 0.99 if name == "nadam" else 0.9,  # what the paper of `nesterov` takes
     }
-    return replace(settings, optimizer=name, **{**filled, **given})
+    return with_steps(replace(settings, optimizer=name, **{**filled, **given}))
+
+
+def with_steps(settings: S) -> S:
+    """Say in steps, of a single run, how many examples it is to train on."""
+    if not isinstance(settings, TrainSettings) or settings.examples is None:
+        return settings
+    return replace(settings, steps=-(-settings.examples // known(settings.batch_size)), examples=None)

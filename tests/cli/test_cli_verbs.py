@@ -59,6 +59,20 @@ def test_compare_in_a_folder_named_after_its_settings(capsys, tmp_path):
     assert err == ""
 
 
+def test_batch_sizes_side_by_side(capsys, tmp_path):
+    """Equal examples, scaled rates, a large-batch optimizer, and what was measured beside the runs."""
+    small = [word for word in STUDY if word not in ("--steps", "6", "--batch-size", "32")]
+    words = ["--methods", "backprop", "--examples", "192", "--batch-size", "16,64", "--optimizer", "lars"]
+    words += ["--reference-batch", "16", "--lr-scaling", "sqrt", "--lr-warmup", "0.25", "--measure", "noise,sharpness"]
+    out, err = answer(capsys, *small, *words, "--out", "s", "--json")
+    assert err == ""
+    runs = strict(out)["runs"]
+    assert [each["measured"][-1]["step"] for each in runs] == [12, 3]
+    assert all(set(each["measured"][-1]) == {"step", "sharpness", "noise_trace", "gradient_square"} for each in runs)
+    assert '<section id="batches">' in (tmp_path / "s" / "report.html").read_text(encoding="utf-8")
+    assert "2 of 2 runs are finished already" in answer(capsys, *small, *words, "--out", "s").out.replace("\n", " ")
+
+
 @pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
 def test_a_run_in_low_precision(capsys, precision):
     words = ["train", *SMALL, "--method", "greedy", "--precision", precision, "--out", "run", "--json"]

@@ -60,22 +60,24 @@ def without_seconds(points):
 
 
 def test_the_numbers_of_emulation(capsys, tmp_path):
-    alone = train(capsys, "--method", "pb", "--out", "alone")
+    words = ("--method", "pb", "--measure", "sharpness,noise")
+    alone = train(capsys, *words, "--out", "alone")
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    many = train(capsys, "--method", "pb", "--out", "many", "--workers", "2")
+    many = train(capsys, *words, "--out", "many", "--workers", "2")
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
     measured = ("out", "seconds_per_step", "serial_flops")
     assert {k: v for k, v in many.items() if k not in measured} == {k: v for k, v in alone.items() if k not in measured}
     assert without_seconds(record(tmp_path / "many").points) == without_seconds(record(tmp_path / "alone").points)
     same_weights(tmp_path / "alone", tmp_path / "many")
+    assert record(tmp_path / "many").measurements == record(tmp_path / "alone").measurements
     events = [
         [json.loads(line) for line in (tmp_path / "many" / f"worker-{rank}.jsonl").read_text().splitlines()]
         for rank in (0, 1)
     ]
     assert [each[0]["stages"] for each in events] == [[0, 1], [2]]
     assert [[event["event"] for event in each] for each in events] == [["start", *["evaluation"] * 3, "end"]] * 2
-    assert train(capsys, "--method", "pb", "--out", "many", "--workers", "2") == many  # it is finished already
-    assert main(["train", *SMALL, "--steps", "30", "--method", "pb", "--out", "many"]) == 2
+    assert train(capsys, *words, "--out", "many", "--workers", "2") == many  # it is finished already
+    assert main(["train", *SMALL, "--steps", "30", *words, "--out", "many"]) == 2
     assert "workers: 2 there, None here" in capsys.readouterr().err
 
 

@@ -26,6 +26,23 @@ def test_without_momentum_it_is_the_linear_rule():
     assert stretto.scale_for_batch(0.1, 0.0, 8, to=32) == (pytest.approx(0.4), 0.0)
 
 
+@pytest.mark.parametrize(("rule", "lr"), [("linear", 0.4), ("sqrt", 0.2)])
+def test_rules_that_leave_the_momentum(rule, lr):
+    assert stretto.scale_for_batch(0.1, 0.9, 8, to=32, rule=rule) == (pytest.approx(lr), 0.9)
+    assert stretto.scale_for_batch(lr, 0.9, 32, to=8, rule=rule) == (pytest.approx(0.1), 0.9)
+
+
+def test_the_root_keeps_the_noise_of_a_step():
+    """A mean gradient of B examples has variance s/B: lr^2 s/B stays."""
+    steps = {to: stretto.scale_for_batch(0.1, 0.9, 8, to=to, rule="sqrt")[0] for to in (1, 8, 50)}
+    assert [lr**2 / to for to, lr in steps.items()] == pytest.approx([0.1**2 / 8] * 3)
+
+
+def test_an_unknown_rule():
+    with pytest.raises(UsageError, match="unknown rule 'lienar': did you mean 'linear'"):
+        stretto.scale_for_batch(0.1, 0.9, 8, to=32, rule="lienar")
+
+
 @pytest.mark.parametrize(
     ("lr", "momentum", "size", "to", "message"),
     [

@@ -53,11 +53,12 @@ def compare(
     opened = study.open_study(settings, output.out)
     for name, reason in opened.left_out.items():
         output.say(f"left out: {name}: {reason}")
-    pending, steps = opened.pending, known(opened.settings.steps)
-    runs, done = len(opened.tasks), len(opened.tasks) - len(opened.pending)
+    pending = opened.pending
+    runs, done = len(opened.tasks), len(opened.tasks) - len(pending)
+    steps, ahead = (sum(known(task.settings.steps) for task in tasks) for tasks in (opened.tasks, pending))
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
-    with progress(f"{settings.model} on {settings.data}", runs * steps, done=done * steps, silent=output.silent) as bar:
+    with progress(f"{settings.model} on {settings.data}", steps, done=steps - ahead, silent=output.silent) as bar:
         ended = done
 
         def on_run(_: object) -> None:

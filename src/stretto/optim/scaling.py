@@ -1,15 +1,43 @@
 """Learning rate and momentum for another batch size."""
 
 import math
+from collections.abc import Callable
 
-from stretto.errors import UsageError
+from stretto.errors import UsageError, nearest
+
+Rule = Callable[[float, float, float], tuple[float, float]]
 
 
-def scale_for_batch(lr: float, momentum: float, batch_size: int, *, to: int) -> tuple[float, float]:
-    """The learning rate and momentum of SGD for updates of `to` examples, from those that suit `batch_size` examples.
+def momentum_rule(lr: float, momentum: float, share: float) -> tuple[float, float]:
+    """`m' = m^k`, `lr' = lr k (1 - m') / (1 - m)`, k times the batch (Kosson et al. 2021, arXiv 2003.11666).
 
-    `m' = m^(to / B)`, `lr' = lr (to / B) (1 - m') / (1 - m)`: an example's gradient adds as much in all, over as many
-    examples (Kosson et al. 2021, arXiv 2003.11666). For torch.optim.SGD's momentum, `v <- m v + g; w <- w - lr v`.
+    An example's gradient adds as much in all, over as many examples.
+    """
+    scaled: float = momentum**share
+    return lr * share * (1 - scaled) / (1 - momentum), scaled
+
+
+def linear_rule(lr: float, momentum: float, share: float) -> tuple[float, float]:
+    """`lr' = lr k`: k small steps in one (Goyal et al. 2017, arXiv 1706.02677)."""
+    return lr * share, momentum
+
+
+def sqrt_rule(lr: float, momentum: float, share: float) -> tuple[float, float]:
+    """`lr' = lr sqrt(k)`: the noise of a step stays as large (Krizhevsky 2014, arXiv 1404.5997)."""
+    return lr * math.sqrt(share), momentum
+
+
+RULES: dict[str, Rule] = {"momentum": momentum_rule, "linear": linear_rule, "sqrt": sqrt_rule}
+
+
+def scale_for_batch(
+    lr: float, momentum: float, batch_size: int, *, to: int, rule: str = "momentum"
+) -> tuple[float, float]:
+    """The learning rate and momentum for updates of `to` examples, from those that suit `batch_size` examples.
+
+    `rule="momentum"` scales both, for torch.optim.SGD's momentum, `v <- m v + g; w <- w - lr v`. "linear" and "sqrt"
+    scale the rate of any optimizer and leave the momentum: sgd is scaled linearly where steps are small against the
+    noise, Adam and LAMB by the root as a rule. Large rates want `stretto.optim.warmup`.
     """
     if not 0 < lr < math.inf:
         raise UsageError(f"lr={lr!r}: a learning rate is a positive number")
@@ -18,6 +46,6 @@ def scale_for_batch(lr: float, momentum: float, batch_size: int, *, to: int) -> 
     for name, size in (("batch_size", batch_size), ("to", to)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"{name}={size!r}: a whole number of examples, at least 1")
-    share = to / batch_size
-    scaled: float = momentum**share
-    return lr * share * (1 - scaled) / (1 - momentum), scaled
+    if rule not in RULES:
+        raise UsageError(f"unknown rule {rule!r}: {nearest(rule, RULES)}")
+    return RULES[rule](lr, momentum, to / batch_size)

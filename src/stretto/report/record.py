@@ -81,6 +81,36 @@ class Observation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What the loss looked like after `step`, on fixed training examples: `stretto.landscape` has the definitions.
+
+    `sharpness` is the largest eigenvalue of the Hessian; `noise_trace` estimates the trace of the covariance of an
+    example's gradient, `gradient_square` the square of the true gradient's norm (it may be negative). None where it
+    was not asked for, or is no number.
+    """
+
+    step: int
+    sharpness: float | None = None
+    noise_trace: float | None = None
+    gradient_square: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                _check_number(value, f"{field.name} of the measurement at step {self.step}")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
+        return cls(**_known(cls, data, "a measurement"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """One run that has ended: what it was, how it went, and what it cost.
 
@@ -97,6 +127,7 @@ class Record:
     diverged_at: int | None = None
     points: tuple[Point, ...] = ()
     observations: tuple[Observation, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
     train_loss: float | None = None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
@@ -105,6 +136,7 @@ class Record:
     total_flops: float = 0.0
     serial_flops: float = 0.0
     seconds: float = 0.0
+    seconds_per_step: float | None = None  # the median, once the pipeline is full
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -114,6 +146,8 @@ class Record:
                 _check_number(getattr(self, name), f"{name} of run {self.id!r}")
         for name in ("total_flops", "serial_flops", "seconds"):
             _check_number(getattr(self, name), f"{name} of run {self.id!r}")
+        if self.seconds_per_step is not None:
+            _check_number(self.seconds_per_step, f"seconds_per_step of run {self.id!r}")
         steps = [point.step for point in self.points]
         if steps != sorted(steps):
             raise UsageError(f"run {self.id!r}: its evaluations are at steps {steps}; write them in order of step")
@@ -139,6 +173,7 @@ class Record:
         values = _known(cls, data, f"run {data.get('id', '?')!r}")
         values["points"] = tuple(Point.from_json(point) for point in values.get("points", ()))
         values["observations"] = tuple(Observation.from_json(each) for each in values.get("observations", ()))
+        values["measurements"] = tuple(Measurement.from_json(each) for each in values.get("measurements", ()))
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:

@@ -93,6 +93,11 @@ def _method(method: str, records: tuple[Record, ...], metric: Metric) -> MethodS
     )
 
 
+def best_configuration(records: Sequence[Record], metric: Metric) -> tuple[Record, ...]:
+    """Find the runs of the best configuration among these of one method, one a seed."""
+    return _best_configuration(_configurations(tuple(records)), metric)
+
+
 def _best_run(records: Sequence[Record], metric: Metric) -> Record | None:
     """Find the finished run with the best value; of equals the one with the lower validation loss, then the first."""
     scored = [(value, record) for record in records if (value := metric.final(record)) is not None]

@@ -13,6 +13,7 @@ from stretto.report.charts.frontier import frontier_chart
 from stretto.report.charts.tuning import RATE, tuning_charts
 from stretto.report.clock import Clocked, clocked
 from stretto.report.cures import cures
+from stretto.report.large_batches import large_batches
 from stretto.report.metric import METRICS, VALIDATION_ACCURACY, Metric
 from stretto.report.page import ACCOUNTINGS, Page
 from stretto.report.palette import Style, styles
@@ -73,6 +74,7 @@ def view(page: Page) -> dict[str, Any]:
         "has_accuracy": _is_measured(records, VALIDATION_ACCURACY),
         "curves": _curves(summaries, look, specs),
         "cures": cures(page, summaries, look, specs.add),
+        "large_batches": large_batches(records, look, specs.add),
         "curve_notes": [_configuration(each) for each in summaries],
         "tuning": [
             {"method": name, "place": specs.add(f"tuning-{index}", chart)}

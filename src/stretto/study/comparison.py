@@ -26,12 +26,13 @@ class Outcome:
         """The object that `stretto compare --json` prints."""
         keys = ("id", "method", "seed", "options", "status", "diverged_at", "train_loss", "validation_loss",
                 "validation_accuracy", "test_loss", "test_accuracy", "total_flops", "serial_flops",
-                "seconds")  # fmt: skip
+                "seconds", "seconds_per_step")  # fmt: skip
         return {
             "runs": [
                 {key: record.to_json()[key] for key in keys}
                 | {"options": {**method(record.method).options, **record.options}}
                 | {"observed": record.observations[-1].to_json() if record.observations else None}
+                | {"measured": [measurement.to_json() for measurement in record.measurements]}
                 for record in self.records
             ],
             "frontier": [panel.to_json() for metric in METRICS for panel in panels(self.records, metric)],

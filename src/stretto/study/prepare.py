@@ -12,7 +12,7 @@ from stretto import config, data, models
 from stretto.cost import Costs, measure
 from stretto.errors import UsageError
 from stretto.methods import method
-from stretto.optim.scaling import scale_for_batch
+from stretto.optim import LAMB, LARS, cosine, scale_for_batch, warmup
 from stretto.splitting import split
 from stretto.trainer import Trainer
 
@@ -125,19 +125,32 @@ def costs_of(prepared: Prepared) -> Costs:
 
 def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """What makes the optimizer of a stage."""
-    lr, momentum, decay = config.known(settings.lr), config.known(settings.momentum), settings.weight_decay
-    if settings.reference_batch is not None:
-        lr, momentum = scale_for_batch(lr, momentum, settings.reference_batch, to=config.known(settings.batch_size))
-    if settings.optimizer == "sgd":
-        return lambda params: torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=decay)
-    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "nadam": torch.optim.NAdam}
+    lr, momentum = rate_and_momentum(settings)
+    decay = settings.weight_decay
+    if settings.optimizer in ("sgd", "lars"):
+        heavy: Any = torch.optim.SGD if settings.optimizer == "sgd" else LARS
+        return lambda params: heavy(params, lr=lr, momentum=momentum, weight_decay=decay)
+    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "nadam": torch.optim.NAdam,
+                             "lamb": LAMB}  # fmt: skip
     kind = kinds[settings.optimizer]
     return lambda params: kind(params, lr=lr, betas=(momentum, 0.999), weight_decay=decay)
 
 
+def rate_and_momentum(settings: config.TrainSettings) -> tuple[float, float]:
+    """Those of the run's batch size, scaled from the reference batch if there is one."""
+    lr, momentum, size = (config.known(each) for each in (settings.lr, settings.momentum, settings.batch_size))
+    if settings.reference_batch is None:
+        return lr, momentum
+    return scale_for_batch(lr, momentum, settings.reference_batch, to=int(size), rule=settings.lr_scaling)
+
+
 def scheduler(settings: config.TrainSettings) -> Callable[[Any], Any] | None:
     """What makes the learning-rate scheduler of a stage."""
+    steps = config.known(settings.steps)
+    if settings.lr_warmup:
+        updates = round(settings.lr_warmup * steps)
+        start = min(config.known(settings.lr) / rate_and_momentum(settings)[0], 1) if settings.reference_batch else 0.0
+        return warmup(updates, start=start, then=cosine(steps - updates) if settings.schedule == "cosine" else None)
     if settings.schedule == "constant":
         return None
-    steps = config.known(settings.steps)
     return lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=steps)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from stretto.report.record import Observation, Point
+from stretto.report.record import Measurement, Observation, Point
 
 
 @dataclass
@@ -13,6 +13,7 @@ class Progress:
 
     points: list[Point] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     diverged_at: int | None = None
     final: dict[str, float | None] = field(default_factory=dict)
@@ -27,6 +28,7 @@ class Progress:
         return {
             "points": [point.to_json() for point in self.points],
             "observations": [observation.to_json() for observation in self.observations],
+            "measurements": [measurement.to_json() for measurement in self.measurements],
             "step_seconds": list(self.step_seconds),
         }
 
@@ -36,5 +38,6 @@ class Progress:
         return cls(
             [Point.from_json(each) for each in data["points"]],
             [Observation.from_json(each) for each in data["observations"]],
+            [Measurement.from_json(each) for each in data.get("measurements", ())],
             list(data["step_seconds"]),
         )

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.report.record import Observation, Point, Record
+from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.study.disk import locked, writing
 from stretto.tracing import Recording
 
@@ -144,7 +144,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], Record]:
             raise ValueError(f"the end of {EVENTS} is missing")
         points = tuple(Point.from_json(event) for event in events if event["event"] == "evaluation")
         observations = tuple(Observation.from_json(event) for event in events if event["event"] == "observation")
-        return run, replace(Record.from_json(run["record"]), points=points, observations=observations)
+        measurements = tuple(Measurement.from_json(event) for event in events if event["event"] == "measurement")
+        record = Record.from_json(run["record"])
+        return run, replace(record, points=points, observations=observations, measurements=measurements)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"{folder} is damaged ({type(error).__name__}: {error}): delete this folder and start the same command "

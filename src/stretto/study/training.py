@@ -16,6 +16,7 @@ from stretto.data import Split, forever
 from stretto.elsewhere import Elsewhere
 from stretto.report.record import Point, Record
 from stretto.seeding import derive
+from stretto.study.gauge import Gauge
 from stretto.study.lookout import Lookout
 from stretto.study.prepare import Prepared, costs_of, prepare
 from stretto.study.progress import Progress
@@ -76,12 +77,13 @@ def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None
         writer.event("observation", **observation.to_json())
     for point in progress.points:
         writer.event("evaluation", **point.to_json())
+    for measurement in progress.measurements:
+        writer.event("measurement", **measurement.to_json())
 
 
 def content(prepared: Prepared, costs: Costs, progress: Progress, record: Record) -> dict[str, Any]:
     """What run.json says."""
     settings = prepared.settings
-    steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
     return {
         "settings": settings.to_json(),
         "versions": versions(),
@@ -89,8 +91,8 @@ def content(prepared: Prepared, costs: Costs, progress: Progress, record: Record
         "dataset": prepared.dataset.description,
         "accounting": costs.accounting,
         "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
-        "seconds_per_step": statistics.median(steady or progress.step_seconds),
-        "record": {**record.to_json(), "points": [], "observations": []},
+        "seconds_per_step": record.seconds_per_step,
+        "record": {**record.to_json(), "points": [], "observations": [], "measurements": []},
     }
 
 
@@ -111,6 +113,7 @@ def train_until_done(
     steps = known(settings.steps)
     wanted = evaluation_steps(steps, known(settings.evaluations))
     lookout = Lookout(trainer, steps) if trainer.processes == 1 else None  # it looks at all stages
+    gauge = Gauge(prepared, wanted)
     done, seed = progress.steps, derive(settings.seed, "batches")
     batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)
     for step, (x, y) in zip(range(done + 1, steps + 1), batches, strict=False):
@@ -137,6 +140,10 @@ def train_until_done(
             progress.points.append(point)
             writer.event("evaluation", **point.to_json())
             writer.worker_event("evaluation", step=step, seconds=point.seconds)
+            measurement = gauge.measure(step)
+            if measurement is not None:
+                progress.measurements.append(measurement)
+                writer.event("measurement", **measurement.to_json())
         stops = request is not None and trainer.stops(request.made) and step < steps
         if stops or (checkpoints.due(step) and step < steps):
             path = checkpoints.save(trainer, progress)
@@ -186,6 +193,7 @@ def evaluation_steps(steps: int, evaluations: int) -> set[int]:
 def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Record:
     """The run as the report and `--json` show it."""
     steps = progress.steps
+    steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
     options: dict[str, Any] = {"lr": settings.lr, "batch_size": settings.batch_size}
     return Record(
         id=settings.id,
@@ -196,9 +204,11 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
         diverged_at=progress.diverged_at,
         points=tuple(progress.points),
         observations=tuple(progress.observations),
+        measurements=tuple(progress.measurements),
         total_flops=steps * known(settings.batch_size) * costs.total,
         serial_flops=costs.serial_after(steps),
         seconds=sum(progress.step_seconds),
+        seconds_per_step=statistics.median(steady or progress.step_seconds),
         **progress.final,
     )
 
