@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
+    from stretto import collectives
     from stretto.methods import Method, method
     from stretto.norms import group_norm
     from stretto.optim.scaling import scale_for_batch
@@ -29,6 +30,7 @@ __all__ = [
     "StrettoError",
     "Trainer",
     "UsageError",
+    "collectives",
     "group_norm",
     "method",
     "scale_for_batch",
@@ -43,16 +45,19 @@ _HOMES = {
     "scale_for_batch": "stretto.optim.scaling",
     "split": "stretto.splitting",
 }
+_PARTS = ("collectives",)  # modules that are asked for by their own name
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: `stretto --help` must not wait for torch."""
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _PARTS:
         raise AttributeError(f"module 'stretto' has no attribute {name!r}")
     import importlib
 
+    if name in _PARTS:
+        return importlib.import_module(f"stretto.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_PARTS])
