@@ -28,6 +28,15 @@ def reduced(algorithm, size, length, piece, ahead, mode, seed, per_node=None):
     return values, paper, made
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_sum_in_pieces(algorithm, mode):
+    for size in (2, 3, 4, 6, 8, 11):
+        for length, piece, ahead in ((50, 4, 1), (50, 7, 2), (50, 50, 3), (5, 2, 1)):
+            values, paper, _ = reduced(algorithm, size, length, piece, ahead, mode, size + piece)
+            np.testing.assert_allclose(paper.arrays, np.broadcast_to(values.sum(0), values.shape), atol=1e-12)
+
+
 @given(
     st.sampled_from(list(ALGORITHMS)),
     st.integers(1, 17),

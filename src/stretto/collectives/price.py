@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stretto.collectives.step import ADD, SEND, SET, Plan, Step
+from stretto.collectives.step import ADD, SEND, Plan, Step
 from stretto.errors import ScheduleError
 
 
@@ -80,20 +80,21 @@ def advance(processes: list[Process], rank: int, latency: float, per_element: fl
         me.sent.append(Posted(me.rest.popleft(), me.clock))
         return True
     if me.arrival is None:
-        begin = me.settled(step) if step.kind == SET else me.clock
         head = next((each for each in processes[step.peer].sent if each.taken is None), None)
-        if begin is None or head is None or head.step.peer != rank:
+        if head is None or head.step.peer != rank:
             return False
         if head.step[2:] != step[2:]:
             raise ScheduleError(f"process {step.peer} sends {head.step}, process {rank} expects {step}")
         source = processes[step.peer]
-        me.arrival = max(begin, head.since, source.port) + latency + step.length * per_element
+        me.arrival = max(me.clock, head.since, source.port) + latency + step.length * per_element
         source.port = head.taken = me.arrival
         return True
-    begin = me.settled(step)
-    if begin is None:
-        return False
-    me.clock = max(me.arrival, begin) + (step.length * reduction if step.kind == ADD else 0)
+    me.clock = me.arrival
+    if step.kind == ADD:
+        settled = me.settled(step)
+        if settled is None:
+            return False
+        me.clock = max(me.arrival, settled) + step.length * reduction
     me.arrival = None
     me.rest.popleft()
     return True

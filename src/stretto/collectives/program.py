@@ -3,7 +3,8 @@
 Nothing that may have to wait is called earlier than the plan says, so a program is as free of deadlock as its plan.
 What does not wait is called as early as possible: a piece is sent right behind the last receive that changes it, while
 the rest of its message is still coming; receives are posted before their message comes. An addend is received in spare
-memory, of which there is a fixed amount.
+memory, of which there is a fixed amount, and added once earlier sends of these elements have been taken. A message that
+overwrites is received in its place: it is the sum, which nobody has before all that was sent of it has been taken.
 """
 
 from collections import deque
@@ -40,10 +41,9 @@ class Program(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A message, the number of its step, and how many receives must have come before its memory may be used."""
+    """A message, and how many receives must have come before it is sent."""
 
     step: Step
-    of: int
     behind: int
 
 
@@ -61,13 +61,14 @@ def lower(steps: Sequence[Step], piece: int, ahead: int) -> Program:
 def pieces_of(steps: Sequence[Step], piece: int) -> Iterator[Piece]:
     """All pieces in the plan's order."""
     received: list[Step] = []
-    for of, step in enumerate(steps):
-        before = len(received)
+    for step in steps:
         for part in cut(step, piece):
-            last = next((i for i in range(before - 1, -1, -1) if received[i].overlaps(part)), -1)
-            yield Piece(part, of, last + 1)
-            if step.kind != SEND:
+            if step.kind == SEND:
+                last = next((i for i in range(len(received) - 1, -1, -1) if received[i].overlaps(part)), -1)
+                yield Piece(part, last + 1)
+            else:
                 received.append(part)
+                yield Piece(part, 0)
 
 
 def cut(step: Step, piece: int) -> list[Step]:
@@ -95,15 +96,17 @@ class Lowering:
         self._to_send = [i for i, piece in enumerate(pieces) if piece.step.kind == SEND]
 
     def go_on(self) -> None:
-        """Call what does not wait, and the posts of the step that comes next, for which earlier sends may have to."""
-        self._post(waiting=False)
+        """Call what does not wait."""
+        while self._to_post and (self._free or self.pieces[self._to_post[0]].step.kind == SET):
+            self._free -= self.pieces[self._to_post[0]].step.kind == ADD
+            self._call(POST, self._to_post.popleft())
         self._send()
-        self._post(waiting=True)
 
     def take(self, number: int) -> None:
         """Wait for a receive."""
-        if self.pieces[number].step.kind == ADD:
-            self.settle(self._hazards(number))
+        step = self.pieces[number].step
+        if step.kind == ADD:
+            self.settle(sorted(i for i in self.under_way if i < number and self.pieces[i].step.overlaps(step)))
             self._free += 1
         self._call(TAKE, number)
         self._taken += 1
@@ -113,22 +116,6 @@ class Lowering:
         for number in numbers:
             self.under_way.remove(number)
             self._call(SETTLE, number)
-
-    def _post(self, waiting: bool) -> None:
-        next_step = self.pieces[self.receives[self._taken]].of if self._taken < len(self.receives) else None
-        while self._to_post:
-            number = self._to_post[0]
-            step, of, behind = self.pieces[number]
-            hazards = self._hazards(number) if step.kind == SET else []
-            unsent = step.kind == SET and any(i < number and self.pieces[i].step.overlaps(step) for i in self._to_send)
-            may_wait = waiting and of == next_step
-            if (step.kind == SET and behind > self._taken) or unsent or (hazards and not may_wait):
-                return
-            if step.kind == ADD and not self._free:
-                return
-            self.settle(hazards)
-            self._free -= step.kind == ADD
-            self._call(POST, self._to_post.popleft())
 
     def _send(self) -> None:
         held: set[int] = set()  # peers: messages to one of them stay in order
@@ -140,10 +127,6 @@ class Lowering:
             self._to_send.remove(number)
             self.under_way.add(number)
             self._call(BEGIN, number)
-
-    def _hazards(self, number: int) -> list[int]:
-        step = self.pieces[number].step
-        return sorted(i for i in self.under_way if i < number and self.pieces[i].step.overlaps(step))
 
     def _call(self, kind: int, number: int) -> None:
         step = self.pieces[number].step

@@ -2,7 +2,7 @@
 
 A plan is a list of steps and knows nothing of tensors. It means: go through it in order; a send is handed over and
 does not wait, a receive waits for its message. So a stretch is sent as it is once all receives before the send have
-come, and a receive that changes a stretch waits until earlier sends of it have been taken.
+come, and what is received is added once earlier sends of these elements have been taken.
 """
 
 from collections.abc import Iterable
