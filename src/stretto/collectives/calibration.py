@@ -32,9 +32,13 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """alpha, beta, gamma as fitted, and times as measured among so many workers, by size."""
+    """alpha, beta, gamma as fitted, and times as measured among so many workers, by size.
+
+    `per_node` is what the hierarchical algorithm took for a node.
+    """
 
     workers: int
+    per_node: int
     link: Link
     measured: tuple[Measured, ...]
 
@@ -55,12 +59,14 @@ class Calibration:
         """From what `to_dict` gave."""
         rows = tuple(Measured(row["bytes"], dict(row["seconds"])) for row in content["all_reduce"])
         keys = ("latency", "seconds_per_byte", "reduction_seconds_per_byte")
-        return cls(workers=content["workers"], link=Link(**{key: float(content[key]) for key in keys}), measured=rows)
+        link = Link(**{key: float(content[key]) for key in keys})
+        return cls(workers=content["workers"], per_node=content["per_node"], link=link, measured=rows)
 
     def to_dict(self) -> dict[str, Any]:
         """As TOML or JSON take it."""
         return {
             "workers": self.workers,
+            "per_node": self.per_node,
             "latency": self.link.latency,
             "seconds_per_byte": self.link.seconds_per_byte,
             "reduction_seconds_per_byte": self.link.reduction_seconds_per_byte,
@@ -68,6 +74,12 @@ class Calibration:
                 {"bytes": row.bytes, "fastest": row.fastest, "seconds": dict(row.seconds)} for row in self.measured
             ],
         }
+
+    def to_toml(self) -> str:
+        """What `read` reads."""
+        import tomli_w
+
+        return tomli_w.dumps(self.to_dict())
 
     def fastest(self, size: int, num_bytes: int) -> str:
         """What was fastest at the nearest size; for another number of processes what the fitted formulas say."""

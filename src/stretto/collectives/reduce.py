@@ -50,8 +50,9 @@ def all_reduce(
     rank, size, length, dtype = group.rank(), group.size(), tensor.numel(), tensor.dtype
     if algorithm == AUTO:
         algorithm = chosen(calibration, size, length * dtype.itemsize)
-    if algorithm == NESTED and per_node is None and group is dist.group.WORLD:
-        per_node = processes_of_a_node(size)
+        per_node = per_node if algorithm == NESTED else None
+    if algorithm == NESTED and per_node is None:
+        per_node = node_of(group, calibration)
     program, tag = program_of(algorithm, rank, size, length, dtype, per_node)
     flat = tensor.detach().contiguous().view(-1)
     try:
@@ -87,6 +88,13 @@ def check(tensor: Tensor) -> None:
 def chosen(calibration: Calibration | None, size: int, num_bytes: int) -> str:
     """What `auto` stands for."""
     return cheapest(NOMINAL, size, num_bytes) if calibration is None else calibration.fastest(size, num_bytes)
+
+
+def node_of(group: dist.ProcessGroup, calibration: Calibration | None) -> int | None:
+    """How many ranks are a node: as was calibrated, else as the launcher says; None if neither fits."""
+    if calibration is not None and calibration.workers == group.size():
+        return calibration.per_node
+    return processes_of_a_node(group.size()) if group is dist.group.WORLD else None
 
 
 @lru_cache(maxsize=8)
