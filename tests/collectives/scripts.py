@@ -104,7 +104,7 @@ def several_at_once():
     sums, threads = {}, []
 
     def reduce(number):
-        for turn in range(8):
+        for turn in range(4):
             tensor = torch.full((257,), float(turn + 100 * number + rank))
             stretto.collectives.all_reduce(tensor, groups[number], ("ring", "recursive-doubling")[turn % 2])
             sums[number, turn] = tensor.unique().tolist()
