@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
+    from stretto import collectives
     from stretto.landscape.noise import noise_scale
     from stretto.landscape.sharpness import sharpness
     from stretto.methods import Method, method
@@ -31,6 +32,7 @@ __all__ = [
     "StrettoError",
     "Trainer",
     "UsageError",
+    "collectives",
     "group_norm",
     "method",
     "noise_scale",
@@ -49,16 +51,19 @@ _HOMES = {
     "sharpness": "stretto.landscape.sharpness",
     "split": "stretto.splitting",
 }
+_PARTS = ("collectives",)  # modules that are asked for by their own name
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: `stretto --help` must not wait for torch."""
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _PARTS:
         raise AttributeError(f"module 'stretto' has no attribute {name!r}")
     import importlib
 
+    if name in _PARTS:
+        return importlib.import_module(f"stretto.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_PARTS])

@@ -13,6 +13,7 @@ from typing import Any
 from cyclopts import App, CycloptsError
 
 from stretto import __version__
+from stretto.cli.calibrate import calibrate
 from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
 from stretto.cli.file import file_first, settings_from_file
@@ -30,7 +31,7 @@ app = App(
     version=__version__,
     config=settings_from_file,
 )
-for verb in (compare, train, show, simulate, report, doctor):
+for verb in (compare, train, show, simulate, calibrate, report, doctor):
     app.command(verb)
 
 

@@ -1,0 +1,25 @@
+"""All-reduce on point-to-point messages: algorithms as plans, one executor, and what each should cost."""
+
+from stretto.collectives.calibration import Calibration
+from stretto.collectives.formulas import Link, Terms, formula
+from stretto.collectives.price import Traffic, price, traffic
+from stretto.collectives.reduce import CollectiveError, all_reduce
+from stretto.collectives.step import Plan, Step
+from stretto.collectives.table import ALGORITHMS, plan, plans
+
+__all__ = [
+    "ALGORITHMS",
+    "Calibration",
+    "CollectiveError",
+    "Link",
+    "Plan",
+    "Step",
+    "Terms",
+    "Traffic",
+    "all_reduce",
+    "formula",
+    "plan",
+    "plans",
+    "price",
+    "traffic",
+]

@@ -1,0 +1,1 @@
+"""All-reduce algorithms, one file each: (rank, number of processes, number of elements) -> steps."""

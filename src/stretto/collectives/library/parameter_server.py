@@ -1,0 +1,23 @@
+"""Each process is the server of one part: it gets that part from all others, adds, and sends the sum to all.
+
+Processes begin with different peers, so that nobody gets two messages at once: in round k process r sends to r + k and
+receives from r - k.
+"""
+
+from collections.abc import Iterator
+
+from stretto.collectives.step import Step, whole
+
+
+def parameter_server(rank: int, size: int, length: int) -> Iterator[Step]:
+    """The plan of process `rank` of `size`, for `length` elements."""
+    everything = whole(length)
+    mine = everything.part(rank, size)
+    for k in range(1, size):
+        there, here = (rank + k) % size, (rank - k) % size
+        yield everything.part(there, size).send(there)
+        yield mine.add(here)
+    for k in range(1, size):
+        there, here = (rank + k) % size, (rank - k) % size
+        yield mine.send(there)
+        yield everything.part(here, size).set(here)
