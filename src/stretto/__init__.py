@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
+    from stretto import parallel
     from stretto.methods import Method, method
     from stretto.norms import group_norm
     from stretto.optim.scaling import scale_for_batch
@@ -31,6 +32,7 @@ __all__ = [
     "UsageError",
     "group_norm",
     "method",
+    "parallel",
     "scale_for_batch",
     "split",
 ]
@@ -45,14 +47,19 @@ _HOMES = {
 }
 
 
+_PACKAGES = ("parallel",)
+
+
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: `stretto --help` must not wait for torch."""
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _PACKAGES:
         raise AttributeError(f"module 'stretto' has no attribute {name!r}")
     import importlib
 
+    if name in _PACKAGES:
+        return importlib.import_module(f"stretto.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_PACKAGES])
