@@ -4,9 +4,9 @@ Hypothesis generates the cases here; four processes, started once, check all of 
 """
 
 from hypothesis import assume, given, settings
-from runtime.processes import launch
 
 from laws import spatial_cases as cases
+from runtime.processes import launch
 
 NUMBERS = {
     "convolutions": (cases.convolutions(), 120),

@@ -138,6 +138,7 @@ class Added(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings, plan: Halo, cut: Cut
     ) -> Tensor:
+        """Compute the slab while halos travel."""
         ctx.settings, ctx.plan, ctx.cut = settings, plan, cut
         transit = depart(cut.grid, x, cut.dims, plan.way)
         result = settings.padded(cut.dims, plan.padding).run(x, weight, bias)
@@ -152,6 +153,7 @@ class Added(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return gradients; see `backward`."""
         with Plainly():
             return backward(ctx, *gradients)
 
@@ -217,6 +219,7 @@ def transposed(
                    for axis, size, parts in zip(needed, cut.sizes, grid.parts, strict=True))  # fmt: skip
     buffer = fetch(input, cut, wanted)
     met_weight, met_bias = meet(grid, weight, bias)
+    assert met_weight is not None
     inner = tuple(0 if d in cut.dims else padding[d] for d in range(-count, 0))
     more = tuple(0 if d in cut.dims else extra[d] for d in range(-count, 0))
     result = torch.convolution(buffer, met_weight, None, stride, inner, dilation, True, more, groups)

@@ -91,6 +91,7 @@ class Fetch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid, dims: Dims, way: Route, fill: float) -> Tensor:
+        """Exchange rows."""
         ctx.grid, ctx.dims, ctx.way, ctx.shape = grid, dims, way, x.shape
         transit = depart(grid, x, dims, way)
         shape = resized(x, dims, way.shape)
@@ -102,6 +103,7 @@ class Fetch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Exchange gradients, adding."""
         (gradient,) = gradients
         dims, way = ctx.dims, ctx.way
         leaving = [part(gradient, dims, box.target).contiguous() for box in way.receives]
@@ -127,12 +129,14 @@ class Collect(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
+        """Gather."""
         ctx.cut = cut
         return whole(x, cut)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Take the local slice."""
         return part(gradients[0], ctx.cut.dims, ctx.cut.spans).contiguous(), None
 
 
@@ -141,12 +145,14 @@ class Scatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, image: Tensor, cut: Cut) -> Tensor:
+        """Take the local slice."""
         ctx.cut = cut
         return part(image, cut.dims, cut.spans).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gather."""
         return whole(gradients[0], ctx.cut), None
 
 
@@ -169,12 +175,14 @@ class Meet(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, grid: Grid, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Pass views on, for autograd to see."""
         ctx.grid = grid
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Sum."""
         with Plainly():
             return None, *ctx.grid.sum(*(gradient.contiguous() for gradient in gradients))
 
@@ -193,11 +201,13 @@ class Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid) -> Tensor:
+        """Sum."""
         return grid.sum(x.contiguous())[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Pass the gradient on."""
         return gradients[0], None
 
 

@@ -9,6 +9,7 @@ to process, may be wider than a neighbour, and may be empty.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -37,7 +38,7 @@ def cuts(size: int, parts: int) -> tuple[Span, ...]:
     """The rows of each process, as torch.tensor_split cuts: the first size % parts get one more."""
     least, more = divmod(size, parts)
     starts = [part * least + min(part, more) for part in range(parts + 1)]
-    return tuple(Span(*pair) for pair in zip(starts, starts[1:], strict=False))
+    return tuple(Span(*pair) for pair in pairwise(starts))
 
 
 @dataclass(frozen=True)

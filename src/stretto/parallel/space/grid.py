@@ -36,8 +36,8 @@ class Grid:
         axes = tuple(axis for axis in AXES if axis in names)
         if not axes:
             raise UsageError(
-                f'spatial parallelism: the mesh has the axes {names or "(no names)"}, none of them "height" or "width". '
-                'For example: init_device_mesh("cpu", (2,), mesh_dim_names=("height",))'
+                f'spatial parallelism: the mesh has the axes {names or "(no names)"}, none of them "height" or '
+                '"width". For example: init_device_mesh("cpu", (2,), mesh_dim_names=("height",))'
             )
         order = sorted(axes, key=names.index)  # a mesh is sliced in its own order
         space = mesh[tuple(order)]
@@ -67,8 +67,8 @@ class Grid:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         for group in self.groups:
             dist.all_reduce(flat, group=group)
-        pieces = flat.split([tensor.numel() for tensor in tensors])
-        return tuple(piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True))
+        pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return tuple(piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in zip(pieces, tensors, strict=True))
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Everybody's tensor, all of one shape, one below the other: [processes, *shape]."""

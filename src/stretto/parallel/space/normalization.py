@@ -28,6 +28,7 @@ class Normalized(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, grid: Grid, count: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gather statistics, normalize."""
         mean, variance = statistics(x, grid, count)
         ctx.grid, ctx.count, ctx.eps = grid, count, eps
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))
@@ -38,6 +39,7 @@ class Normalized(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Sum what the gradient needs."""
         with Plainly():
             x, weight, mean, inverse = ctx.saved_tensors
             gradient = gradients[0].contiguous()

@@ -27,14 +27,15 @@ REFUSED: dict[type[nn.Module], str] = {
 def spatial(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Prepare `module`, in place, for slabs; its parameters keep their names, and it is returned.
 
-    `mesh` has an axis "height" or "width" or both, perhaps beside others. What goes in are plain tensors: those with at
-    least three dims are this process's slabs, cut as `scatter` cuts them, all others are the same on every process. What
-    comes out are slabs of the output, or, behind a global pool or a flatten, what every process has alike. Every process
-    has to run the same forwards and backwards in the same order.
+    `mesh` has an axis "height" or "width" or both, perhaps beside others. What goes in are plain tensors: those with
+    at least three dims are this process's slabs, cut as `scatter` cuts them, all others are the same on every process.
+    What comes out are slabs of the output, or, behind a global pool or a flatten, what every process has alike. Every
+    process has to run the same forwards and backwards in the same order.
 
     After a backward every process holds the gradients of one device, where each began at the loss of its own slab (the
-    losses count as summed), or at the same loss of a replicated output (it counts once). Raises UsageError where a layer
-    is not known, here or, for functions in a user's own forward, when it runs.
+    losses count as summed), or at the same loss of a replicated output (it counts once). Dropout's masks are those of
+    one device, if the generators stood alike. Raises UsageError where a layer or function is not known, here or when it
+    runs.
     """
     grid = Grid.of(mesh)
     for name, part in module.named_modules():
@@ -97,8 +98,8 @@ def leave(module: nn.Module, args: Any, output: Any) -> Any:
 def learned(x: Tensor, grid: Grid, what: str) -> Cut:
     """The image that slabs make together: processes tell each other their shapes.
 
-    That is one message of 72 bytes a forward. It cannot be remembered by shape: 2 rows may be the second half of 4 or of
-    5, and while one process remembered, another would ask.
+    That is one message of 72 bytes a forward. It cannot be remembered by shape: 2 rows may be the second half of 4 or
+    of 5, and while one process remembered, another would ask.
     """
     dims = positions(grid, x.ndim, what)
     mine = torch.zeros(1 + LONGEST, dtype=torch.int64)

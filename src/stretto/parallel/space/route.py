@@ -1,4 +1,4 @@
-"""What travels between the processes of a grid so that each has the rows it wants: whole numbers only, no torch in here.
+"""What travels between the processes of a grid so that each has the rows it wants: whole numbers only, no torch.
 
 Axes are independent: a box that goes from one process to another is, along each axis, a segment of what the receiver
 wants within what the sender has. So corners need no second round, and all messages of a layer are under way at once.

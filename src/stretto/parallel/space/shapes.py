@@ -149,7 +149,7 @@ def crop(func: Func, x: Slab, axis: int, rows: slice) -> Slab:
     count = len(range(start, stop, step))
     cut = x.cut.resized(tuple(count if at == axis else each for at, each in enumerate(x.cut.sizes)), "a slice")
     lines = tuple(
-        Line(own := cuts(before, parts), tuple(want(window.hull(out) if at == axis else out, before) for out in outs))
+        Line(cuts(before, parts), tuple(want(window.hull(out) if at == axis else out, before) for out in outs))
         for at, (before, parts) in enumerate(zip(x.cut.sizes, x.cut.grid.parts, strict=True))
         for outs in (cuts(count, parts) if at == axis else cuts(before, parts),)
     )

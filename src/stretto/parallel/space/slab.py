@@ -1,9 +1,10 @@
 """A process's part of an image, as a tensor that knows the whole: what a module's own code works with.
 
-The arithmetic of layers needs the image's size, and a slab's own rows do not tell it: 2 rows may be the second half of 4
-or of 5. So, inside a module that `spatial` prepared, slabs are a subclass of Tensor that carries the sizes along. Torch
-asks it before each function (`__torch_function__`), which serves nn modules and functions in a user's forward alike; its
-shape is the whole image's, so that arithmetic on shapes comes out as on one device. Outside there are plain tensors.
+The arithmetic of layers needs the image's size, and a slab's own rows do not tell it: 2 rows may be the second half of
+4 or of 5. So, inside a module that `spatial` prepared, slabs are a subclass of Tensor that carries the sizes along.
+Torch asks it before each function (`__torch_function__`), which serves nn modules and functions in a user's forward
+alike; its shape is the whole image's, so that arithmetic on shapes comes out as on one device. Outside a module there
+are plain tensors.
 """
 
 import sys
@@ -39,8 +40,8 @@ class Cut:
         for axis, size, parts in zip(self.grid.axes, sizes, self.grid.parts, strict=True):
             if size < parts:
                 raise UsageError(
-                    f"{what}: {size} rows along {axis} for {parts} processes, so {parts - max(size, 0)} would have none: "
-                    f"use at most {max(size, 1)} processes along {axis}, or larger images"
+                    f"{what}: {size} rows along {axis} for {parts} processes, so {parts - max(size, 0)} would have "
+                    f"none: use at most {max(size, 1)} processes along {axis}, or larger images"
                 )
         return Cut(self.grid, self.dims, tuple(sizes))
 
@@ -93,8 +94,9 @@ def refuse(func: Callable[..., Any], why: str) -> UsageError:
     owner = getattr(func, "__self__", None)
     name = getattr(owner, "__name__", name) if name in ("__get__", "__set__") else name
     return UsageError(
-        f"stretto.parallel.spatial: {name} {place_of_call()}on a slab: {why}. Rebuild it from layers that CONTRIBUTING.md "
-        "lists, or end the spatial part before it: spatial(features, mesh), then collect(slab, mesh), then the rest"
+        f"stretto.parallel.spatial: {name} {place_of_call()}on a slab: {why}. Say it with functions that "
+        "stretto/parallel/space/table.py lists, or end the spatial part before it: prepare the layers up to there, then "
+        "image = stretto.parallel.collect(slab, mesh), then the rest as it is"
     )
 
 
