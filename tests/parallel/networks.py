@@ -1,5 +1,7 @@
 """A ResNet-50 and U-Nets as people write them, knowing nothing of slabs."""
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -66,7 +68,7 @@ class UNet(nn.Module):
         super().__init__()
         sizes = [width, 2 * width, 4 * width]
         self.start = Double(3, sizes[0], norm)
-        self.down = nn.ModuleList(Double(a, b, norm) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.down = nn.ModuleList(Double(a, b, norm) for a, b in pairwise(sizes))
         self.ups = nn.ModuleList(
             nn.ConvTranspose2d(b, b, 2, 2) if up == "transposed"
             else nn.Upsample(scale_factor=2, mode="bilinear", align_corners=up == "corners")

@@ -29,7 +29,7 @@ def close(mine, right, what, tolerance=1e-9):
 
 
 def train(model, x, y, mesh=None, steps=3):
-    """Losses, the first step's gradients, the state after all; with a mesh on slabs of x, and of y if it is an image."""
+    """Losses, the first step's gradients, the state after all; with a mesh on slabs of x, and of y if that is one."""
     image = y.ndim > 1
     if mesh is not None:
         model, x = stretto.parallel.spatial(model, mesh), stretto.parallel.scatter(x, mesh)
@@ -71,8 +71,16 @@ def resnet(width=16):
     end()
 
 
-def small_networks():
-    mesh = begin(2, 2, names=("height", "width"))
+def on_four():
+    """What wants four processes, in one start of them."""
+    grid = begin(2, 2, names=("height", "width"))
+    small_networks(grid)
+    images(grid)
+    data_and_space(init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "width")))
+    end()
+
+
+def small_networks(mesh):
     torch.manual_seed(1)
     x, y = torch.randn(2, 3, 29, 22).double(), torch.randn(2, 2, 29, 22).double()
     for up in ("transposed", "bilinear", "corners"):
@@ -80,12 +88,10 @@ def small_networks():
     equal(lambda: UNet("bilinear", "group", dropout=0.4), x, y, mesh)
     equal(lambda: Excited((9, 8)), torch.randn(2, 3, 9, 8).double(), torch.tensor([0, 2]), mesh)
     equal(lambda: ResNet((1, 1), width=8), torch.randn(2, 3, 33, 30).double(), torch.tensor([1, 0]), mesh)
-    end()
 
 
-def data_and_space():
+def data_and_space(mesh):
     """Two replicas, each of two processes: gradients summed over space, averaged over data by DDP."""
-    mesh = begin(2, 2, names=("data", "width"))
     torch.manual_seed(0)
     model = ResNet((1, 1), width=8).double()
     x, y = torch.randn(4, 3, 24, 26).double(), torch.tensor([1, 0, 3, 2])
@@ -103,12 +109,10 @@ def data_and_space():
     nn.functional.cross_entropy(parallel(stretto.parallel.scatter(x[own], mesh)), y[own]).backward()
     for name, weight in model.named_parameters():
         close(weight.grad, right[name], name)
-    end()
 
 
-def images():
+def images(mesh):
     """scatter and collect, both ways; their backwards."""
-    mesh = begin(2, 2, names=("height", "width"))
     image = torch.arange(2 * 3 * 5 * 7.0).view(2, 3, 5, 7).requires_grad_()
     slab = stretto.parallel.scatter(image, mesh)
     assert torch.equal(slab, part_of(image, mesh))
@@ -121,11 +125,10 @@ def images():
     leaf = slab.detach().requires_grad_()
     (stretto.parallel.collect(leaf, mesh) * weight).sum().backward()
     assert torch.equal(leaf.grad, part_of(weight, mesh))
-    end()
 
 
 def refusals():
-    """What is refused, on every process alike and without waiting for each other; the messages, for the test to read."""
+    """What is refused, on every process alike, without waiting for each other; returns the messages."""
     mesh = begin(2, 1, names=("height", "width"))
     x = torch.randn(1, 2, 8, 8)
     slab = stretto.parallel.scatter(x, mesh)

@@ -30,7 +30,7 @@ def ends_space(cut: Cut, sizes: Sequence[int]) -> bool:
 
 def dims_of(func: Func) -> int:
     """How many spatial dims a function has, by the last digit of its name."""
-    return next(int(letter) for letter in reversed(func.__name__.removesuffix("_with_indices")) if letter.isdigit())
+    return next(int(letter) for letter in reversed(func.__name__) if letter.isdigit())
 
 
 def pool_windows(
@@ -54,7 +54,7 @@ def max_pool(
     return_indices: bool = False,
 ) -> Any:
     """Beyond the border there is minus infinity."""
-    if return_indices:
+    if return_indices or func.__name__.endswith("_with_indices"):
         raise refuse(func, "indices of single elements have no meaning in a part of the image")
     count = dims_of(func)
     spatial_dims(func, input, count)

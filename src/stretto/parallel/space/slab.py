@@ -95,8 +95,8 @@ def refuse(func: Callable[..., Any], why: str) -> UsageError:
     name = getattr(owner, "__name__", name) if name in ("__get__", "__set__") else name
     return UsageError(
         f"stretto.parallel.spatial: {name} {place_of_call()}on a slab: {why}. Say it with functions that "
-        "stretto/parallel/space/table.py lists, or end the spatial part before it: prepare the layers up to there, then "
-        "image = stretto.parallel.collect(slab, mesh), then the rest as it is"
+        "stretto/parallel/space/table.py lists, or end the spatial part before it: prepare the layers up to there, "
+        "then image = stretto.parallel.collect(slab, mesh), then the rest as it is"
     )
 
 

@@ -35,7 +35,7 @@ HANDLERS: dict[str, Func] = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution.convolution),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), convolution.transposed),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), pooling.max_pool),
-    **dict.fromkeys(("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices"), pooling.max_pool),
+    **{f"max_pool{count}d_with_indices": pooling.max_pool for count in (1, 2, 3)},
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), pooling.average_pool),
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
                     pooling.adaptive_average_pool),
