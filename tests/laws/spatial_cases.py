@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import stretto
+from stretto.parallel.space import convolution
 
 GRIDS = ((2, 1), (1, 2), (2, 2), (3, 1), (1, 4))
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -57,6 +58,21 @@ def convolutions(draw, count=2):
     }  # fmt: skip
     grid = draw(grids(count))
     return Case(f"Conv{count}d", options, image(draw, grid, count, 2 * groups), grid)
+
+
+@st.composite
+def centred(draw, count=2):
+    """Odd kernels around their pixel, over sizes that divide or nearly do: what networks are made of."""
+    groups, stride = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((1, 1, 1, 2)))
+    kernel = tuple(draw(st.sampled_from((1, 3, 3, 5))) for _ in range(count))
+    dilation = per_dim(draw, count, 1, 2)
+    options = {
+        "in_channels": 2 * groups, "out_channels": 2 * groups, "kernel_size": kernel, "stride": stride,
+        "dilation": dilation, "groups": groups, "bias": draw(st.booleans()),
+        "padding": tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)),
+    }  # fmt: skip
+    grid = draw(grids(count))
+    return Case(f"Conv{count}d", options, image(draw, grid, count, 2 * groups, 8, 16), grid)
 
 
 @st.composite
@@ -167,10 +183,10 @@ def mesh_of(grid):
 
 
 def law(cases):
-    """Check all cases in which this process has a part; how many could be compared."""
+    """Check all cases in which this process has a part; how many could be compared, how many added halos afterwards."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     meshes = {grid: mesh_of(grid) for grid in GRIDS}
-    compared = 0
+    compared, added = 0, []
     for case in cases:
         mesh = meshes[case.grid]
         if mesh is None:
@@ -179,11 +195,22 @@ def law(cases):
             mesh = mesh["width"]
         try:
             compared += check(case, mesh)
+            if case.layer.startswith("Conv") and "Transpose" not in case.layer:
+                check_added(case, mesh, added)
         except Exception as error:
             raise AssertionError(f"{case}") from error
     dist.barrier()
     dist.destroy_process_group()
-    return compared
+    return compared, len(added)
+
+
+def check_added(case, mesh, added):
+    """Once more, with halos added afterwards wherever that is possible and not only where they are thin."""
+    assembled = convolution.assembled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "THIN", 1.0)
+        patch.setattr(convolution, "assembled", lambda *args: added.append(case) or assembled(*args))
+        check(case, mesh)
 
 
 def check(case, mesh):

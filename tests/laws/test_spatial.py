@@ -9,14 +9,15 @@ from laws import spatial_cases as cases
 from runtime.processes import launch
 
 NUMBERS = {
-    "convolutions": (cases.convolutions(), 120),
-    "signals and volumes": (cases.convolutions(1) | cases.convolutions(3), 50),
-    "transposed": (cases.transposed() | cases.transposed(1) | cases.transposed(3), 50),
-    "pools": (cases.max_pools() | cases.average_pools() | cases.max_pools(1) | cases.average_pools(1), 100),
-    "volume pools": (cases.max_pools(3) | cases.average_pools(3), 20),
-    "adaptive pools": (cases.adaptive_pools() | cases.adaptive_pools(1), 50),
-    "norms": (cases.norms(), 40),
-    "resampling": (cases.resamplings() | cases.paddings() | cases.shuffles(), 100),
+    "convolutions": (cases.convolutions(), 70),
+    "centred convolutions": (cases.centred() | cases.centred(1), 60),
+    "signals and volumes": (cases.convolutions(1) | cases.convolutions(3), 40),
+    "transposed": (cases.transposed() | cases.transposed(1) | cases.transposed(3), 40),
+    "pools": (cases.max_pools() | cases.average_pools() | cases.max_pools(1) | cases.average_pools(1), 70),
+    "volume pools": (cases.max_pools(3) | cases.average_pools(3), 14),
+    "adaptive pools": (cases.adaptive_pools() | cases.adaptive_pools(1), 36),
+    "norms": (cases.norms(), 30),
+    "resampling": (cases.resamplings() | cases.paddings() | cases.shuffles(), 70),
 }
 
 
@@ -36,6 +37,6 @@ def drawn(strategy, number):
 
 def test_slabs_equal_one_device():
     every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number)]
-    compared = launch(4, "laws.spatial_cases:law", every)
-    assert compared[1] >= 400
-    assert min(compared) >= 300
+    results = launch(4, "laws.spatial_cases:law", every)
+    assert results[1][0] >= 380  # every grid has a process 1
+    assert all(compared >= 250 and added >= 40 for compared, added in results)

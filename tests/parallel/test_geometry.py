@@ -129,17 +129,17 @@ def test_every_process_gets_its_hull(high, wide, height, width, parts):
         assert buffer == wanted
 
 
-@given(WINDOWS, st.integers(2, 30), st.integers(2, 4))
-def test_processes_agree_whether_halos_are_added(window, size, parts):
+@given(WINDOWS, st.integers(2, 30), st.integers(2, 4), st.sampled_from((0.1, 0.5, 1.0)))
+def test_processes_agree_whether_halos_are_added(window, size, parts, thin):
     assume(window.outputs(size) >= parts)
     assume(size >= parts)
-    plans = [halo((window,), (size,), (parts,), (place,)) for place in range(parts)]
+    plans = [halo((window,), (size,), (parts,), (place,), thin) for place in range(parts)]
     assert len({plan is None for plan in plans}) == 1
 
 
 def test_a_plain_three_by_three_has_one_row_from_each_neighbour():
     window = Window(3, 1, 1, 1, 1)
-    middle = halo((window,), (12,), (3,), (1,))
+    middle = halo((window,), (12,), (3,), (1,), 0.5)
     assert middle.padding == (1,)
     assert [(box.peer, box.source, box.target) for box in middle.way.receives] == [
         (0, ((3, 4),), ((0, 1),)),

@@ -67,6 +67,12 @@ def add_back(gradient: Tensor, dims: Dims, way: Route, transit: Transit) -> None
         part(gradient, dims, box.source).add_(arrived)
 
 
+def layout(x: Tensor) -> torch.memory_format:
+    """Channels stay last where they are."""
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
 def empty(like: Tensor, dims: Dims, block: Block) -> Tensor:
     """A tensor for a box's rows, contiguous."""
     return like.new_empty(resized(like, dims, tuple(span.size for span in block)))
@@ -95,7 +101,9 @@ class Fetch(torch.autograd.Function):
         ctx.grid, ctx.dims, ctx.way, ctx.shape = grid, dims, way, x.shape
         transit = depart(grid, x, dims, way)
         shape = resized(x, dims, way.shape)
-        buffer = x.new_empty(shape) if way.full else x.new_full(shape, fill)
+        buffer = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout(x))
+        if not way.full:
+            buffer.fill_(fill)
         fill_in(buffer, dims, way.keep, [part(x, dims, box.source) for box in way.keep])
         fill_in(buffer, dims, way.receives, transit.wait())
         return buffer

@@ -11,8 +11,6 @@ from functools import lru_cache
 from stretto.parallel.space.geometry import Span, Window, cuts, want
 from stretto.parallel.space.route import Block, Line, Place, Route, route
 
-THIN = 0.5  # the largest share of a slab's outputs that halos may touch; where it is more, one buffer is cheaper
-
 
 @dataclass(frozen=True)
 class Strip:
@@ -84,13 +82,19 @@ def lines(windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int,
 
 
 @lru_cache(maxsize=1024)
-def halo(windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int, ...], place: Place) -> Halo | None:
-    """The plan of the process at `place`; None, on all processes, where it does not suit one of them."""
+def halo(
+    windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int, ...], place: Place, thin: float
+) -> Halo | None:
+    """The plan of the process at `place`; None, on all processes, where it does not suit one of them.
+
+    It does not suit where a slab's own rows make no outputs in the right places, as with most strides that meet uneven
+    cuts, and where halos touch more than a share `thin` of the outputs.
+    """
     axes = [
         [Side(window, size, *pair) for pair in zip(cuts(size, p), cuts(window.outputs(size), p), strict=True)]
         for window, size, p in zip(windows, sizes, parts, strict=True)
     ]
-    if not all(side.alone and side.touched <= THIN * side.out.size for axis in axes for side in axis):
+    if not all(side.alone and side.touched <= thin * side.out.size for axis in axes for side in axis):
         return None
     mine = tuple(axis[at] for axis, at in zip(axes, place, strict=True))
     way = route(lines(windows, sizes, parts), place)
