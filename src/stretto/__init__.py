@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
-    from stretto import collectives
+    from stretto import collectives, parallel
     from stretto.landscape.noise import noise_scale
     from stretto.landscape.sharpness import sharpness
     from stretto.methods import Method, method
@@ -36,6 +36,7 @@ __all__ = [
     "group_norm",
     "method",
     "noise_scale",
+    "parallel",
     "scale_for_batch",
     "sharpness",
     "split",
@@ -51,7 +52,7 @@ _HOMES = {
     "sharpness": "stretto.landscape.sharpness",
     "split": "stretto.splitting",
 }
-_PARTS = ("collectives",)  # modules that are asked for by their own name
+_PARTS = ("collectives", "parallel")  # modules that are asked for by their own name
 
 
 def __getattr__(name: str) -> Any:

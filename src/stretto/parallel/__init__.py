@@ -1,0 +1,30 @@
+"""Parallelism inside a stage, over a torch DeviceMesh: what a pipeline's schedule sees as one cost.
+
+`spatial`, `scatter` and `collect` cut images by height and width (`parallel/space`).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stretto.parallel.space import collect, scatter, spatial
+
+__all__ = ["collect", "scatter", "spatial"]
+
+_HOMES = {
+    "collect": "stretto.parallel.space",
+    "scatter": "stretto.parallel.space",
+    "spatial": "stretto.parallel.space",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for, as `stretto` does."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stretto.parallel' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,80 @@
+"""The processes that share an image: the "height" and "width" axes of a mesh, and this process's place among them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from stretto.errors import UsageError
+from stretto.parallel.space.route import Place
+
+AXES = ("height", "width")
+TAG = 0x5AB  # of messages between processes that share no axis, which travel in the group of all
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """How many parts each cut axis has, which of them this process is, and who the others are, row by row.
+
+    No group is made: making one is something that all processes of a job have to do, also those that share no image.
+    """
+
+    axes: tuple[str, ...]
+    parts: tuple[int, ...]
+    place: Place
+    ranks: tuple[int, ...]  # in the group of all
+    groups: tuple[dist.ProcessGroup, ...]  # along each axis
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh) -> "Grid":
+        """The spatial part of a mesh, which may have other axes beside it."""
+        names = mesh.mesh_dim_names or ()
+        axes = tuple(axis for axis in AXES if axis in names)
+        if not axes:
+            raise UsageError(
+                f'spatial parallelism: the mesh has the axes {names or "(no names)"}, none of them "height" or '
+                '"width". For example: init_device_mesh("cpu", (2,), mesh_dim_names=("height",))'
+            )
+        order = sorted(axes, key=names.index)  # a mesh is sliced in its own order
+        space = mesh[tuple(order)]
+        ranks = space.mesh.permute([order.index(axis) for axis in axes]).flatten().tolist()
+        parts = tuple(space[axis].size() for axis in axes)
+        place = tuple(space.get_local_rank(axis) for axis in axes)
+        return cls(axes, parts, place, tuple(ranks), tuple(space.get_group(axis) for axis in axes))
+
+    @property
+    def size(self) -> int:
+        """How many processes."""
+        return len(self.ranks)
+
+    def post(self, operation: Callable[..., Any], tensor: Tensor, peer: int) -> dist.P2POp:
+        """A send to, or a receive from, another process of the grid."""
+        one_axis = len(self.axes) == 1
+        group, tag = (self.groups[0], 0) if one_axis else (None, TAG)
+        return dist.P2POp(operation, tensor, self.ranks[peer], group, tag)
+
+    def __deepcopy__(self, memo: object) -> "Grid":
+        return self  # a copy of a module talks to the same processes
+
+    def sum(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The sums over all processes, in one message; bit for bit the same everywhere."""
+        if self.size == 1 or not tensors:
+            return tensors
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        for group in self.groups:
+            dist.all_reduce(flat, group=group)
+        pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return tuple(piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in zip(pieces, tensors, strict=True))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Everybody's tensor, all of one shape, one below the other: [processes, *shape]."""
+        told = tensor[None]
+        for group, parts in zip(reversed(self.groups), reversed(self.parts), strict=True):
+            each = [torch.empty_like(told) for _ in range(parts)]
+            dist.all_gather(each, told, group=group)
+            told = torch.cat(each)
+        return told

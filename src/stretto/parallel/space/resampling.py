@@ -1,0 +1,172 @@
+"""Images made larger or smaller: padding, interpolation, pixel shuffle."""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stretto.parallel.space.exchange import fetch
+from stretto.parallel.space.geometry import Span, Window, cuts, padded_rows, want, want_rows
+from stretto.parallel.space.pooling import adaptive_average_pool
+from stretto.parallel.space.route import Line
+from stretto.parallel.space.slab import Cut, Slab, place_of_call, refuse, slab
+
+Func = Callable[..., Any]
+MODES = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic")
+
+
+def pad(func: Func, input: Slab, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+    """Rows are added at the image's border only, and the padded image is cut anew."""
+    cut = input.cut
+    amounts = {-1 - at: tuple(pad[2 * at : 2 * at + 2]) for at in range(len(pad) // 2)}
+    around = [amounts.get(dim, (0, 0)) for dim in cut.dims]
+    for size, (before, after), dim in zip(cut.sizes, around, cut.dims, strict=True):
+        most = {"reflect": size - 1, "circular": size}.get(mode, max(before, after))
+        if max(before, after) > most or (mode != "constant" and min(before, after) < 0):
+            raise refuse(func, f"{mode} padding of {(before, after)} for {size} rows along dim {dim}")
+    sizes = tuple(size + sum(pair) for size, pair in zip(cut.sizes, around, strict=True))
+    made = cut.resized(sizes, f"pad {place_of_call()}by {tuple(pad)}")
+    lines = tuple(
+        padded_line(size, *pair, mode, parts)
+        for size, pair, parts in zip(cut.sizes, around, cut.grid.parts, strict=True)
+    )
+    rest = [0 if -1 - at // 2 in cut.dims else amount for at, amount in enumerate(pad)]
+    result = fetch(input, cut, lines, value or 0.0)
+    if any(rest):
+        result = func(result, rest, mode, value)
+    return slab(result, made) if result is not input else result
+
+
+@lru_cache(maxsize=256)
+def padded_line(size: int, before: int, after: int, mode: str, parts: int) -> Line:
+    """What each part wants of one axis."""
+    rows = padded_rows(size, before, after, mode)
+    return Line(cuts(size, parts), tuple(want_rows(rows[slice(*out)]) for out in cuts(len(rows), parts)))
+
+
+def interpolate(
+    func: Func,
+    input: Slab,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Any:
+    """Each axis on its own: every output row is a weighted sum of a few input rows."""
+    whole = input.cut.whole(input.shape)[2:]
+    count = len(whole)
+    factors = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * count
+    wanted = size if isinstance(size, (tuple, list)) else (size,) * count
+    if size is None:
+        wanted = [math.floor(float(n) * f) for n, f in zip(whole, factors, strict=True)]
+    if mode == "area":
+        return adaptive_average_pool(getattr(F, f"adaptive_avg_pool{count}d"), input, tuple(wanted))
+    if mode not in MODES or antialias:
+        raise refuse(
+            func, f"mode {mode!r}{' with antialias' if antialias else ''} is not known here: {', '.join(MODES)}"
+        )
+    given = size is None and not recompute_scale_factor
+    scales = [1 / f if given else n / m for n, m, f in zip(whole, wanted, factors, strict=True)]
+    cut = input.cut
+    made = cut.resized(tuple(wanted[dim] for dim in cut.dims), f"interpolate {place_of_call()}to {tuple(wanted)}")
+    axes = [taps(n, m, scale, mode, bool(align_corners)) for n, m, scale in zip(whole, wanted, scales, strict=True)]
+    parts = zip(cut.dims, cut.sizes, cut.grid.parts, made.sizes, strict=True)
+    hulls = [[hull(axes[dim][0][slice(*out)]) for out in cuts(m, p)] for dim, _, p, m in parts]
+    lines = tuple(Line(cuts(n, p), tuple(want(rows, n) for rows in each))
+                  for each, n, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
+    result = fetch(input, cut, lines)
+    origins = {dim: each[at].start for dim, each, at in zip(cut.dims, hulls, cut.grid.place, strict=True)}
+    outs = dict(zip(cut.dims, made.spans, strict=True))
+    for dim in range(-count, 0):
+        rows = slice(*outs.get(dim, (0, wanted[dim])))
+        index, weight = axes[dim][0][rows] - origins.get(dim, 0), axes[dim][1][rows]
+        result = combined(result, dim, index, weight)
+    return slab(result, made) if result is not input else result
+
+
+def hull(index: Any) -> Span:
+    """From the first to the last row that is used."""
+    return Span(int(index.min()), int(index.max()) + 1)
+
+
+@lru_cache(maxsize=256)
+def taps(n: int, m: int, scale: float, mode: str, align_corners: bool) -> tuple[Any, Any]:
+    """Which input rows [m, taps] each output row uses, and their weights, by torch's own arithmetic."""
+    out = np.arange(m)
+    if mode in ("nearest", "nearest-exact"):  # torch computes these in float32, whatever the image
+        half = np.float32(0.5 if mode == "nearest-exact" else 0)
+        at = np.floor((out.astype(np.float32) + half) * np.float32(scale)).astype(int)
+        if n == m:
+            at = out
+        return np.minimum(at, n - 1)[:, None], np.ones((m, 1))
+    at = out * ((n - 1) / (m - 1) if m > 1 else 0.0) if align_corners else (out + 0.5) * scale - 0.5
+    if mode == "bicubic":
+        first = np.floor(at).astype(int)
+        return np.clip(first[:, None] + np.arange(-1, 3), 0, n - 1), cubic(at - first)
+    at = np.maximum(at, 0)
+    first = np.minimum(np.floor(at).astype(int), n - 1)
+    beyond = at - first
+    return np.stack([first, np.minimum(first + 1, n - 1)], 1), np.stack([1 - beyond, beyond], 1)
+
+
+def cubic(t: Any, a: float = -0.75) -> Any:
+    """Weights of the four rows around a place that lies t beyond the second of them."""
+
+    def near(x: Any) -> Any:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: Any) -> Any:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return np.stack([far(t + 1), near(t), near(1 - t), far(2 - t)], 1)
+
+
+def combined(x: Tensor, dim: int, index: Any, weight: Any) -> Tensor:
+    """Weighted sums of rows along one dim."""
+    if index.shape == (x.size(dim), 1) and bool((index[:, 0] == np.arange(len(index))).all()):
+        return x
+    shape = (-1, *(1,) * (-dim - 1))
+    result: Tensor | None = None
+    for tap in range(index.shape[1]):
+        rows = x.index_select(dim, torch.from_numpy(index[:, tap].copy()).to(x.device))
+        if index.shape[1] > 1:
+            rows = rows * torch.from_numpy(weight[:, tap].copy()).to(x).view(shape)
+        result = rows if result is None else result + rows
+    assert result is not None
+    return result
+
+
+def pixel_shuffle(func: Func, input: Slab, upscale_factor: int) -> Any:
+    """r^2 channels become r rows and r columns of a pixel; outputs are cut anew, so pixels at a border are fetched."""
+    r, cut = upscale_factor, input.cut
+    made = cut.resized(tuple(size * r for size in cut.sizes), f"pixel_shuffle {place_of_call()}")
+    hulls = [[Span(out.start // r, -(-out.stop // r)) for out in cuts(size, p)]
+             for size, p in zip(made.sizes, cut.grid.parts, strict=True)]  # fmt: skip
+    lines = tuple(Line(cuts(size, p), tuple(want(rows, size) for rows in each))
+                  for each, size, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
+    result = func(fetch(input, cut, lines), r)
+    for dim, each, at, out in zip(cut.dims, hulls, cut.grid.place, made.spans, strict=True):
+        result = result.narrow(dim, out.start - each[at].start * r, out.size)
+    return slab(result, made)
+
+
+def pixel_unshuffle(func: Func, input: Slab, downscale_factor: int) -> Any:
+    """The way back."""
+    r, cut = downscale_factor, input.cut
+    if any(size % r for size in cut.sizes):
+        raise refuse(func, f"an image of {cut.sizes} rows is no multiple of {r}")
+    made = cut.resized(tuple(size // r for size in cut.sizes), f"pixel_unshuffle {place_of_call()}")
+    window = Window(r, r)
+    lines = tuple(Line(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(size // r, p)))
+                  for size, p in zip(cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
+    return slab(func(fetch(input, cut, lines), r), made)
+
+
+__all__ = ["Cut", "interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]

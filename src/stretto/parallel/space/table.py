@@ -1,0 +1,91 @@
+"""What each of torch's functions means for slabs, by name. A function that is not here is refused."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.parallel.space import convolution, elementwise, normalization, pooling, resampling, shapes
+from stretto.parallel.space.slab import Slab, refuse, slab
+
+Func = Callable[..., Any]
+
+ASKED = (
+    "dim ndimension stride is_floating_point is_complex is_contiguous element_size get_device data_ptr is_pinned "
+    "requires_grad_ retain_grad register_hook __repr__ __hash__ __format__ is_tensor is_shared is_inference"
+)
+ALIKE = (
+    "to float double half bfloat16 type_as cpu cuda contiguous detach detach_ clone zeros_like ones_like empty_like "
+    "full_like dropout1d dropout2d dropout3d feature_dropout local_response_norm channel_shuffle hardswish logsigmoid "
+    "log_sigmoid softsign tanhshrink absolute alias bool int long zero fill"
+)
+PER_CHANNEL = "prelu"
+ALONG = "softmax log_softmax softmin glu cumsum cumprod"
+ATTRIBUTES = (
+    "dtype device layout ndim requires_grad grad grad_fn is_leaf is_cuda is_cpu is_sparse is_quantized is_mkldnn "
+    "is_meta is_mps is_xpu is_nested retains_grad output_nr names _version itemsize nbytes _grad _backward_hooks"
+)
+HANDLERS: dict[str, Func] = {
+    **dict.fromkeys(ASKED.split(), elementwise.asked),
+    **dict.fromkeys(ALIKE.split(), elementwise.alike),
+    **dict.fromkeys(PER_CHANNEL.split(), elementwise.per_channel),
+    **dict.fromkeys(ALONG.split(), elementwise.along_dim),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution.convolution),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), convolution.transposed),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), pooling.max_pool),
+    **{f"max_pool{count}d_with_indices": pooling.max_pool for count in (1, 2, 3)},
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), pooling.average_pool),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
+                    pooling.adaptive_average_pool),
+    **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"), pooling.adaptive_max_pool),
+    "batch_norm": normalization.batch_norm, "group_norm": normalization.group_norm,
+    "instance_norm": normalization.instance_norm, "layer_norm": elementwise.layer_norm,
+    "linear": elementwise.linear, "dropout": elementwise.dropout, "normalize": elementwise.normalize,
+    "pad": resampling.pad, "interpolate": resampling.interpolate,
+    "pixel_shuffle": resampling.pixel_shuffle, "pixel_unshuffle": resampling.pixel_unshuffle,
+    "size": shapes.size, "numel": shapes.numel, "nelement": shapes.numel, "__len__": shapes.length,
+    "permute": shapes.permute, "transpose": shapes.transpose, "swapaxes": shapes.transpose,
+    "view": shapes.view, "reshape": shapes.view, "flatten": shapes.flatten, "unsqueeze": shapes.unsqueeze,
+    "chunk": shapes.pieces, "split": shapes.pieces, "cat": shapes.joined, "concat": shapes.joined,
+    "stack": shapes.stacked, "__getitem__": shapes.getitem, "narrow": shapes.narrow,
+    "mean": shapes.reduced, "sum": shapes.reduced, "amax": shapes.extreme, "amin": shapes.extreme,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def meaning(func: Func) -> Func:
+    """What to do instead of `func`; called with it and its arguments."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return attribute
+    found = HANDLERS.get(name) or HANDLERS.get(name.removesuffix("_"))
+    if found is not None:
+        return found
+    return elementwise.pointwise if is_pointwise(name) else unknown
+
+
+def is_pointwise(name: str) -> bool:
+    """Whether torch itself marks an operator as working element by element."""
+    packet = getattr(torch.ops.aten, name.removesuffix("_") if not name.endswith("__") else name, None)
+    if packet is None:
+        return False
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
+
+
+def attribute(func: Func, x: Slab, *rest: Any) -> Any:
+    """Attributes of a tensor; the shape is the image's."""
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name == "shape":
+        return x.cut.whole(x.shape)
+    if name == "data":
+        return slab(x.detach(), x.cut)
+    if name not in ATTRIBUTES.split():
+        raise refuse(func, "this attribute is not known here")
+    return func(x, *rest)
+
+
+def unknown(func: Func, *args: Any, **kwargs: Any) -> Tensor:
+    """Refuse a function."""
+    raise refuse(func, "nothing says what it means for a part of an image")

@@ -1,0 +1,42 @@
+"""Law 6: a space-parallel module equals the single-device one in output and every gradient.
+
+Hypothesis generates the cases here; four processes, started once, check all of them. The reference is the plain module.
+"""
+
+from hypothesis import assume, given, settings
+
+from laws import spatial_cases as cases
+from runtime.processes import launch
+
+NUMBERS = {
+    "convolutions": (cases.convolutions(), 70),
+    "centred convolutions": (cases.centred() | cases.centred(1), 60),
+    "signals and volumes": (cases.convolutions(1) | cases.convolutions(3), 40),
+    "transposed": (cases.transposed() | cases.transposed(1) | cases.transposed(3), 40),
+    "pools": (cases.max_pools() | cases.average_pools() | cases.max_pools(1) | cases.average_pools(1), 70),
+    "volume pools": (cases.max_pools(3) | cases.average_pools(3), 14),
+    "adaptive pools": (cases.adaptive_pools() | cases.adaptive_pools(1), 36),
+    "norms": (cases.norms(), 30),
+    "resampling": (cases.resamplings() | cases.paddings() | cases.shuffles(), 70),
+}
+
+
+def drawn(strategy, number):
+    """As many cases as asked, of those that plain torch can do."""
+    found = []
+
+    @settings(max_examples=number)
+    @given(strategy)
+    def draw(case):
+        assume(cases.possible(case))
+        found.append(case)
+
+    draw()
+    return found
+
+
+def test_slabs_equal_one_device():
+    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number)]
+    results = launch(4, "laws.spatial_cases:law", every)
+    assert results[1][0] >= 380  # every grid has a process 1
+    assert all(compared >= 250 and added >= 40 for compared, added in results)
