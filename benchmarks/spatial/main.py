@@ -1,6 +1,6 @@
 """A convolution on two workers, each with half of the image, against one: see README.md in this folder.
 
-OMP_NUM_THREADS=1 python benchmarks/spatial/main.py [--rounds 7] [--out result.json] [--picture speedup.svg]
+OMP_NUM_THREADS=1 python benchmarks/spatial/main.py [--rounds 7] [--sizes 128 256 512] [--out FILE] [--picture FILE]
 """
 
 import argparse
@@ -42,7 +42,7 @@ def start(rank: int, port: int, chosen: argparse.Namespace) -> None:
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("height",))
     begin, before = time.perf_counter(), disturbance()
-    times = {size: measure(size, batch, chosen.rounds, mesh) for size, batch in BATCHES.items()}
+    times = {size: measure(size, batch, chosen.rounds, mesh) for size, batch in BATCHES.items() if size in chosen.sizes}
     others = (disturbance() - before) / (time.perf_counter() - begin)
     if rank == 0:
         write(times, others, chosen)
@@ -76,13 +76,15 @@ def seconds(module: nn.Module, x: Tensor | None) -> tuple[float, float]:
     gradient = None if x is None else torch.ones_like(x)
     leaf = None if x is None else x.detach().requires_grad_()
     module.zero_grad()
-    dist.barrier()  # waits without spinning
-    if leaf is not None:
+    out = None
+    for index in range(2):
+        dist.barrier()  # waits without spinning; between the two, or the one's lag would count as the other's time
         begin = time.perf_counter()
-        out = module(leaf)
-        middle = time.perf_counter()
-        out.backward(gradient)
-        taken += torch.tensor([middle - begin, time.perf_counter() - middle])
+        if leaf is not None and index == 0:
+            out = module(leaf)
+        elif out is not None:
+            out.backward(gradient)
+        taken[index] = time.perf_counter() - begin
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return taken[0].item(), taken[1].item()
 
@@ -136,10 +138,8 @@ def write(times: dict[int, Times], others: float, chosen: argparse.Namespace) ->
         for name, row in rows.items():
             print(f"  {name:<40}" + "".join(f"{value:9.2f}" for value in row.values()))
         print(f"  the lecture's two V100: {LECTURE[size][0]} forward, {LECTURE[size][1]} backward")
-    reached = [figures[BARRED][SPACE][f"{part}, times one worker"] for part in PASSES]
-    verdict = "met" if min(reached) >= BAR else "MISSED"
-    said = ", ".join(f"{part} {value:.2f}" for part, value in zip(PASSES, reached, strict=True))
-    print(f"bar {BAR} at {BARRED}^2: {said}: {verdict}")
+    if BARRED in figures:
+        judge(figures)
     print(f"other programs used {others:.2f} cores meanwhile")
     machine = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
     result = {
@@ -150,7 +150,16 @@ def write(times: dict[int, Times], others: float, chosen: argparse.Namespace) ->
         "seconds": times,
     }
     chosen.out.write_text(json.dumps(result, indent=1) + "\n")
-    draw(figures, chosen.picture)
+    if set(figures) == set(BATCHES):
+        draw(figures, chosen.picture)
+
+
+def judge(figures: dict[int, dict[str, dict[str, float]]]) -> None:
+    """Say whether the bar is met."""
+    reached = [figures[BARRED][SPACE][f"{part}, times one worker"] for part in PASSES]
+    verdict = "met" if min(reached) >= BAR else "MISSED"
+    said = ", ".join(f"{part} {value:.2f}" for part, value in zip(PASSES, reached, strict=True))
+    print(f"bar {BAR} at {BARRED}^2: {said}: {verdict}")
 
 
 def draw(figures: dict[int, dict[str, dict[str, float]]], path: Path) -> None:
@@ -182,6 +191,7 @@ def main() -> None:
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", type=int, nargs="+", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--out", type=Path, default=here / "result.json")
     parser.add_argument("--picture", type=Path, default=here / "speedup.svg")
     chosen = parser.parse_args()

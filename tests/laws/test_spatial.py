@@ -37,6 +37,6 @@ def drawn(strategy, number):
 
 def test_slabs_equal_one_device():
     every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number)]
-    results = launch(4, "laws.spatial_cases:law", every)
+    results = launch(4, "laws.spatial_cases:law", every, timeout=300)
     assert results[1][0] >= 380  # every grid has a process 1
     assert all(compared >= 250 and added >= 40 for compared, added in results)

@@ -15,7 +15,7 @@ from parallel.networks import Excited, ResNet, UNet
 
 
 def begin(*sizes, names):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=90))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=200))
     return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
 

@@ -7,11 +7,11 @@ from runtime.processes import launch
 
 
 def test_a_resnet_50_trains_as_on_one_device():
-    launch(2, "parallel.scripts:resnet")
+    launch(2, "parallel.scripts:resnet", timeout=300)
 
 
 def test_u_nets_and_free_code_on_a_grid_beside_data():
-    launch(4, "parallel.scripts:on_four")
+    launch(4, "parallel.scripts:on_four", timeout=300)
 
 
 def test_refusals_name_the_numbers_the_layer_and_the_remedy():
