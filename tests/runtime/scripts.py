@@ -77,7 +77,7 @@ def slowed(seed):
     def late(function):
         def call(*args, **kwargs):
             if draw.random() < 0.3:
-                time.sleep(draw.random() * 0.02)
+                time.sleep(draw.random() * 0.008)
             return function(*args, **kwargs)
 
         return call

@@ -15,9 +15,9 @@ def same(weights, others):
 
 
 def test_they_are_those_of_emulation():
-    told = launch(3, "runtime.scripts:between_devices", "train_all", RUNS, 5)
+    told = launch(2, "runtime.scripts:between_devices", "train_all", RUNS, 5)
     for number, (method, options) in enumerate(RUNS):
-        losses, weights, evaluated = scripts.train(method, workers=3, **options)
+        losses, weights, evaluated = scripts.train(method, workers=2, **options)
         assert all((each[number][0], each[number][2]) == (losses, evaluated) for each in told), method
         assert same(told[0][number][1], weights), method
 
