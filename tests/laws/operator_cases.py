@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 import stretto
 from stretto.parallel.operator.piece import pieces
@@ -147,8 +148,9 @@ def check(reference, x, mesh, **options):
     """Compare output, input gradient, weight gradients and buffers with the plain module's; how much was cut."""
     module = stretto.parallel.tensor(copy.deepcopy(reference), mesh, **options)
     torch.manual_seed(1)
-    x = torch.randn_like(x).requires_grad_()
-    mine = x.detach().clone().requires_grad_()
+    floating = x.is_floating_point()
+    x = torch.randn_like(x).requires_grad_() if floating else x
+    mine = x.detach().clone().requires_grad_(floating)
     wanted = reference(x)
     weight = torch.randn_like(wanted)
     (wanted * weight).sum().backward()
@@ -157,11 +159,35 @@ def check(reference, x, mesh, **options):
     (out * weight).sum().backward()
     torch.testing.assert_close(out, wanted, **TOLERANCE)
     torch.testing.assert_close(mine.grad, x.grad, **TOLERANCE)
-    same_gradients(module, reference)
-    torch.testing.assert_close(stretto.parallel.gather(module), reference.state_dict(), **TOLERANCE)
-    return len(list(pieces(module)))
+    return same(module, reference)
 
 
-def same_gradients(module, reference):
-    right = {name: weight.grad for name, weight in reference.named_parameters() if weight.grad is not None}
-    torch.testing.assert_close(stretto.parallel.gather(module, gradients=True), right, **TOLERANCE)
+def same(module, reference):
+    """Compare what this process holds of parameters, gradients and buffers; how many of them are parts."""
+    cut = dict(pieces(module))
+    own, right = (dict(each.state_dict(keep_vars=True)) for each in (module, reference))
+    assert own.keys() == right.keys()
+    for name, mine in own.items():
+        whole = right[name]
+        close(name, local(mine), part(mine, whole, cut.get(name)))
+        assert (mine.grad is None) == (whole.grad is None), name
+        if whole.grad is not None:
+            close(f"gradient of {name}", local(mine.grad), part(mine, whole.grad, cut.get(name)))
+    return len(cut) + sum(isinstance(mine, DTensor) for mine in own.values())
+
+
+def close(what, own, right):
+    torch.testing.assert_close(own, right, **TOLERANCE, msg=lambda text: f"{what}: {text}")
+
+
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def part(mine, whole, piece):
+    """What a process should hold of a tensor."""
+    if not isinstance(mine, DTensor):
+        return whole if piece is None else piece.of(whole.detach())
+    (placement,) = mine.placements
+    return whole.chunk(mine.device_mesh.size(), placement.dim)[mine.device_mesh.get_local_rank()] \
+        if placement.is_shard() else whole
