@@ -189,5 +189,8 @@ def part(mine, whole, piece):
     if not isinstance(mine, DTensor):
         return whole if piece is None else piece.of(whole.detach())
     (placement,) = mine.placements
-    return whole.chunk(mine.device_mesh.size(), placement.dim)[mine.device_mesh.get_local_rank()] \
-        if placement.is_shard() else whole
+    return (
+        whole.chunk(mine.device_mesh.size(), placement.dim)[mine.device_mesh.get_local_rank()]
+        if placement.is_shard()
+        else whole
+    )

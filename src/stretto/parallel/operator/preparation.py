@@ -39,10 +39,10 @@ def tensor(
     tensors in and out), "column-sliced", "row-sliced" (a pair that passes parts on), "vocabulary", "replicate" (of a
     module: for all in it).
 
-    After a backward every process holds one device's gradients of what it holds. Linear layers and embeddings that the
-    axis divides are cut by torch's own styles and have DTensor parameters (`.to_local()`, `.full_tensor()`), everything
-    else has plain ones; with parameters="local" all are plain. Optimizers that work on each element, like SGD and Adam,
-    step either as they are. Raises UsageError where a plan does not fit, or a process would have no head.
+    After a backward every process holds one device's gradients of what it holds. Linear layers that the axis divides
+    are cut by torch's own styles and have DTensor parameters (`.to_local()`, `.full_tensor()`), everything else has
+    plain ones; with parameters="local" all are plain. Optimizers that work on each element, like SGD and Adam, step
+    either as they are; what needs a norm over all weights (clipping, LARS) sees this process's parts only. Raises UsageError where a plan does not fit, or a process would have no head.
     """
     axis = Axis.of(mesh)
     if parameters not in PARAMETERS:

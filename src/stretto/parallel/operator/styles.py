@@ -1,6 +1,7 @@
-"""Linear layers and embeddings cut by torch's own styles: their parameters become DTensors.
+"""Linear layers cut by torch's own styles: their parameters become DTensors.
 
 torch's styles take what they are given as equal parts, so this is for what the axis divides; the rest goes to `layers`.
+So do embeddings: behind torch's style (2.13) each process has a gradient as large as the whole table, still to be summed.
 """
 
 from typing import Any
@@ -16,23 +17,19 @@ from stretto.parallel.operator.role import Role
 def fits(layer: nn.Module, role: Role) -> bool:
     """Whether torch's styles can do it."""
     equal = len(set(role.sizes)) == 1 and role.blocks == 1
-    return equal and (type(layer), role.style) in {
-        (nn.Linear, "column"), (nn.Linear, "row"), (nn.Embedding, "vocabulary"),
-    }  # fmt: skip
+    return equal and type(layer) is nn.Linear and role.style in ("column", "row")
 
 
-def style(layer: nn.Module, role: Role) -> ParallelStyle:
+def style(role: Role) -> ParallelStyle:
     """Torch's style for a role."""
     if role.style == "column":
         return ColwiseParallel(output_layouts=Shard(-1) if role.sliced else Replicate())
-    if role.style == "row":
-        return RowwiseParallel(input_layouts=Shard(-1) if role.sliced else Replicate())
-    return RowwiseParallel(input_layouts=Replicate())
+    return RowwiseParallel(input_layouts=Shard(-1) if role.sliced else Replicate())
 
 
 def distribute(layer: nn.Module, role: Role, axis: Axis) -> None:
     """Give a layer its part. All processes hold the same weights by now: none are sent."""
-    parallelize_module(layer, axis.mesh, style(layer, role), src_data_rank=None)
+    parallelize_module(layer, axis.mesh, style(role), src_data_rank=None)
     layer.register_forward_hook(fresh)
 
 
