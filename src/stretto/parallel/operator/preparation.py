@@ -42,7 +42,8 @@ def tensor(
     After a backward every process holds one device's gradients of what it holds. Linear layers that the axis divides
     are cut by torch's own styles and have DTensor parameters (`.to_local()`, `.full_tensor()`), everything else has
     plain ones; with parameters="local" all are plain. Optimizers that work on each element, like SGD and Adam, step
-    either as they are; what needs a norm over all weights (clipping, LARS) sees this process's parts only. Raises UsageError where a plan does not fit, or a process would have no head.
+    either as they are; what needs a norm over all weights (clipping, LARS) sees this process's parts only. Raises
+    UsageError where a plan does not fit, or a process would have no head.
     """
     axis = Axis.of(mesh)
     if parameters not in PARAMETERS:

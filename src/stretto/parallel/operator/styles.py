@@ -1,7 +1,7 @@
 """Linear layers cut by torch's own styles: their parameters become DTensors.
 
 torch's styles take what they are given as equal parts, so this is for what the axis divides; the rest goes to `layers`.
-So do embeddings: behind torch's style (2.13) each process has a gradient as large as the whole table, still to be summed.
+So do embeddings: behind torch's style (2.13) each process has a gradient of the whole table, still to be summed.
 """
 
 from typing import Any
