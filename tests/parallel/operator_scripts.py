@@ -17,6 +17,7 @@ from parallel.scripts import begin, end
 from parallel.transformers import GPT2, BertLayer, GPT2Block, Llama
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces
+from stretto.team import alone
 
 
 def made(make):
@@ -134,6 +135,8 @@ def everything():
     planned(world)
     for kind in ("dtensor", "local"):
         trained(mesh_of(2), kind)
+    for method in ("pb-lwp-sc", "pipedream", "1f1b"):
+        emulated(mesh_of(2), method)
     masks(mesh_of(2))
     end()
 
@@ -180,6 +183,29 @@ def trained(mesh, kind):
     for name, each in right.state_dict().items():
         close(name, whole[name], each)
     made(own).load_state_dict(whole)
+
+
+def emulated(mesh, method):
+    """Stages of a pipeline, each on the tensor axis: what a trainer does to weights it does to parts of them."""
+    torch.manual_seed(5)
+    batches = [(torch.randint(12, (4, 6)), torch.randint(12, (4, 6))) for _ in range(5)]
+
+    def losses(stages):
+        trainer = stretto.Trainer(
+            stages, loss=lambda out, y: nn.functional.cross_entropy(out.flatten(0, 1), y.flatten()),
+            optimizer=lambda weights: torch.optim.SGD(weights, lr=0.01, momentum=0.9), method=method,
+            example=batches[0][0],
+        )  # fmt: skip
+        found = [trainer.step(*batch) for batch in batches]
+        return [loss for loss in [*found, *trainer.flush()] if loss is not None]
+
+    right = made(own)
+    mine = copy.deepcopy(right)
+    for stage in mine:
+        stretto.parallel.tensor(stage, mesh, parameters="local")
+    with alone():
+        close(method, losses(list(mine)), losses(list(right)))
+    same(mine, right)
 
 
 def masks(mesh):

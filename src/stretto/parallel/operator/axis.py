@@ -58,7 +58,7 @@ class Axis:
         every = [torch.empty_like(mine) for _ in sizes]
         dist.all_gather(every, mine, group=self.group)
         whole = x.new_empty(*x.shape[:dim], sum(sizes), *x.shape[dim:][1:])  # no view: others may change it in place
-        for place, part in zip(whole.split(sizes, dim), every, strict=True):
+        for place, part in zip(torch.split(whole, list(sizes), dim), every, strict=True):
             place.copy_(part[: place.size(dim)].movedim(0, dim))
         return whole
 
@@ -73,7 +73,7 @@ class Axis:
         for bucket in buckets(tensors):
             flat = torch.cat([each.detach().reshape(-1) for each in bucket])
             dist.broadcast(flat, first, group=self.group)
-            for each, values in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+            for each, values in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
                 each.detach().copy_(values.view(each.shape))
 
 
