@@ -124,7 +124,7 @@ ALL = {  # module, its input, and how many parameters and buffers are cut at lea
 def everything():
     """Every module on 2, 3 and 4 processes; whatever else wants four processes."""
     world = begin(4, names=("tensor",))
-    for size, kind in ((2, "dtensor"), (3, "local"), (4, "dtensor")):
+    for size, kind in ((2, "dtensor"), (3, "local"), (4, "local")):
         mesh = mesh_of(size)
         for name, (make, given, least) in ALL.items() if mesh is not None else ():
             try:
