@@ -1,19 +1,23 @@
 """Parallelism inside a stage, over a torch DeviceMesh: what a pipeline's schedule sees as one cost.
 
-`spatial`, `scatter` and `collect` cut images by height and width (`parallel/space`).
+`spatial`, `scatter` and `collect` cut images by height and width (`parallel/space`); `tensor` and `gather` cut weights
+(`parallel/operator`).
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stretto.parallel.operator import gather, tensor
     from stretto.parallel.space import collect, scatter, spatial
 
-__all__ = ["collect", "scatter", "spatial"]
+__all__ = ["collect", "gather", "scatter", "spatial", "tensor"]
 
 _HOMES = {
     "collect": "stretto.parallel.space",
+    "gather": "stretto.parallel.operator",
     "scatter": "stretto.parallel.space",
     "spatial": "stretto.parallel.space",
+    "tensor": "stretto.parallel.operator",
 }
 
 

@@ -1,0 +1,5 @@
+"""Operator (tensor) parallelism: the weights of a layer on several processes."""
+
+from stretto.parallel.operator.preparation import gather, tensor
+
+__all__ = ["gather", "tensor"]

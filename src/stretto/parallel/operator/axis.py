@@ -1,0 +1,92 @@
+"""The processes that share a layer's weights: the "tensor" axis of a mesh, and this process's place on it."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from stretto.errors import UsageError
+
+NAME = "tensor"
+BUCKET = 2**22  # elements of a message
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """How many processes, which of them this one is, and their group; no group is made here."""
+
+    mesh: DeviceMesh  # of this axis only
+    group: dist.ProcessGroup
+    size: int
+    rank: int
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh) -> "Axis":
+        """The tensor axis of a mesh, which may have other axes beside it."""
+        names = mesh.mesh_dim_names or ()
+        if NAME not in names:
+            raise UsageError(
+                f'stretto.parallel.tensor: the mesh has the axes {names or "(no names)"}, none of them "tensor". '
+                'For example: init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))'
+            )
+        own = mesh[NAME]
+        return cls(own, own.get_group(), own.size(), own.get_local_rank())
+
+    def __deepcopy__(self, memo: object) -> "Axis":
+        return self  # a copy of a module talks to the same processes
+
+    def cuts(self, count: int) -> tuple[int, ...]:
+        """How many of `count` channels each process has, as torch.tensor_split cuts."""
+        least, more = divmod(count, self.size)
+        return tuple(least + (rank < more) for rank in range(self.size))
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over processes, in a new tensor; bit for bit the same everywhere."""
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def join(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        """Everybody's parts one behind the other; parts of unequal size travel as large as the largest."""
+        short = max(sizes) - x.size(dim)
+        mine = x.movedim(dim, 0)
+        if short:
+            mine = torch.cat([mine, mine.new_zeros(short, *mine.shape[1:])])
+        mine = mine.contiguous()
+        every = [torch.empty_like(mine) for _ in sizes]
+        dist.all_gather(every, mine, group=self.group)
+        whole = x.new_empty(*x.shape[:dim], sum(sizes), *x.shape[dim:][1:])  # no view: others may change it in place
+        for place, part in zip(torch.split(whole, list(sizes), dim), every, strict=True):
+            place.copy_(part[: place.size(dim)].movedim(0, dim))
+        return whole
+
+    def part(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        """This process's part, in a new tensor."""
+        own = x.narrow(dim, sum(sizes[: self.rank]), sizes[self.rank])
+        return own.clone(memory_format=torch.contiguous_format)
+
+    def align(self, *tensors: Tensor) -> None:
+        """Give every process the values of the first, in messages of many tensors each."""
+        first = dist.get_global_rank(self.group, 0)
+        for bucket in buckets(tensors):
+            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
+            dist.broadcast(flat, first, group=self.group)
+            for each, values in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
+                each.detach().copy_(values.view(each.shape))
+
+
+def buckets(tensors: tuple[Tensor, ...]) -> list[list[Tensor]]:
+    """Tensors of one type on one device, together no more than BUCKET elements or a single one."""
+    filled: list[list[Tensor]] = []
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    current: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for each in tensors:
+        key = (each.dtype, each.device)
+        if room.get(key, 0) < each.numel():
+            current[key], room[key] = [], BUCKET
+            filled.append(current[key])
+        current[key].append(each)
+        room[key] -= each.numel()
+    return filled

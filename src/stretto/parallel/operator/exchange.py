@@ -1,0 +1,101 @@
+"""Where activations pass from whole to parts and back, and what autograd must know of it.
+
+What every process has alike and then uses with weights of its own has a gradient that is a sum: `enter`. Partial sums
+become the same value everywhere: `leave`. Parts along a dim become the whole, and the other way round: `join`, `part`.
+Each is the other's backward, so a gradient is summed exactly once, and whole activations have whole gradients.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stretto.parallel.operator.axis import Axis
+
+
+class Enter(torch.autograd.Function):
+    """As it is; backward sums."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        """Pass a view on, for autograd to see."""
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Sum."""
+        return ctx.axis.sum(gradients[0]), None
+
+
+class Leave(torch.autograd.Function):
+    """Sums; backward is as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        """Sum."""
+        return axis.sum(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Pass the gradient on."""
+        return gradients[0], None
+
+
+class Join(torch.autograd.Function):
+    """The whole of parts; backward takes the own part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        """Gather."""
+        ctx.axis, ctx.dim, ctx.sizes = axis, dim, sizes
+        return axis.join(x, dim, sizes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Take the own part."""
+        return ctx.axis.part(gradients[0], ctx.dim, ctx.sizes), None, None, None
+
+
+class Part(torch.autograd.Function):
+    """The own part; backward joins, so that every process has all of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        """Take the own part."""
+        ctx.axis, ctx.dim, ctx.sizes = axis, dim, sizes
+        return axis.part(x, dim, sizes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gather."""
+        return ctx.axis.join(gradients[0], ctx.dim, ctx.sizes), None, None, None
+
+
+def enter(x: Tensor, axis: Axis) -> Tensor:
+    """What every process has, to be used with weights that it alone has."""
+    entered: Tensor = Enter.apply(x, axis)  # type: ignore[no-untyped-call]
+    return entered
+
+
+def leave(x: Tensor, axis: Axis) -> Tensor:
+    """The sum of what each process has."""
+    total: Tensor = Leave.apply(x, axis)  # type: ignore[no-untyped-call]
+    return total
+
+
+def join(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """The whole, along `dim`."""
+    whole: Tensor = Join.apply(x, axis, dim, sizes)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def part(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """This process's part, along `dim`."""
+    own: Tensor = Part.apply(x, axis, dim, sizes)  # type: ignore[no-untyped-call]
+    return own

@@ -1,0 +1,97 @@
+"""What a script uses: prepare a module for the tensor axis of a mesh, and put its parameters together again."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from stretto.errors import UsageError, nearest
+from stretto.parallel.operator import attention, layers, styles
+from stretto.parallel.operator.axis import Axis
+from stretto.parallel.operator.piece import pieces
+from stretto.parallel.operator.plan import roles
+from stretto.parallel.operator.randomness import apart
+from stretto.parallel.operator.role import Role
+
+PARAMETERS = ("dtensor", "local")
+
+
+def tensor(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    plan: Mapping[str, str] | None = None,
+    parameters: Literal["dtensor", "local"] = "dtensor",
+) -> nn.Module:
+    """Cut the weights of `module`, in place, over the mesh's axis "tensor"; names stay, and it is returned.
+
+    What goes in and what comes out are plain tensors, whole and the same on every process of the axis. Every process
+    has to run the same forwards and backwards in the same order, and to draw random numbers alike (seed them alike):
+    dropout of whole activations is then the same everywhere. All start with the weights of the axis's first process.
+
+    Chosen automatically: in attention heads are cut; layers that follow each other with nothing between that mixes
+    channels are cut by outputs, then by inputs, with one sum behind; every other linear layer and convolution by its
+    outputs, which are put together again; embeddings of tokens, known by name, by rows. Norms, and layers that share
+    weights or are smaller than the axis, stay whole. `plan` says otherwise for single layers: "column", "row" (whole
+    tensors in and out), "column-sliced", "row-sliced" (a pair that passes parts on), "vocabulary", "replicate" (of a
+    module: for all in it).
+
+    After a backward every process holds one device's gradients of what it holds. Linear layers that the axis divides
+    are cut by torch's own styles and have DTensor parameters (`.to_local()`, `.full_tensor()`), everything else has
+    plain ones; with parameters="local" all are plain. Optimizers that work on each element, like SGD and Adam, step
+    either as they are; what needs a norm over all weights (clipping, LARS) sees this process's parts only. Raises
+    UsageError where a plan does not fit, or a process would have no head.
+    """
+    axis = Axis.of(mesh)
+    if parameters not in PARAMETERS:
+        raise UsageError(f"stretto.parallel.tensor: parameters={parameters!r}: {nearest(parameters, PARAMETERS)}")
+    if any(True for _ in pieces(module)) or any(isinstance(each, DTensor) for each in module.parameters()):
+        raise UsageError(
+            "stretto.parallel.tensor: this module, or a part of it, has been prepared already: once is all"
+        )
+    found, attentions = roles(module, axis, plan or {})
+    if axis.size == 1:
+        return module
+    axis.align(*module.parameters(), *module.buffers())
+    modules = dict(module.named_modules())
+    for path, role in found.items():
+        install(modules[path], role, axis, torch_styles=parameters == "dtensor")
+    for each in attentions:
+        each.adjust(found[each.query], found[each.others[0] if each.others else each.query], axis)
+        apart(each.module, axis, until=modules[each.output])
+    return module
+
+
+def install(layer: nn.Module, role: Role, axis: Axis, *, torch_styles: bool) -> None:
+    """Let a layer play its role."""
+    if role.style == "random":
+        apart(layer, axis)
+    elif role.style == "attention":
+        assert isinstance(layer, nn.MultiheadAttention)
+        attention.share(layer, role, axis)
+    elif role.style != "replicate" and torch_styles and styles.fits(layer, role):
+        styles.distribute(layer, role, axis)
+    elif role.style != "replicate":
+        layers.cut(layer, role, axis)
+
+
+def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
+    """The state_dict that the module would have on one device, in plain tensors; every process has to ask.
+
+    With `gradients` those of all parameters that have one, by the same names.
+    """
+    cut = dict(pieces(module))
+    held: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    if gradients:
+        held = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+    whole: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, each in held.items():
+            if isinstance(each, DTensor):
+                whole[name] = each.full_tensor().detach()
+            else:
+                whole[name] = cut[name].whole(each.detach()) if name in cut else each.detach()
+    return whole

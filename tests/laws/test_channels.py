@@ -1,0 +1,40 @@
+"""Law 6: an operator-parallel module equals the single-device one in output and every gradient.
+
+Hypothesis generates the convolutions here; four processes, started once, check all of them on 2, 3 and 4 processes.
+The reference is the plain module.
+"""
+
+from hypothesis import assume, given, settings
+
+from laws import operator_cases as cases
+from runtime.processes import launch
+
+NUMBERS = {
+    "single": (cases.singles(2), 30),
+    "signals and volumes": (cases.singles(1) | cases.singles(3), 20),
+    "grouped": (cases.grouped(2) | cases.grouped(1), 16),
+    "pairs": (cases.pairs(2), 36),
+    "pairs of signals and volumes": (cases.pairs(1) | cases.pairs(3), 20),
+    "classifiers": (cases.classifiers(), 10),
+}
+
+
+def drawn(strategy, number):
+    """As many cases as asked, of those that plain torch can do."""
+    found = []
+
+    @settings(max_examples=number)
+    @given(strategy)
+    def draw(case):
+        assume(cases.possible(case))
+        found.append(case)
+
+    draw()
+    return found
+
+
+def test_channels_equal_one_device():
+    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number)]
+    results = launch(4, "laws.operator_cases:law", every)
+    assert results[0][0] == len(every) >= 120
+    assert all(cut >= 60 for _, cut, _ in results)

@@ -1,0 +1,283 @@
+"""What each process does in the tests of whole modules on a tensor axis."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import stretto
+from laws.operator_cases import check, close, mesh_of, same
+from parallel.networks import ResNet
+from parallel.scripts import begin, end
+from parallel.transformers import GPT2, BertLayer, GPT2Block, Llama
+from stretto.models.transformer import Block, Embedding, Unembedding
+from stretto.parallel.operator.piece import pieces
+from stretto.team import alone
+
+
+def made(make):
+    torch.manual_seed(0)
+    module = make().double()
+    for each in module.parameters():
+        nn.init.normal_(each, std=0.3)
+    return module
+
+
+def sequence(width, length=5):
+    return torch.randn(2, length, width, dtype=torch.float64)
+
+
+def tokens(vocabulary, length=5):
+    return torch.randint(vocabulary, (2, length))
+
+
+def own(width=16, heads=4, vocabulary=12):
+    """Stretto's own language model."""
+    return nn.Sequential(
+        Embedding(vocabulary, 8, width), Block(width, heads, 2), Block(width, heads, 2), Unembedding(vocabulary, width)
+    )
+
+
+def mlp(width, hidden, bias=True):
+    return nn.Sequential(
+        nn.Linear(width, hidden, bias), nn.ReLU(inplace=True), nn.Linear(hidden, width, bias), nn.Tanh(),
+        nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.Sequential(nn.GELU(), nn.Linear(hidden, 3)),
+        nn.Linear(3, 5), nn.ReLU(inplace=True),
+    )  # fmt: skip
+
+
+class Masked(nn.Module):
+    """torch's attention with everything that it can be given; its weights are part of the output."""
+
+    def __init__(self, average=True, **options):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 4, **options)
+        self.average = average
+
+    def forward(self, x):
+        batch = x.size(0) if self.attention.batch_first else x.size(1)
+        length = x.size(1) if self.attention.batch_first else x.size(0)
+        masks = torch.zeros(batch * 4, length, length).bernoulli(0.3, generator=torch.Generator().manual_seed(0))
+        padding = torch.zeros(batch, length, dtype=x.dtype)
+        padding[0, -1] = -torch.inf
+        out, weights = self.attention(
+            x, 2 * x[..., : self.attention.kdim], x[..., : self.attention.vdim], padding,
+            attn_mask=-masks.to(x.dtype), average_attn_weights=self.average,
+        )  # fmt: skip
+        return torch.cat([out.flatten(), weights.flatten()])
+
+
+class Plain(nn.Module):
+    """torch's attention of one sequence with itself, weights not wanted."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 4, **options)
+
+    def forward(self, x):
+        causal = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+        return self.attention(x, x, x, attn_mask=causal, is_causal=True, need_weights=False)[0]
+
+
+class Decoded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.TransformerDecoder(nn.TransformerDecoderLayer(12, 4, 24, 0.0, batch_first=True), 1)
+
+    def forward(self, x):
+        return self.layers(x, x.flip(1))
+
+
+def encoder(norm_first=False):
+    layer = nn.TransformerEncoderLayer(12, 4, 24, 0.0, batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+ALL = {  # module, its input, and how many parameters and buffers are cut at least
+    "own": (own, lambda: tokens(12), 22),
+    "own, uneven": (partial(own, 20, 5, 11), lambda: tokens(11), 22),
+    "mlp": (partial(mlp, 6, 12), lambda: torch.randn(4, 6).double(), 10),
+    "mlp, uneven, without bias": (partial(mlp, 6, 7, False), lambda: torch.randn(4, 6).double(), 8),
+    "gpt-2": (partial(GPT2, 12, 16, 4), lambda: tokens(12), 12),
+    "gpt-2, uneven": (partial(GPT2Block, 20, 5), lambda: sequence(20), 6),
+    "llama": (partial(Llama, 12, 16, 8, 4, 24), lambda: tokens(12), 9),
+    "llama, uneven": (partial(Llama, 11, 20, 10, 5, 13), lambda: tokens(11), 9),
+    "bert": (partial(BertLayer, 16, 4), lambda: sequence(16), 10),
+    "attention": (Masked, lambda: sequence(12).transpose(0, 1), 3),
+    "attention, each head": (
+        partial(Masked, False, batch_first=True, bias=False, kdim=5, vdim=7), lambda: sequence(12), 4),
+    "attention, extra keys": (
+        partial(Masked, add_bias_kv=True, add_zero_attn=True), lambda: sequence(12).transpose(0, 1), 5),
+    "attention, one sequence": (Plain, lambda: sequence(12)[0], 3),
+    "encoder": (encoder, lambda: sequence(12), 12),
+    "encoder, norms first": (partial(encoder, True), lambda: sequence(12), 12),
+    "decoder": (Decoded, lambda: sequence(12), 9),
+    "resnet": (partial(ResNet, (1, 1), 8), lambda: torch.randn(2, 3, 16, 16).double(), 30),
+}  # fmt: skip
+
+
+def everything():
+    """Every module on 2, 3 and 4 processes; whatever else wants four processes."""
+    world = begin(4, names=("tensor",))
+    for size, kind in ((2, "dtensor"), (3, "local"), (4, "local")):
+        mesh = mesh_of(size)
+        for name, (make, given, least) in ALL.items() if mesh is not None else ():
+            try:
+                torch.manual_seed(2)
+                assert check(made(make), given(), mesh, parameters=kind) >= least
+            except Exception as error:
+                raise AssertionError(f"{name} on {size} processes, {kind}") from error
+    planned(world)
+    for kind in ("dtensor", "local"):
+        trained(mesh_of(2), kind)
+    for method in ("pb-lwp-sc", "pipedream", "1f1b"):
+        emulated(mesh_of(2), method)
+    masks(mesh_of(2))
+    end()
+
+
+def planned(mesh):
+    """What the user says instead."""
+    make, x = partial(mlp, 8, 12), torch.randn(3, 8).double()
+    plan = {"0": "replicate", "2": "row", "4": "column-sliced", "5": "replicate", "6": "replicate", "7": "column"}
+    del plan["4"], plan["5"]
+    module = stretto.parallel.tensor(made(make), mesh, plan=plan)
+    assert sorted(name for name, each in module.named_parameters() if isinstance(each, DTensor)) == [
+        "2.bias", "2.weight", "4.bias", "4.weight"]  # fmt: skip
+    assert sorted(name for name, _ in pieces(module)) == ["7.bias", "7.weight"]
+    check(made(make), x, mesh, plan=plan)
+    pair = {"0": "column-sliced", "2": "row-sliced", "4": "replicate", "6.1": "row"}
+    assert check(made(make), x, mesh, plan=pair, parameters="local") == 6
+    table = lambda: nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 9))  # noqa: E731
+    assert check(made(table), tokens(9), mesh, plan={"0": "vocabulary"}, parameters="local") == 3
+
+
+def trained(mesh, kind):
+    """Replicas of two processes each: some steps of AdamW and of momentum on half a batch, gradients averaged."""
+    replica, right = mesh.get_local_rank("data"), made(own)
+    module = stretto.parallel.tensor(copy.deepcopy(right), mesh, parameters=kind)
+    torch.manual_seed(4)
+    x, y = torch.randint(12, (3, 4, 6)), torch.randint(12, (3, 4, 6))
+    for make in (partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)):
+        alone, parallel = make(right.parameters()), make(module.parameters())
+        for step in range(3):
+            nn.functional.cross_entropy(right(x[step]).flatten(0, 1), y[step].flatten()).backward()
+            half = slice(2 * replica, 2 * replica + 2)
+            nn.functional.cross_entropy(module(x[step, half]).flatten(0, 1), y[step, half].flatten()).backward()
+            for each in module.parameters():
+                gradient = each.grad.to_local() if isinstance(each.grad, DTensor) else each.grad
+                dist.all_reduce(gradient, group=mesh.get_group("data"))
+                gradient /= 2
+            same(module, right)
+            for optimizer in (alone, parallel):
+                optimizer.step()
+                optimizer.zero_grad()
+    same(module, right)
+    whole = stretto.parallel.gather(module)
+    assert all(type(each) is torch.Tensor for each in whole.values())
+    for name, each in right.state_dict().items():
+        close(name, whole[name], each)
+    made(own).load_state_dict(whole)
+
+
+def emulated(mesh, method):
+    """Stages of a pipeline, each on the tensor axis: what a trainer does to weights it does to parts of them."""
+    torch.manual_seed(5)
+    batches = [(torch.randint(12, (4, 6)), torch.randint(12, (4, 6))) for _ in range(5)]
+
+    def losses(stages):
+        trainer = stretto.Trainer(
+            stages, loss=lambda out, y: nn.functional.cross_entropy(out.flatten(0, 1), y.flatten()),
+            optimizer=lambda weights: torch.optim.SGD(weights, lr=0.01, momentum=0.9), method=method,
+            example=batches[0][0],
+        )  # fmt: skip
+        found = [trainer.step(*batch) for batch in batches]
+        return [loss for loss in [*found, *trainer.flush()] if loss is not None]
+
+    right = made(own)
+    mine = copy.deepcopy(right)
+    for stage in mine:
+        stretto.parallel.tensor(stage, mesh, parameters="local")
+    with alone():
+        close(method, losses(list(mine)), losses(list(right)))
+    same(mine, right)
+
+
+def masks(mesh):
+    """Dropout: alike where activations are whole, the generators alike afterwards, heads and slices apart."""
+    group = mesh.get_group("tensor")
+    torch.manual_seed(8)
+    for make, given in (
+        (partial(GPT2, 12, 20, 5, 0.3), tokens(12)), (partial(BertLayer, 20, 5, 0.3), sequence(20)),
+        (lambda: nn.TransformerEncoderLayer(20, 5, 21, 0.3), sequence(20)),
+        (lambda: nn.Sequential(nn.Linear(20, 21), nn.Dropout(0.3), nn.Linear(21, 20), nn.Dropout(0.3)), sequence(20)),
+    ):  # fmt: skip
+        module = stretto.parallel.tensor(made(make), mesh)
+        torch.manual_seed(9)
+        given = alike(given.double() if given.is_floating_point() else given, group)
+        outs = [module(given), module(given)]
+        assert not torch.equal(*outs)
+        for out in outs:
+            alike(out.detach(), group)
+        alike(torch.get_rng_state(), group)
+        module.eval()
+        torch.testing.assert_close(module(given), module(given))
+    apart = stretto.parallel.tensor(nn.Sequential(nn.Linear(4, 64), nn.Dropout(), nn.Linear(64, 4)), mesh)
+    seen = []
+    apart[1].register_forward_hook(lambda layer, args, out: seen.append(out.detach() == 0))
+    torch.manual_seed(0)
+    apart(torch.randn(8, 4))
+    assert not torch.equal(*gathered(seen[0].to(torch.uint8), group))
+    before = torch.get_rng_state()
+    apart.eval()(torch.randn(8, 4, generator=torch.Generator()))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def gathered(x, group):
+    every = [torch.empty_like(x) for _ in range(group.size())]
+    dist.all_gather(every, x.contiguous(), group=group)
+    return every
+
+
+def alike(x, group):
+    """What every process has, the same to the last bit."""
+    first, *others = gathered(x, group)
+    assert all(torch.equal(first, each) for each in others)
+    return x
+
+
+def refusals():
+    """What is refused, on every process alike; returns the messages."""
+    mesh = begin(2, names=("tensor",))
+    once = stretto.parallel.tensor(nn.Sequential(nn.Linear(2, 2)), mesh)
+    convolution = nn.Sequential(nn.Conv2d(6, 6, 1, groups=3))
+    attempts = [
+        lambda: stretto.parallel.tensor(nn.Linear(2, 2), init_device_mesh("cpu", (2,), mesh_dim_names=("data",))),
+        lambda: stretto.parallel.tensor(once, mesh),
+        lambda: stretto.parallel.tensor(nn.Linear(2, 2), mesh, parameters="plain"),
+        lambda: stretto.parallel.tensor(mlp(4, 4), mesh, plan={"11": "row"}),
+        lambda: stretto.parallel.tensor(mlp(4, 4), mesh, plan={"0": "rows"}),
+        lambda: stretto.parallel.tensor(mlp(4, 4), mesh, plan={"1": "row"}),
+        lambda: stretto.parallel.tensor(nn.Sequential(nn.Linear(4, 1)), mesh, plan={"0": "column"}),
+        lambda: stretto.parallel.tensor(convolution, mesh, plan={"0": "row"}),
+        lambda: stretto.parallel.tensor(
+            nn.Sequential(nn.Embedding(4, 2, padding_idx=0)), mesh, plan={"0": "vocabulary"}
+        ),
+        lambda: stretto.parallel.tensor(Block(8, 1, 1), mesh),
+        lambda: stretto.parallel.tensor(Llama(12, 16, 4, 1, 8), mesh),
+        lambda: stretto.parallel.tensor(nn.Sequential(nn.MultiheadAttention(4, 1)), mesh),
+    ]
+    messages = []
+    for attempt in attempts:
+        with pytest.raises(stretto.UsageError) as caught:
+            attempt()
+        messages.append(str(caught.value))
+    whole = stretto.parallel.tensor(Block(8, 1, 1), mesh, plan={"attention": "replicate"})
+    assert not any(isinstance(each, DTensor) for each in whole.attention.parameters())
+    end()
+    return messages
