@@ -73,9 +73,9 @@ class Trainer:
             to the modules before the Trainer is made. "bf16-autocast" leaves the weights and runs forwards, heads and
             losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
 
-        mesh: how processes share the work besides the pipeline: Mesh(data=2) trains two replicas of it, each on its part
-            of every minibatch's examples. The axes multiply to the number of processes. On one process replicas are
-            emulated, at the price of their memory.
+        mesh: how processes share the work besides the pipeline: Mesh(data=2) trains two replicas of it, each on its
+            part of every minibatch's examples. The axes multiply to the number of processes. On one process replicas
+            are emulated, at the price of their memory.
         sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
             gradient as without replicas, however the examples divide. "local-sgd(every=8)" and "diloco(every=8)", or
             stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
@@ -140,9 +140,10 @@ class Trainer:
             ties.refuse(self._ties, self.method)
         self._agreement = self.sync.agreement if self.mesh.data > 1 or self.sync.agreement == "M" else None
         if self._ties and self._agreement == "M":
+            tied = self._ties[0]
             raise UsageError(
-                f"stages {self._ties[0].owner} and {self._ties[0].users[0]} share {self._ties[0].name!r} (tied weights), "
-                f"which {self.sync} does not merge on both: use sync='all-reduce', or put both into one stage"
+                f"stages {tied.owner} and {tied.users[0]} share {tied.name!r} (tied weights), which {self.sync} does "
+                "not merge on both: use sync='all-reduce', or put both into one stage"
             )
         self.schedule, self.rules = self._plan(self.method.plan, workers)
         self.lag = self.method.lag(num_stages)

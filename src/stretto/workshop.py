@@ -100,6 +100,7 @@ class Workshop:
         return Place(index, self.rules.num_stages, delay, momentum_of(optimizer), recompute)
 
     def _seeding(self, index: int) -> Callable[[int], None]:
-        others = ["replica", self.replica] if self.replica else []
-        base, generator = derive(self.seed, "forward", index, *others), PreservedGenerator(self.device)
+        base, generator = derive(self.seed, "forward", index), PreservedGenerator(self.device)
+        if self.replica:
+            base = derive(base, "replica", self.replica)
         return lambda microbatch: generator.seed(derive(base, microbatch))

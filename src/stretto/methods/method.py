@@ -72,7 +72,12 @@ class Method:
         return self.weights == "double-buffered" and schedule.num_stages > 1
 
     def synchronous_plan(
-        self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False, ties: Pairs = (),
+        self,
+        num_stages: int,
+        num_workers: int | None = None,
+        *,
+        reduce: bool = False,
+        ties: Pairs = (),
         agreement: Agreement | None = None,
     ) -> tuple[Schedule, Rules]:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
@@ -83,7 +88,12 @@ class Method:
         return planned(Delays(flushed), rules.reach, reduce, ties, agreement)
 
     def plan(
-        self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False, ties: Pairs = (),
+        self,
+        num_stages: int,
+        num_workers: int | None = None,
+        *,
+        reduce: bool = False,
+        ties: Pairs = (),
         agreement: Agreement | None = None,
     ) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.

@@ -83,8 +83,8 @@ class Rules:
     `split` are the stages whose backward is I and W instead of B; `per_update` is how many micro-batches an update
     consumes. `recompute` are the stages whose graph is made by a second forward, C; `keep` those of them that keep
     their input for it, the first of each segment: the others get it from the C of the stage below. `reduces` says that
-    updates wait for what all stages' R have to tell, `sums` that the gradients of replicas are added up before, `merges`
-    that their weights are merged after; `ties` are weights that several stages use.
+    updates wait for what all stages' R have to tell, `sums` that the gradients of replicas are added up before,
+    `merges` that their weights are merged after; `ties` are weights that several stages use.
     """
 
     reach: Reach

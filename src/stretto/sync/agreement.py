@@ -22,7 +22,7 @@ class Agreement(ABC):
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
         """Before update number `updates` (A), or when so many have been made (M); `then` follows changed weights."""
 
-    def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+    def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (they are)
         """Training pauses: copies are the same from here on."""
 
     def forget(self) -> None:
@@ -33,7 +33,7 @@ class Agreement(ABC):
         """What is known of past meetings."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most know nothing)
         """Go on from `state_dict`."""
 
 

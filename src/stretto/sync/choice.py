@@ -80,7 +80,9 @@ class DiLoCo(Sync):
         if not (is_number(self.outer_lr) and 0 < self.outer_lr < float("inf")):
             raise UsageError(f"diloco: outer_lr={self.outer_lr!r}: choose a positive number")
         if not (is_number(self.outer_momentum) and 0 <= self.outer_momentum < 1):
-            raise UsageError(f"diloco: outer_momentum={self.outer_momentum!r}: choose from 0 up to, but not including, 1")
+            raise UsageError(
+                f"diloco: outer_momentum={self.outer_momentum!r}: choose from 0 up to, but not including, 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
