@@ -52,10 +52,6 @@ class Masters:
         """Let `inner` step the masters, and round them into the parameters, in place."""
         self.collect()
         inner()
-        self.follow()
-
-    def follow(self) -> None:
-        """Round the masters into the parameters, in place."""
         if self.copies:
             with torch.no_grad():
                 for parameter, master in self.copies.items():

@@ -38,15 +38,12 @@ class AllReduce(Sync):
     algorithm: str | None = None
 
     def __post_init__(self) -> None:
-        from stretto.collectives.table import ALGORITHMS
-
         if self.hook is not None and self.hook not in HOOKS:
             raise UsageError(f"all-reduce: unknown hook {self.hook!r}: {nearest(str(self.hook), HOOKS)}")
-        known = [*ALGORITHMS, "auto"]
-        if self.algorithm is not None and self.algorithm not in known:
-            raise UsageError(f"all-reduce: unknown algorithm {self.algorithm!r}: {nearest(str(self.algorithm), known)}")
-        if self.hook == "powersgd" and self.algorithm is not None:
-            raise UsageError("all-reduce: hook=powersgd reduces with torch's own algorithm: leave algorithm= out")
+        if self.algorithm is not None:
+            check_algorithm(self.algorithm)
+        if self.hook is not None and self.algorithm is not None:
+            raise UsageError(f"all-reduce: hook={self.hook} reduces with torch's own algorithm: leave algorithm= out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +114,15 @@ def find(sync: str | Sync) -> Sync:
         if key not in known:
             raise UsageError(f"sync {bare!r} has no option {key!r}: {nearest(key, known)}")
     return CHOICES[bare](**options)
+
+
+def check_algorithm(name: str) -> None:
+    """Refuse a name that `stretto.collectives.all_reduce` does not know."""
+    from stretto.collectives.table import ALGORITHMS  # it imports torch
+
+    known = [*ALGORITHMS, "auto"]
+    if name not in known:
+        raise UsageError(f"all-reduce: unknown algorithm {name!r}: {nearest(str(name), known)}")
 
 
 def check_whole(sync: Sync, name: str, least: int) -> None:
