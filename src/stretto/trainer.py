@@ -258,36 +258,40 @@ class Trainer:
                     f"{name} is None in this process, where {where}: every process passes the same batches"
                 )
         pieces, replicas = self.schedule.per_turn, self.mesh.data
-        examples = first_size(y if x is None else x)
-        if pieces * replicas > 1 and examples < pieces * replicas and (reads_x or reads_y):
+        examples = first_size(y if x is None else x) if pieces * replicas > 1 else 1
+        if examples < pieces * replicas and (reads_x or reads_y):
             among = f" for each of {replicas} replicas" if replicas > 1 else ""
             raise UsageError(
                 f"{examples} examples cannot be cut into {pieces} micro-batches{among}: use larger minibatches, fewer "
                 "microbatches=, or a loader that drops the last, short batch (DataLoader(..., drop_last=True))"
             )
-        x_parts = cut(as_tuple(x), replicas, "parts, one a replica") if reads_x else [None] * replicas
-        y_parts = cut(as_tuple(y), replicas, "parts, one a replica") if reads_y else [None] * replicas
-        sizes = part_sizes(examples, replicas)
-        # The losses of replicas that add up their gradients are shares of the whole minibatch's.
-        whole = [size if self._agreement == "M" else examples for size in sizes]
+        x_parts = self._parted(x) if reads_x else [[None] * pieces] * replicas
+        y_parts = self._parted(y) if reads_y else [[None] * pieces] * replicas
+        shares = self._shares(examples)
         return [
-            load
+            self._load(*parts)
             for replica in self._team.replicas
-            for load in self._pieces(x_parts[replica], y_parts[replica], sizes[replica], whole[replica])
+            for parts in zip(x_parts[replica], y_parts[replica], shares[replica], strict=True)
         ]
 
-    def _pieces(self, x: Batch | None, y: Any, examples: int, whole: int) -> list[dict[str, Any]]:
-        # The micro-batches of so many examples, of `whole` that the loss is a mean over.
-        pieces = self.schedule.per_turn
+    def _parted(self, value: Any) -> list[list[Any]]:
+        # Of each replica its micro-batches: each micro-batch is dealt out, so that its examples are what they were.
+        pieces = cut(as_tuple(value), self.schedule.per_turn)
+        parted = [cut(piece, self.mesh.data, "parts, one for each replica") for piece in pieces]
+        return [list(own) for own in zip(*parted, strict=True)]
+
+    def _shares(self, examples: int) -> list[list[float]]:
+        # What a loss counts: replicas that add up their gradients have shares of the whole minibatch's mean.
+        pieces, replicas = self.schedule.per_turn, self.mesh.data
+        if pieces * replicas == 1:
+            return [[1.0]]
+        sizes = list(zip(*(part_sizes(each, replicas) for each in part_sizes(examples, pieces)), strict=True))
+        wholes = [sum(own) if self._agreement == "M" else examples for own in sizes]
+        return [[size / (whole or 1) for size in own] for own, whole in zip(sizes, wholes, strict=True)]
+
+    def _load(self, x: Batch | None, y: Any, share: float) -> dict[str, Any]:
         inputs = () if x is None else self.precision.inputs(inputs_on(x, self.device))
-        target = None if y is None else target_on(y, self.device)
-        x_parts = [()] * pieces if x is None else cut(inputs, pieces)
-        y_parts = [None] * pieces if y is None else cut(target, pieces)
-        shares = [size / whole if whole else 0.0 for size in part_sizes(examples, pieces)]
-        return [
-            {"activation": x_part, "target": Target(y_part, share if pieces * self.mesh.data > 1 else 1.0)}
-            for x_part, y_part, share in zip(x_parts, y_parts, shares, strict=True)
-        ]
+        return {"activation": inputs, "target": Target(None if y is None else target_on(y, self.device), share)}
 
     def _collect_losses(self) -> None:
         pieces, values = self.schedule.per_turn, self._interpreter.values
@@ -421,7 +425,10 @@ class Trainer:
         before = copy.deepcopy([stage.state_dict() for stage in every])
         try:
             for stage in every:
-                stage.load_state_dict(states[stage.index], str(path))
+                state = states[stage.index]
+                if stage is not self._stages[stage.index]:
+                    state = copy.deepcopy(state)  # emulated replicas share no tensors
+                stage.load_state_dict(state, str(path))
         except UsageError:
             for stage, state in zip(every, before, strict=True):
                 stage.load_state_dict(state, "the state before")

@@ -55,3 +55,26 @@ def train(method, mesh=None, *, steps=9, **options):
 def train_all(runs):
     """What `train` gives for each of several (method, mesh, options), in the same processes."""
     return [train(method, mesh, **options) for method, mesh, options in runs]
+
+
+def save_in_the_middle(method, mesh, folder, **options):
+    """Four steps, a checkpoint, four more."""
+    trainer = build(method, mesh, **options)
+    data = batches(8)
+    for x, y in data[:4]:
+        trainer.step(x, y)
+    trainer.save(folder, extra={"step": 4})
+    for x, y in data[4:]:
+        trainer.step(x, y)
+    trainer.flush()
+    return weights_of(trainer)
+
+
+def resume(method, mesh, folder, **options):
+    """The last four steps, from the checkpoint."""
+    trainer = build(method, mesh, **options)
+    step = trainer.load(folder)["step"]
+    for x, y in batches(8)[step:]:
+        trainer.step(x, y)
+    trainer.flush()
+    return weights_of(trainer)

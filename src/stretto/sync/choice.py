@@ -12,10 +12,10 @@ HOOKS = ("bf16", "fp16", "powersgd")
 
 @dataclass(frozen=True, kw_only=True)
 class Sync:
-    """What replicas do to stay together. `agreement` is the kind of action with which they meet; None: they do not."""
+    """What replicas do to stay together. `agreement` is the kind of action with which they meet."""
 
     name: ClassVar[str]
-    agreement: ClassVar[Agreement | None]
+    agreement: ClassVar[Agreement]
 
     def __str__(self) -> str:
         given = [(field.name, getattr(self, field.name)) for field in fields(self)]
@@ -33,7 +33,7 @@ class AllReduce(Sync):
     """
 
     name: ClassVar[str] = "all-reduce"
-    agreement: ClassVar[Agreement | None] = "A"
+    agreement: ClassVar[Agreement] = "A"
     hook: str | None = None
     algorithm: str | None = None
 
@@ -51,7 +51,7 @@ class LocalSGD(Sync):
     """Replicas train by themselves; after every `every` updates of a stage its weights are averaged (Stich 2018)."""
 
     name: ClassVar[str] = "local-sgd"
-    agreement: ClassVar[Agreement | None] = "M"
+    agreement: ClassVar[Agreement] = "M"
     every: int = 8
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class DiLoCo(Sync):
     """
 
     name: ClassVar[str] = "diloco"
-    agreement: ClassVar[Agreement | None] = "M"
+    agreement: ClassVar[Agreement] = "M"
     every: int = 8
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
@@ -80,21 +80,6 @@ class DiLoCo(Sync):
             raise UsageError(
                 f"diloco: outer_momentum={self.outer_momentum!r}: choose from 0 up to, but not including, 1"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterServer(Sync):
-    """Replicas send gradients to servers and fetch weights, without waiting for each other.
-
-    No replica is more than `staleness` updates ahead of the slowest one (stale synchronous parallel, Ho et al. 2013).
-    """
-
-    name: ClassVar[str] = "parameter-server"
-    agreement: ClassVar[Agreement | None] = None
-    staleness: int = 4
-
-    def __post_init__(self) -> None:
-        check_whole(self, "staleness", 0)
 
 
 CHOICES: dict[str, type[Sync]] = {each.name: each for each in (AllReduce, LocalSGD, DiLoCo)}
