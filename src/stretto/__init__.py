@@ -19,14 +19,20 @@ if TYPE_CHECKING:
     from stretto import collectives, parallel
     from stretto.landscape.noise import noise_scale
     from stretto.landscape.sharpness import sharpness
+    from stretto.mesh import Mesh
     from stretto.methods import Method, method
     from stretto.norms import group_norm
     from stretto.optim.scaling import scale_for_batch
     from stretto.splitting import split
+    from stretto.sync import AllReduce, DiLoCo, LocalSGD
     from stretto.trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = [
+    "AllReduce",
+    "DiLoCo",
+    "LocalSGD",
+    "Mesh",
     "Method",
     "ScheduleError",
     "StrettoError",
@@ -43,6 +49,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AllReduce": "stretto.sync",
+    "DiLoCo": "stretto.sync",
+    "LocalSGD": "stretto.sync",
+    "Mesh": "stretto.mesh",
     "Method": "stretto.methods",
     "Trainer": "stretto.trainer",
     "group_norm": "stretto.norms",

@@ -22,16 +22,28 @@ def target_on(y: Any, device: torch.device) -> Any:
     return y
 
 
-def cut(value: Any, pieces: int) -> list[Any]:
+def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
     """Cut a tensor, or a tuple of tensors, along its first dimension as torch.tensor_split cuts."""
+    if pieces == 1:
+        return [value]
     if isinstance(value, Tensor):
         return list(value.tensor_split(pieces))
     if isinstance(value, tuple) and value:
-        return list(zip(*(cut(part, pieces) for part in value), strict=True))
+        return list(zip(*(cut(part, pieces, what) for part in value), strict=True))
     raise UsageError(
-        f"a target of type {type(value).__name__} cannot be cut into {pieces} micro-batches: give a tensor, or a tuple "
+        f"a target of type {type(value).__name__} cannot be cut into {pieces} {what}: give a tensor, or a tuple "
         "of tensors, whose first dimension is the examples'"
     )
+
+
+def part_sizes(examples: int, pieces: int) -> list[int]:
+    """How many examples `cut` gives each piece."""
+    return [examples // pieces + (piece < examples % pieces) for piece in range(pieces)]
+
+
+def as_tuple(value: Any) -> Any:
+    """Lists as tuples, so that they can be cut: a DataLoader makes lists."""
+    return tuple(as_tuple(part) for part in value) if isinstance(value, tuple | list) else value
 
 
 def first_size(value: Any) -> int:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Self, TypeVar
 
 from stretto.errors import UsageError, nearest
+from stretto.sync import find
 from stretto.words import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 
@@ -94,6 +95,11 @@ class TrainSettings(Settings):
     """Examples of an update; unless said otherwise 32, transformer 16."""
     seed: Annotated[int, WHOLE] = 0
     """Decides initial weights, heads, the order of the data and dropout."""
+    data_parallel: Annotated[int, WHOLE] = 1
+    """Replicas of the pipeline, each on its part of every minibatch; --workers, the processes in all, are divided among
+    them. Emulated without --workers."""
+    sync: str = "all-reduce"
+    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", "local-sgd(every=8)", "diloco(every=8)"."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
     """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
     where gradients are delayed."""
@@ -191,6 +197,28 @@ def check(settings: Settings) -> None:
         if settings.checkpoint_every is not None:
             at_least_one("checkpoint_every", settings.checkpoint_every)
         positive_rates([] if settings.lr is None else [settings.lr])
+        check_replicas(settings)
+
+
+def check_replicas(settings: TrainSettings) -> None:
+    """Refuse replicas that the processes or the examples cannot be divided among."""
+    at_least_one("data_parallel", settings.data_parallel)
+    find(settings.sync)
+    if settings.workers is not None and settings.workers % settings.data_parallel:
+        raise UsageError(
+            f"workers={settings.workers} for data_parallel={settings.data_parallel}: each replica takes as many "
+            f"processes as any other; choose workers={multiple(settings.workers, settings.data_parallel)}"
+        )
+    if settings.batch_size is not None and settings.batch_size < settings.data_parallel:
+        raise UsageError(
+            f"batch_size={settings.batch_size} for data_parallel={settings.data_parallel}: each replica needs an "
+            "example of its own; use a larger batch, or fewer replicas"
+        )
+
+
+def multiple(number: int, of: int) -> int:
+    """The multiple of a number next to another one, but not 0."""
+    return max(1, round(number / of)) * of
 
 
 def check_large_batches(settings: Settings) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
+from torch import Tensor
+
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.delay import BACKWARD
 from stretto.schedule.rules import operands
@@ -39,12 +41,24 @@ class Interpreter(ABC):
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
         """Turn n: micro-batches enter, each given as what the loader makes of it, by value; run all that can run."""
-        first = n * self.schedule.per_turn
-        for microbatch, load in enumerate(loads, start=first):
+        self.load(n, loads)
+        self._issue(n, None)
+
+    def load(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
+        """What the loader makes of turn n's micro-batches."""
+        for microbatch, load in enumerate(loads, start=n * self.schedule.per_turn):
             for edge in self.rules.loads(microbatch):
                 if edge.stage in self.stages:
                     self.values[edge] = load[edge.value]
-        self._issue(n, None)
+
+    def losses(self, edges: Sequence[Edge]) -> list[Tensor]:
+        """Take losses that are there. Those of replicas are added up: the same for all of them."""
+        return [self.values.pop(edge) for edge in edges]
+
+    @property
+    def every_stage(self) -> list[Stage]:
+        """The stages that live here, those of emulated replicas too."""
+        return list(self.stages.values())
 
     def drain(self, n: int) -> None:
         """Finish everything that entered before turn n. Raises ScheduleError if something cannot be finished."""

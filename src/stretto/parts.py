@@ -9,6 +9,7 @@ from torch import nn
 
 from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
+from stretto.mesh import Mesh
 from stretto.schedule import Reach
 from stretto.seeding import derive
 
@@ -32,6 +33,17 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
     ):
         if not fits:
             raise UsageError(f"{name}={value!r}: give {wanted}")
+
+
+def check_mesh(mesh: Any) -> None:
+    """Refuse what is no mesh, and axes inside a stage: those are the business of the stages themselves."""
+    if not isinstance(mesh, Mesh):
+        raise UsageError(f"mesh={mesh!r}: give stretto.Mesh(data=2)")
+    if mesh.inside > 1:
+        raise UsageError(
+            f"{mesh}: a Trainer shares work along data and pipeline; tensor and space are for stretto.parallel, "
+            "without a Trainer. Set tensor=1, space=(1, 1)"
+        )
 
 
 def is_whole(value: Any) -> bool:

@@ -16,7 +16,7 @@ class Phase:
 
     def begin(self, n: int) -> None:
         """Turn n is the phase's first; nothing is in flight."""
-        for stage, practice in zip(self.interpreter.stages.values(), self.practices, strict=True):
+        for stage, practice in zip(self.interpreter.every_stage, self.practices, strict=True):
             stage.adopt(practice, stage.index in self.interpreter.rules.recompute)
         self.interpreter.restart(n)
 

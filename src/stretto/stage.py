@@ -12,6 +12,7 @@ from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
 from stretto.optim import Masters
 from stretto.schedule import Reach
+from stretto.sync.agreement import Agreement
 from stretto.ties import Borrower, Lender, taken
 from stretto.weights import Weights
 
@@ -78,7 +79,7 @@ class Stage:
     `seed_forward` is called with a micro-batch before its forward, so that what a stage draws (dropout) depends on
     nothing else. `lends` and `borrows` say which parameters it shares with other stages. `masters` are what the
     optimizer steps in place of low-precision parameters. `context` makes what each forward runs in, with its head and
-    loss (autocast).
+    loss (autocast). `agreement` is its part in what the copies of this stage in other replicas do together.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Stage:
         borrows: Borrower | None = None,
         masters: Masters | None = None,
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
+        agreement: Agreement | None = None,
     ) -> None:
         assert split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
         assert not mean or split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I and W"
@@ -128,6 +130,7 @@ class Stage:
         self.masters = masters or Masters()
         self._parameters += self.masters.copies.values()
         self.context = context
+        self.agreement = agreement
         self._begun = False  # whether a gradient has been computed since the last update
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
@@ -142,8 +145,10 @@ class Stage:
             "B": self._backward,
             "I": self._input_gradient,
             "W": self._weight_gradient,
+            "A": self._add_up,
             "R": self._reduce,
             "U": self._update,
+            "M": self._merge,
         }
 
     def run(
@@ -200,6 +205,7 @@ class Stage:
             ("masters", self.masters if self.masters.copies else None),
             ("optimizer", self.optimizer),
             ("scheduler", self.scheduler),
+            ("agreement", self.agreement if self.agreement is not None and self.agreement.state_dict() else None),
         )
 
     def _first_forward(self, microbatch: int, operands: Mapping[str, Any], wanted: int) -> dict[str, Any]:
@@ -271,6 +277,8 @@ class Stage:
     def abandon(self) -> None:
         """What is in flight will not come back: drop it, and whatever gradients it has left."""
         self._begun = False
+        if self.agreement is not None:
+            self.agreement.forget()
         past = self.weights.state_dict()
         self.weights.forget()
         self.weights.load_state_dict(past)
@@ -347,6 +355,26 @@ class Stage:
         if self._lends is not None:
             self._lends.add(operands.get("tied-gradient", ()))
             self.masters.collect()
+
+    def _add_up(self, operands: Mapping[str, Any]) -> dict[str, Any]:
+        self._complete(operands)
+        if self.agreement is not None:
+            self.agreement.meet(self._stepped(), self.updates, lambda: None)
+        return {"summed": None}
+
+    def _merge(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        if self.agreement is not None:
+            self.agreement.meet(self._stepped(), self.updates, self.masters.follow)
+        return {}
+
+    def settle_replicas(self) -> None:
+        """Training pauses: the copies of this stage in all replicas are the same from here on."""
+        if self.agreement is not None:
+            self.agreement.settle(self._stepped(), self.updates, self.masters.follow)
+
+    def _stepped(self) -> list[Tensor]:
+        # What the optimizer steps.
+        return list(dict.fromkeys(self.masters.of(parameter) for parameter in self._parameters))
 
     def _reduce(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._complete(operands)

@@ -14,13 +14,19 @@ from stretto import checkpoint
 from stretto.chain import Chain
 from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
+from stretto.emulate.meeting import Meeting
 from stretto.emulate.recorder import record
+from stretto.emulate.replicas import Replicas
+from stretto.errors import UsageError
 from stretto.evaluate import evaluate
 from stretto.interpreter import Interpreter
+from stretto.mesh import Mesh
 from stretto.parts import pick_device
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage import Loss, Stage
+from stretto.sync import AllReduce, Sync
+from stretto.sync.peers import Peers
 from stretto.trace import trace
 from stretto.tracing import Recording
 
@@ -47,15 +53,28 @@ class Team(ABC):
     def holds(self, worker: int) -> bool:
         """Whether that worker's stages live in this process."""
 
+    @property
+    @abstractmethod
+    def replicas(self) -> Sequence[int]:
+        """The replicas of which something lives in this process; the first one is the one that is evaluated here."""
+
+    @abstractmethod
+    def share(self, modules: Sequence[nn.Module | None]) -> None:
+        """Begin all replicas alike: with the weights and buffers of replica 0."""
+
+    @abstractmethod
+    def peers(self, sync: Sync) -> Peers:
+        """What the copies of one stage in all replicas meet by. Raises UsageError if they cannot do as chosen."""
+
     @abstractmethod
     def device(self, asked: str | torch.device) -> torch.device:
         """The device of this process."""
 
     @abstractmethod
     def interpreters(
-        self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
+        self, plans: Sequence[Plan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
-        """What runs each plan on the stages that live here; they take turns."""
+        """What runs each plan on the stages of each replica that live here; they take turns."""
 
     @abstractmethod
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
@@ -120,10 +139,13 @@ class Team(ABC):
 
 
 class Solo(Team):
-    """One process: every worker is emulated."""
+    """One process: every worker of every replica is emulated."""
 
     rank, size = 0, 1
     can_retry = True
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
 
     def workers(self, asked: int | None, num_stages: int) -> int | None:
         """As asked."""
@@ -133,15 +155,32 @@ class Solo(Team):
         """Always."""
         return True
 
+    @property
+    def replicas(self) -> Sequence[int]:
+        """All."""
+        return range(self._mesh.data)
+
+    def share(self, modules: Sequence[nn.Module | None]) -> None:
+        """They will be copied."""
+
+    def peers(self, sync: Sync) -> Peers:
+        """They take turns."""
+        hook = sync.hook if isinstance(sync, AllReduce) else None
+        if hook == "powersgd" and not _alone.get():
+            raise UsageError(f"{sync} is not emulated: start processes, or leave the hook out")
+        return Meeting(self._mesh.data, hook)
+
     def device(self, asked: str | torch.device) -> torch.device:
         """As asked."""
         return pick_device(asked)
 
     def interpreters(
-        self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
+        self, plans: Sequence[Plan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
         """Emulators."""
-        return [Emulator(plan.schedule, plan.rules, stages, plan.delays) for plan in plans]
+        if len(replicas) == 1:
+            return [Emulator(plan.schedule, plan.rules, replicas[0], plan.delays) for plan in plans]
+        return [Replicas(plan.schedule, plan.rules, replicas, plan.delays) for plan in plans]
 
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
         """One recording for each worker of the schedule."""
@@ -198,9 +237,9 @@ def alone() -> Iterator[None]:
         _alone.reset(token)
 
 
-def find_team(timeout: float) -> Team:
+def find_team(timeout: float, mesh: Mesh) -> Team:
     """This process alone, or all that a launcher has started; nobody waits for another longer than `timeout` s."""
     from stretto.runtime import Ranks, membership  # it takes a while
 
     member = None if _alone.get() else membership()
-    return Solo() if member is None else Ranks(member, timeout)
+    return Solo(mesh) if member is None else Ranks(member, timeout, mesh)

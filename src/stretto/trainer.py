@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -13,26 +14,29 @@ from torch import Tensor, nn
 from stretto import heads as head_kinds
 from stretto import ties
 from stretto.assemble import warn_of_overshoot
-from stretto.batch import cut, first_size, inputs_on, target_on
+from stretto.batch import as_tuple, cut, first_size, inputs_on, part_sizes, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.elsewhere import Elsewhere
 from stretto.errors import StrettoError, UsageError
 from stretto.generator import PreservedGenerator
 from stretto.interpreter import Interpreter
+from stretto.mesh import Mesh, Placement
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.observe import Observer
-from stretto.parts import StageLike, build_stage, check_heads, check_kinds, check_sharing, check_stage, wake
+from stretto.parts import StageLike, build_stage, check_heads, check_kinds, check_mesh, check_sharing, check_stage, wake
 from stretto.phase import Phase
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.seeding import derive
 from stretto.stage import Loss, Practice, Stage, Target
+from stretto.sync import Sync
+from stretto.sync import find as find_sync
 from stretto.team import Plan, State, find_team
 from stretto.trace import example_for_linear
 from stretto.tracing import Recording
-from stretto.workshop import Workshop
+from stretto.workshop import Made, Workshop
 
 Batch = Any  # a tensor, or a tuple of tensors
 
@@ -69,6 +73,13 @@ class Trainer:
             to the modules before the Trainer is made. "bf16-autocast" leaves the weights and runs forwards, heads and
             losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
 
+        mesh: how processes share the work besides the pipeline: Mesh(data=2) trains two replicas of it, each on its
+            part of every minibatch's examples. The axes multiply to the number of processes. On one process replicas
+            are emulated, at the price of their memory.
+        sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
+            gradient as without replicas, however the examples divide. "local-sgd(every=8)" and "diloco(every=8)", or
+            stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
+            Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation and checkpoints.
         timeout: on several processes, how many seconds a worker waits for another before it gives up.
 
     Raises UsageError when the parts do not fit, before anything is trained.
@@ -89,11 +100,16 @@ class Trainer:
         device: str | torch.device = "auto",
         seed: int = 0,
         precision: str | None = None,
+        mesh: Mesh | None = None,
+        sync: str | Sync = "all-reduce",
         timeout: float = 600,
     ) -> None:
-        self._team = find_team(timeout)
+        self.mesh = Mesh() if mesh is None else mesh
+        self._team = find_team(timeout, self.mesh)
         with self._team.together():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
+            check_mesh(self.mesh)
+            self.sync = find_sync(sync)
             self.method = find_method(method)
             self.seed = seed
             self.precision = Precision(precision)
@@ -122,13 +138,21 @@ class Trainer:
         self._ties = ties.find(known)
         if self._ties and self.method.reach(num_stages).heads != (num_stages - 1,):
             ties.refuse(self._ties, self.method)
+        self._agreement = self.sync.agreement if self.mesh.data > 1 or self.sync.agreement == "M" else None
+        if self._ties and self._agreement == "M":
+            tied = self._ties[0]
+            raise UsageError(
+                f"stages {tied.owner} and {tied.users[0]} share {tied.name!r} (tied weights), which {self.sync} does "
+                "not merge on both: use sync='all-reduce', or put both into one stage"
+            )
         self.schedule, self.rules = self._plan(self.method.plan, workers)
         self.lag = self.method.lag(num_stages)
+        self.placement = Placement(self.mesh, self.schedule.num_workers)
         self.heads = self._heads(heads, example, given)
         check_sharing(known, self.heads)
         wake(known)
+        self._team.share([*self.stages, *self.heads])
         practices = self._make_stages(optimizer, scheduler)
-        self.precision.convert([*self.stages, *self.heads])  # only now that nothing can be refused any more
         self._phases = self._make_phases(practices, workers)
         self._phase = self._phases[self.method.phases.synchronous(0)]
         self._phase.begin(0)
@@ -162,12 +186,16 @@ class Trainer:
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
 
+        Replicas that train by themselves merge their weights.
+
         Should training go on, later steps return them in their turn: collect from `step`, or from the last `flush`.
         """
         self._refuse_if_broken()
         if not self._drained:
             with self._running("flush"):
                 self._interpreter.drain(self._entered)
+                for stage in self._interpreter.every_stage:
+                    stage.settle_replicas()
             self._drained = True
             self._collect_losses()
         return [add_up(self._losses[n]) for n in sorted(self._losses)]
@@ -205,7 +233,7 @@ class Trainer:
         except BaseException as error:
             if self._team.can_retry and idle and before == self._updates():
                 # Nothing was in flight, nothing was updated: as if it had not been tried.
-                for stage in self._stages.values():
+                for stage in self._interpreter.every_stage:
                     stage.abandon()
                 self._interpreter.restart(self._entered)
             else:
@@ -229,24 +257,41 @@ class Trainer:
                 raise UsageError(
                     f"{name} is None in this process, where {where}: every process passes the same batches"
                 )
-        inputs = self.precision.inputs(inputs_on(x, self.device)) if reads_x else ()
-        target = target_on(y, self.device) if reads_y else None
-        pieces = self.schedule.per_turn
-        if pieces == 1:
-            return [{"activation": inputs, "target": Target(target)}]
-        examples = first_size(y if x is None else x)
-        if examples < pieces and (reads_x or reads_y):
+        pieces, replicas = self.schedule.per_turn, self.mesh.data
+        examples = first_size(y if x is None else x) if pieces * replicas > 1 else 1
+        if examples < pieces * replicas and (reads_x or reads_y):
+            among = f" for each of {replicas} replicas" if replicas > 1 else ""
             raise UsageError(
-                f"{examples} examples cannot be cut into {pieces} micro-batches: use larger minibatches, fewer "
+                f"{examples} examples cannot be cut into {pieces} micro-batches{among}: use larger minibatches, fewer "
                 "microbatches=, or a loader that drops the last, short batch (DataLoader(..., drop_last=True))"
             )
-        x_parts = cut(inputs, pieces) if reads_x else [()] * pieces
-        y_parts = cut(target, pieces) if reads_y else [None] * pieces
-        sizes = [examples // pieces + (piece < examples % pieces) for piece in range(pieces)]
+        x_parts = self._parted(x) if reads_x else [[None] * pieces] * replicas
+        y_parts = self._parted(y) if reads_y else [[None] * pieces] * replicas
+        shares = self._shares(examples)
         return [
-            {"activation": x_part, "target": Target(y_part, size / examples if examples else 0.0)}
-            for x_part, y_part, size in zip(x_parts, y_parts, sizes, strict=True)
+            self._load(*parts)
+            for replica in self._team.replicas
+            for parts in zip(x_parts[replica], y_parts[replica], shares[replica], strict=True)
         ]
+
+    def _parted(self, value: Any) -> list[list[Any]]:
+        # Of each replica its micro-batches: each micro-batch is dealt out, so that its examples are what they were.
+        pieces = cut(as_tuple(value), self.schedule.per_turn)
+        parted = [cut(piece, self.mesh.data, "parts, one for each replica") for piece in pieces]
+        return [list(own) for own in zip(*parted, strict=True)]
+
+    def _shares(self, examples: int) -> list[list[float]]:
+        # What a loss counts: replicas that add up their gradients have shares of the whole minibatch's mean.
+        pieces, replicas = self.schedule.per_turn, self.mesh.data
+        if pieces * replicas == 1:
+            return [[1.0]]
+        sizes = list(zip(*(part_sizes(each, replicas) for each in part_sizes(examples, pieces)), strict=True))
+        wholes = [sum(own) if self._agreement == "M" else examples for own in sizes]
+        return [[size / (whole or 1) for size in own] for own, whole in zip(sizes, wholes, strict=True)]
+
+    def _load(self, x: Batch | None, y: Any, share: float) -> dict[str, Any]:
+        inputs = () if x is None else self.precision.inputs(inputs_on(x, self.device))
+        return {"activation": inputs, "target": Target(None if y is None else target_on(y, self.device), share)}
 
     def _collect_losses(self) -> None:
         pieces, values = self.schedule.per_turn, self._interpreter.values
@@ -254,7 +299,10 @@ class Trainer:
             edges = [self.rules.loss(self._finished * pieces + piece) for piece in range(pieces)]
             if not all(edge in values for edge in edges):
                 return
-            self._losses[self._finished] = [values.pop(edge) for edge in edges]
+            losses = self._interpreter.losses(edges)
+            self._losses[self._finished] = (
+                [loss / self.mesh.data for loss in losses] if self._agreement == "M" and self.mesh.data > 1 else losses
+            )
             self._finished += 1
 
     # -- using what was trained -------------------------------------------------------------------------------------
@@ -373,13 +421,17 @@ class Trainer:
 
     def _load_stages(self, path: str | os.PathLike[str]) -> None:
         states = {index: read_stage(path, index) for index in self._stages}
-        before = copy.deepcopy({index: stage.state_dict() for index, stage in self._stages.items()})
+        every = self._interpreter.every_stage
+        before = copy.deepcopy([stage.state_dict() for stage in every])
         try:
-            for index, stage in self._stages.items():
-                stage.load_state_dict(states[index], str(path))
+            for stage in every:
+                state = states[stage.index]
+                if stage is not self._stages[stage.index]:
+                    state = copy.deepcopy(state)  # emulated replicas share no tensors
+                stage.load_state_dict(state, str(path))
         except UsageError:
-            for index, stage in self._stages.items():
-                stage.load_state_dict(before[index], "the state before")
+            for stage, state in zip(every, before, strict=True):
+                stage.load_state_dict(state, "the state before")
             raise
 
     # -- construction -----------------------------------------------------------------------------------------------
@@ -393,6 +445,8 @@ class Trainer:
             "seed": self.seed,
             "precision": self.precision.name,
             "clip": self.clip,
+            "mesh": self.mesh.to_json(),
+            "sync": str(self.sync),
         }
 
     def _build(self, given: Sequence[StageLike], homes: Mapping[int, int]) -> list[nn.Module]:
@@ -441,7 +495,8 @@ class Trainer:
         return example_for_linear(self.stages)
 
     def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
-        return plan(len(self.stages), workers, reduce=self.clip is not None, ties=ties.pairs(self._ties))
+        pairs = ties.pairs(self._ties)
+        return plan(len(self.stages), workers, reduce=self.clip is not None, ties=pairs, agreement=self._agreement)
 
     def _make_stages(
         self, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None
@@ -459,11 +514,26 @@ class Trainer:
             clip=self.clip,
             device=self.device,
             seed=self.seed,
+            sync=self.sync,
         )
         mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, Elsewhere)]
-        made = [workshop.make(index, self.stages[index], self.heads[index]) for index in mine]
+        benches = [workshop.of_replica(self._team.replicas[0])]
+        parts = [(self.stages, self.heads)]
+        for replica in self._team.replicas[1:]:  # emulated ones
+            parts.append(copy.deepcopy(parts[0]))
+            benches.append(replace(workshop.of_replica(replica), ties=ties.find(parts[-1][0])))
+        made: list[Made] = []
+        for index in mine:
+            peers = None if self._agreement is None else self._team.peers(self.sync)
+            for bench, (stages, heads) in zip(benches, parts, strict=True):
+                made.append(bench.make(index, stages[index], heads[index], peers))
         warn_of_overshoot(self.method, [each.place for each in made if each.place is not None])
-        self._stages: dict[int, Stage] = {each.stage.index: each.stage for each in made}
+        for stages, heads in parts:
+            self.precision.convert([*stages, *heads])  # only now that nothing can be refused any more
+        self._replicas = [
+            {each.stage.index: each.stage for each in made[number :: len(parts)]} for number in range(len(parts))
+        ]
+        self._stages: dict[int, Stage] = self._replicas[0]
         return [each.practices for each in made]
 
     def _make_phases(self, practices: Sequence[tuple[Practice, Practice]], workers: int | None) -> dict[bool, Phase]:
@@ -472,7 +542,7 @@ class Trainer:
         if self.method.phases:
             schedule, rules = self._plan(self.method.synchronous_plan, workers)
             plans.append(Plan(schedule, rules, Delays(schedule)))
-        interpreters = self._team.interpreters(plans, self._stages, self.lag, self.device)
+        interpreters = self._team.interpreters(plans, self._replicas, self.lag, self.device)
         both = zip((False, True), interpreters, zip(*practices, strict=True), strict=False)
         return {synchronous: Phase(interpreter, own) for synchronous, interpreter, own in both}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,9 @@ from stretto.precision import Precision
 from stretto.schedule import Delays, Rules
 from stretto.seeding import derive
 from stretto.stage import Loss, Practice, Stage
+from stretto.sync import Sync
+from stretto.sync.agreement import agreement
+from stretto.sync.peers import Peers
 
 
 class Made(NamedTuple):
@@ -43,9 +46,15 @@ class Workshop:
     clip: float | None
     device: torch.device
     seed: int
+    sync: Sync
+    replica: int = 0
 
-    def make(self, index: int, module: nn.Module, head: nn.Module | None) -> Made:
-        """Raises UsageError where the method cannot train this stage."""
+    def of_replica(self, replica: int) -> "Workshop":
+        """The one that makes a replica's stages."""
+        return replace(self, replica=replica)
+
+    def make(self, index: int, module: nn.Module, head: nn.Module | None, peers: Peers | None = None) -> Made:
+        """`peers` are the stage's copies in other replicas. Raises UsageError where the method cannot train it."""
         parts = [part for part in (module, head) if part is not None]
         borrows = ties.borrower_of(self.ties, index, module)
         trainable = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
@@ -82,6 +91,7 @@ class Workshop:
             borrows=borrows,
             masters=masters,
             context=lambda: self.precision.forward(self.device),
+            agreement=None if peers is None else agreement(self.sync, peers, [masters.of(p) for p in parameters]),
         )
         return Made(stage, practices, None if optimizer is None else place)
 
@@ -91,4 +101,6 @@ class Workshop:
 
     def _seeding(self, index: int) -> Callable[[int], None]:
         base, generator = derive(self.seed, "forward", index), PreservedGenerator(self.device)
+        if self.replica:
+            base = derive(base, "replica", self.replica)
         return lambda microbatch: generator.seed(derive(base, microbatch))

@@ -81,6 +81,27 @@ def test_the_numbers_of_emulation(capsys, tmp_path):
     assert "workers: 2 there, None here" in capsys.readouterr().err
 
 
+def test_replicas(capsys, tmp_path):
+    words = ("--method", "pb", "--data-parallel", "2", "--sync", "local-sgd(every=4)")
+    alone = train(capsys, *words, "--out", "alone")
+    assert main(["train", *SMALL, "--steps", "30", *words, "--out", "many", "--workers", "4"]) == 0
+    told = capsys.readouterr().out
+    assert "data 2 x pipeline 2 = 4 processes\n" in told
+    assert "process 3: replica 1, worker 1 (stage 2)\n" in told
+    assert train(capsys, *words, "--out", "many", "--workers", "4")["train_loss"] == alone["train_loss"]
+    assert without_seconds(record(tmp_path / "many").points) == without_seconds(record(tmp_path / "alone").points)
+    same_weights(tmp_path / "alone", tmp_path / "many")
+    run = json.loads((tmp_path / "many" / "run.json").read_text())
+    assert run["mesh"] == {"data": 2, "pipeline": 2, "tensor": 1, "height": 1, "width": 1}
+    assert run["settings"]["sync"] == "local-sgd(every=4)"
+    (first, *_) = (tmp_path / "many" / "worker-3.jsonl").read_text().splitlines()
+    assert {key: json.loads(first)[key] for key in ("replica", "worker", "stages")} == {
+        "replica": 1,
+        "worker": 1,
+        "stages": [2],
+    }
+
+
 def test_under_torchrun(capsys, tmp_path):
     words = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many"]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
@@ -188,6 +209,12 @@ MISTAKES = {
     "--workers 2 --nodes 2": "nodes=2: say where they meet, --rendezvous HOST:PORT",
     "--workers 2 --rendezvous here": "rendezvous='here': write it as HOST:PORT",
     "--checkpoint-every 0": "checkpoint_every=0",
+    "--workers 3 --data-parallel 2": "each replica takes as many processes as any other; choose workers=4",
+    "--workers 8 --data-parallel 2": "workers=8 for 3 stages of each of 2 replicas: use at most 6 workers",
+    "--data-parallel 0": "data_parallel=0: choose a whole number of at least 1",
+    "--data-parallel 40": "batch_size=32 for data_parallel=40: each replica needs an example of its own",
+    "--data-parallel 12 --method 1f1b": "micro-batches for each of 12 replicas, and batch_size=32",
+    "--sync local": "unknown sync 'local'",
 }
 
 

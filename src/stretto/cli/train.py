@@ -70,6 +70,8 @@ def train(
         if rank == 0:
             print_settings(resolved, output)
         return 0
+    if resolved.data_parallel > 1 and rank == 0:
+        output.say(prepared.trainer.placement.describe(prepared.trainer.schedule.worker_of))
     folder = output.out or default_folder(resolved)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
     if claim(folder, resolved, resume=resume):

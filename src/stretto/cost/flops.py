@@ -75,7 +75,7 @@ def paper(counted: Flops) -> Flops:
 
     A recompute is a forward (ours).
     """
-    factor = {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}
+    factor = {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "A": 0, "R": 0, "U": 0, "M": 0}
     return {(kind, stage): factor[kind] * counted["F", stage] for kind, stage in counted}
 
 

@@ -11,6 +11,7 @@ from stretto.schedule import Delays, Reach, Rules, Schedule, check
 from stretto.schedule.library.one_f_one_b import one_f_one_b
 from stretto.schedule.recompute import with_recompute
 from stretto.schedule.reduce import with_reduce
+from stretto.schedule.replicas import Agreement, with_agreement
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -71,29 +72,42 @@ class Method:
         return self.weights == "double-buffered" and schedule.num_stages > 1
 
     def synchronous_plan(
-        self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False, ties: Pairs = ()
+        self,
+        num_stages: int,
+        num_workers: int | None = None,
+        *,
+        reduce: bool = False,
+        ties: Pairs = (),
+        agreement: Agreement | None = None,
     ) -> tuple[Schedule, Rules]:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
         schedule, rules = self.plan(num_stages, num_workers)
         flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
         if self.recompute:
             flushed = with_recompute(flushed)
-        return planned(Delays(flushed), rules.reach, reduce, ties)
+        return planned(Delays(flushed), rules.reach, reduce, ties, agreement)
 
     def plan(
-        self, num_stages: int, num_workers: int | None = None, *, reduce: bool = False, ties: Pairs = ()
+        self,
+        num_stages: int,
+        num_workers: int | None = None,
+        *,
+        reduce: bool = False,
+        ties: Pairs = (),
+        agreement: Agreement | None = None,
     ) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.
 
         `reduce` makes the updates of a synchronous method wait until all stages have told each other how large their
-        gradients are. `ties` are pairs of stages, the second of which works on weights of the first. Raises
+        gradients are. `ties` are pairs of stages, the second of which works on weights of the first. `agreement` is
+        what replicas of the pipeline do at each update (`schedule/replicas.py`). Raises
         ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
         recompute.
         """
         schedule = self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
         if self.recompute:
             schedule = self._recomputing(schedule)
-        return planned(self.delays(schedule), self.reach(num_stages), reduce and self.synchronous, ties)
+        return planned(self.delays(schedule), self.reach(num_stages), reduce and self.synchronous, ties, agreement)
 
     def _recomputing(self, plain: Schedule) -> Schedule:
         schedule = with_recompute(plain, None if self.recompute is True else self.recompute)
@@ -106,9 +120,13 @@ class Method:
         return schedule
 
 
-def planned(delays: Delays, reach: Reach, reduce: bool, ties: Pairs) -> tuple[Schedule, Rules]:
-    """A schedule, with R before its updates if asked for, and its rules; checked."""
+def planned(
+    delays: Delays, reach: Reach, reduce: bool, ties: Pairs, agreement: Agreement | None
+) -> tuple[Schedule, Rules]:
+    """A schedule, with R before its updates and A or M beside them if asked for, and its rules; checked."""
     schedule = with_reduce(delays.schedule) if reduce else delays.schedule
+    if agreement is not None:
+        schedule = with_agreement(schedule, agreement)
     rules = Rules.of(schedule, reach, ties=tuple(delays.tie(owner, user) for owner, user in ties))
     check(schedule, rules)
     return schedule, rules

@@ -57,6 +57,12 @@ class Masters:
                 for parameter, master in self.copies.items():
                     parameter.copy_(master)
 
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Round the masters into the parameters, unnoticed by graphs in flight: something else has changed them."""
+        for parameter, master in self.copies.items():
+            parameter.data.copy_(master)
+
     def state_dict(self) -> dict[str, Any]:
         """The masters, in the order of the parameters."""
         return {"masters": [master.detach() for master in self.copies.values()]}

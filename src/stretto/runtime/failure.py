@@ -1,7 +1,7 @@
 """A process that fails says so once; the others learn of it and end without a word of their own."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch.distributed.distributed_c10d import Store
@@ -16,9 +16,10 @@ GRACE = 3.0  # seconds for whoever failed to say so, after its connection has go
 class PeerLostError(StrettoError):
     """The connection to another worker is gone, or it did not answer in time."""
 
-    def __init__(self, worker: int, cause: BaseException) -> None:
+    def __init__(self, worker: int, cause: BaseException, among: Sequence[int] = ()) -> None:
         super().__init__(f"no answer from worker {worker}: {cause}")
         self.worker = worker
+        self.among = tuple(among)  # where several work together: one of these it is
         self.timed_out = "timed out" in str(cause).lower()
 
 
@@ -50,14 +51,32 @@ class Failures:
                 return SystemExit(1)  # all processes have made the same mistake, and another one says it
             error.add_note(f"on worker {self._rank}, {here()}")
             return error
-        if self._published(GRACE) is not None or not self._publish(f"worker {error.worker} is lost"):
+        lost = self._roll_call(error.among) if len(error.among) > 1 else [error.worker]
+        who = " or ".join(map(str, lost))
+        if self._published(GRACE) is not None or not self._publish(f"worker {who} is lost"):
             return SystemExit(1)  # somebody else has said why
         if error.timed_out:
             return WorkerLostError(f"{chain()}. Nobody waits longer: Trainer(timeout=seconds) sets how long")
         return WorkerLostError(
-            f"worker {error.worker} is gone: it ended without a word (killed, or out of memory?) while worker "
+            f"worker {who} is gone: it ended without a word (killed, or out of memory?) while worker "
             f"{self._rank} {doing}"
         )
+
+    def _roll_call(self, among: Sequence[int]) -> list[int]:
+        # Those of several that do not answer; all who miss somebody come here.
+        if self._store is None:
+            return list(among)
+        try:
+            self._store.set(f"{KEY}/here/{self._rank}", "")
+            until = time.monotonic() + GRACE
+            while time.monotonic() < until and self._published(0) is None:
+                missing = [rank for rank in among if not self._store.check([f"{KEY}/here/{rank}"])]
+                if len(missing) == 1:
+                    return missing
+                time.sleep(0.05)
+        except RuntimeError:
+            return list(among)
+        return missing or list(among)
 
     def _publish(self, text: str) -> bool:
         # Whether this failure is the first.

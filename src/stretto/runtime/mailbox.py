@@ -1,7 +1,7 @@
 """What the workers of a schedule send each other: one channel for each kind of value, its source and who gets it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ def receivers(edge: Edge, schedule: Schedule) -> tuple[int, ...]:
 
 
 class Mailbox:
-    """One worker's ends of its channels. A worker's number is its rank in the group.
+    """One worker's ends of its channels. `ranks` are the workers' ranks in the group.
 
     Channels that are in `direct` go from device to device, the others through the host.
     """
@@ -74,12 +74,13 @@ class Mailbox:
         worker_of: Mapping[int, int],
         device: torch.device,
         *,
+        ranks: Sequence[int],
         first_tag: int,
         status: Status,
         direct: Mapping[Channel, Direct] = MappingProxyType({}),
     ) -> None:
         # Every worker numbers the channels alike.
-        me = dist.get_rank(group)
+        me = ranks.index(dist.get_rank(group))
         self._outboxes: dict[Channel, Outbox] = {}
         self._inboxes: dict[Channel, Inbox] = {}
         for tag, channel in enumerate(sorted(used), start=first_tag):
@@ -87,10 +88,10 @@ class Mailbox:
             name = f"{channel.value}s of stage {channel.stage}"
             if source == me:
                 depth = used[channel] + SPARE
-                line = Line(group, channel.worker, tag, name, status, direct.get(channel))
+                line = Line(group, ranks[channel.worker], tag, name, status, direct.get(channel))
                 self._outboxes[channel] = Outbox(line, depth)
             elif channel.worker == me:
-                line = Line(group, source, tag, name, status, direct.get(channel))
+                line = Line(group, ranks[source], tag, name, status, direct.get(channel))
                 self._inboxes[channel] = Inbox(line, device)
 
     def send(self, channel: Channel, value: Any, microbatch: int) -> None:

@@ -1,4 +1,4 @@
-"""Several processes, one worker each: worker w is the process of rank w."""
+"""Several processes, one worker of one replica each; without replicas worker w is the process of rank w."""
 
 import json
 import os
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial as bound
 from functools import reduce
 from operator import or_
@@ -19,11 +20,14 @@ from stretto import checkpoint
 from stretto.batch import inputs_on, target_on
 from stretto.checkpoint import Manifest
 from stretto.elsewhere import Elsewhere
+from stretto.emulate.meeting import Meeting
 from stretto.errors import UsageError
 from stretto.evaluate import Tally, evaluating
 from stretto.interpreter import Interpreter
+from stretto.mesh import Mesh, Placement
 from stretto.parts import pick_device
 from stretto.precision import Precision
+from stretto.runtime.comrades import Comrades, Fellowship
 from stretto.runtime.direct import Direct, backend_between, pair
 from stretto.runtime.failure import reaching
 from stretto.runtime.mailbox import Channel, Mailbox, channels
@@ -35,6 +39,8 @@ from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree
 from stretto.schedule import Rules
 from stretto.stage import Loss, Stage
+from stretto.sync import AllReduce, Sync
+from stretto.sync.peers import Peers
 from stretto.team import Outputs, Plan, State, Team
 from stretto.trace import trace
 from stretto.tracing import Recording
@@ -47,8 +53,11 @@ FIRST_TAG = 1  # 0 is for what workers say outside a schedule
 class Ranks(Team):
     """What a Trainer does otherwise on several processes. Everything here is a collective, but what asks no one."""
 
-    def __init__(self, member: Member, timeout: float) -> None:
+    def __init__(self, member: Member, timeout: float, mesh: Mesh) -> None:
         self.member = member
+        self._mesh = mesh
+        self._placement = Placement(mesh, 1)  # until it is known how many workers there are
+        self._fellowship: Fellowship | None = None
         self.world, self.status = member.world, member.status
         self.group = member.world.group(timeout)
         member.expect(timeout)
@@ -76,22 +85,63 @@ class Ranks(Team):
         return self.world.rank == 0
 
     def workers(self, asked: int | None, num_stages: int) -> int:
-        """One for each process."""
-        size = self.world.size
+        """One for each process of a replica."""
+        processes, replicas = self.world.size, self._mesh.data
+        size = self._mesh.pipeline(processes)
+        each = f" for each of {replicas} replicas" if replicas > 1 else ""
         if asked not in (None, size):
             raise UsageError(
-                f"workers={asked}, but there are {size} processes: leave workers= out, or start {asked} processes"
+                f"workers={asked}, but there are {size} processes{each}: leave workers= out, or start "
+                f"{asked * replicas} processes"
             )
         if size > num_stages:
             raise UsageError(
-                f"{size} processes for {num_stages} stages: {size - num_stages} would have nothing to do. Start "
-                f"{num_stages} processes at most, or cut the model into {size} stages or more"
+                f"{size} processes for {num_stages} stages{each}: {size - num_stages} would have nothing to do. Start "
+                f"{num_stages * replicas} processes at most, or cut the model into {size} stages or more"
             )
+        self._placement = Placement(self._mesh, size)
         return size
+
+    def _meet(self) -> None:
+        # A group for each worker and its copies; all processes make all of them.
+        for worker in range(self._placement.workers if self._mesh.data > 1 else 0):
+            ranks = self._placement.replicas_of(worker)
+            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=self._timeout))
+            if self.rank in ranks:
+                assert isinstance(group, dist.ProcessGroup), "this process is in the group"
+                self._fellowship = Fellowship(group, ranks, self.status)
+
+    @property
+    def _worker(self) -> int:
+        return self._placement.at(self.rank)[1]
+
+    @property
+    def _ranks(self) -> list[int]:
+        # The processes of this replica, in the order of workers.
+        return self._placement.workers_of(self.replicas[0])
+
+    @property
+    def replicas(self) -> Sequence[int]:
+        """One."""
+        return (self._placement.at(self.rank)[0],)
 
     def holds(self, worker: int) -> bool:
         """Whether it is this process."""
-        return worker == self.world.rank
+        return worker == self._worker
+
+    def share(self, modules: Sequence[nn.Module | None]) -> None:
+        """Replica 0 tells the others."""
+        if self._fellowship is not None:
+            group, ranks, _ = self._fellowship
+            with reaching(ranks[0] if self.rank != ranks[0] else ranks[1]), torch.no_grad():
+                for tensor in tensors_of(modules):
+                    here = tensor.detach().cpu().contiguous()
+                    dist.broadcast(here, group_src=0, group=group)
+                    tensor.data.copy_(here)
+
+    def peers(self, sync: Sync) -> Peers:
+        """The processes that hold the same stages."""
+        return Meeting(1) if self._fellowship is None else Comrades(self._fellowship, sync)
 
     def device(self, asked: str | torch.device) -> torch.device:
         """With "auto" or "cuda", a device of its own for each process of a machine."""
@@ -101,7 +151,7 @@ class Ranks(Team):
         return pick_device(asked)
 
     def interpreters(
-        self, plans: Sequence[Plan], stages: Mapping[int, Stage], lag: int, device: torch.device
+        self, plans: Sequence[Plan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
         """Workers that share one mailbox."""
         self._home_of = plans[0].schedule.worker_of
@@ -111,6 +161,7 @@ class Ranks(Team):
             used,
             self._home_of,
             device,
+            ranks=self._ranks,
             first_tag=FIRST_TAG,
             status=self.status,
             direct=self._direct(used, device),
@@ -119,12 +170,13 @@ class Ranks(Team):
             Worker(
                 plan.schedule,
                 plan.rules,
-                stages,
+                replicas[0],
                 plan.delays,
-                worker=self.world.rank,
+                worker=self._worker,
                 mailbox=mailbox,
                 lag=lag,
                 status=self.status,
+                peers=None if self._fellowship is None else Comrades(self._fellowship, AllReduce()),
             )
             for plan in plans
         ]
@@ -135,15 +187,19 @@ class Ranks(Team):
         made: dict[Channel, Direct] = {}
         if backend is not None:
             for channel in sorted(channel for channel in used if channel.value != "loss"):
-                group = pair((self._home_of[channel.stage], channel.worker), backend, self._timeout)
-                if group is not None:
-                    made[channel] = Direct(group, device)
+                for replica in range(self._mesh.data):
+                    ranks = self._placement.workers_of(replica)
+                    group = pair((ranks[self._home_of[channel.stage]], ranks[channel.worker]), backend, self._timeout)
+                    if group is not None:
+                        made[channel] = Direct(group, device)
         return made
 
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
         """One recording: that of this worker."""
         workers = [each for each in interpreters if isinstance(each, Worker)]
-        recording = Recording(self.world.rank, name=worker_name(self.world.rank, workers[0].schedule))
+        name = worker_name(self._worker, workers[0].schedule)
+        of = f"replica {self.replicas[0]}, " if self._mesh.data > 1 else ""
+        recording = Recording(self.world.rank, name=of + name)
         if self.is_first:
             for rank in range(1, self.world.size):
                 tell_time(self._to(rank), self._from(rank, self.cpu))
@@ -159,6 +215,7 @@ class Ranks(Team):
         """Compare what all are about to train."""
         with reaching((self.rank + 1) % self.size):
             agree(self.group, description)
+        self._meet()
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
         """Each stage where it lives; then everybody is told the shapes."""
@@ -180,9 +237,9 @@ class Ranks(Team):
         """The owner sends, the borrower overwrites what it has."""
         for tie in rules.ties:
             if tie.owner in stages and tie.user not in stages:
-                self._to(self._home_of[tie.user]).send(stages[tie.owner].lent())
+                self._to(self._ranks[self._home_of[tie.user]]).send(stages[tie.owner].lent())
             elif tie.user in stages and tie.owner not in stages:
-                stages[tie.user].take_over(self._from(self._home_of[tie.owner], self.cpu).receive().value)
+                stages[tie.user].take_over(self._from(self._ranks[self._home_of[tie.owner]], self.cpu).receive().value)
 
     def evaluate(
         self,
@@ -192,9 +249,14 @@ class Ranks(Team):
         device: torch.device,
         precision: Precision,
     ) -> dict[str, float]:
-        """Batch after batch through the stages, where they live; the last one counts."""
+        """Batch after batch through the stages of replica 0, where they live; the last one counts."""
         homes, me = self._homes(stages), self.world.rank
         tally = Tally()
+        if self.replicas[0] > 0:
+            homes = self._placement.workers_of(0)[-1:]  # whom to ask
+            for _ in batches:  # whoever made them may draw from the same source again
+                pass
+            batches = ()
         with evaluating([stage for stage in stages if not isinstance(stage, Elsewhere)]), torch.no_grad():
             for x, y in batches:
                 given: tuple[Any, ...] = ()
@@ -221,7 +283,9 @@ class Ranks(Team):
         return Tally(float(sums[0]), *(int(number) for number in sums[1:])).result()
 
     def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
-        """Names as text in bytes, then tensor after tensor."""
+        """Names as text in bytes, then tensor after tensor. Those of replica 0."""
+        if self.replicas[0] > 0:
+            return None
         if not self.is_first:
             out = self._to(0)
             out.send(torch.tensor(len(own)))
@@ -233,7 +297,7 @@ class Ranks(Team):
             out.settle()
             return None
         gathered = dict(own)
-        for rank in range(1, self.world.size):
+        for rank in self._ranks[1:]:
             box = self._from(rank, self.cpu)
             for _ in range(int(box.receive().value)):
                 stage, names = box.receive()
@@ -242,12 +306,13 @@ class Ranks(Team):
         return dict(sorted(gathered.items()))
 
     def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
-        """Each process writes its own stages; rank 0 makes a checkpoint of them."""
+        """Each process of replica 0 writes its own stages; rank 0 makes a checkpoint of them."""
         if self.is_first:
             checkpoint.begin(path)
         self.barrier()
         partial = checkpoint.partial_of(path)
-        mine = {index: checkpoint.write_stage(partial, index, state) for index, state in states.items()}
+        own = states if self.replicas[0] == 0 else {}
+        mine = {index: checkpoint.write_stage(partial, index, state) for index, state in own.items()}
         told = self._collect(as_tensor(json.dumps(mine).encode()))
         if self.is_first:
             digests = {int(index): each for one in told for index, each in json.loads(as_text(one)).items()}
@@ -280,12 +345,13 @@ class Ranks(Team):
             dist.barrier(group=self.group)
 
     def _homes(self, stages: Sequence[nn.Module]) -> list[int]:
-        return [stage.worker if isinstance(stage, Elsewhere) else self.world.rank for stage in stages]
+        # The process of this replica that holds each stage.
+        return [self._ranks[stage.worker] if isinstance(stage, Elsewhere) else self.world.rank for stage in stages]
 
     def _shapes(self, outputs: tuple[Tensor, ...], home: int, device: torch.device) -> tuple[Tensor, ...]:
         # Everybody hears what the stage at `home` gives for an example; the numbers stay there.
         if home == self.world.rank:
-            for other in range(self.world.size):
+            for other in self._ranks:
                 if other != home:
                     self._to(other).send(outputs)
             return outputs
@@ -301,3 +367,9 @@ class Ranks(Team):
         if rank not in self._inboxes:
             self._inboxes[rank] = Inbox(Line(self.group, rank, 0, "what it has", self.status), device)
         return self._inboxes[rank]
+
+
+def tensors_of(modules: Iterable[nn.Module | None]) -> list[Tensor]:
+    """Every parameter and buffer, each once, in an order that is the same in all replicas."""
+    found = [tensor for module in modules if module is not None for tensor in (*module.parameters(), *module.buffers())]
+    return list(dict.fromkeys(found))

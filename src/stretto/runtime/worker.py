@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from stretto.errors import ScheduleError
 from stretto.interpreter import Interpreter
 from stretto.runtime.mailbox import Channel, Mailbox, receivers
@@ -12,6 +15,7 @@ from stretto.runtime.status import Status
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.rules import Tie
 from stretto.stage import Stage
+from stretto.sync.peers import Peers
 from stretto.tracing import Recording
 from stretto.tracing.naming import channel as name
 
@@ -20,7 +24,7 @@ class Worker(Interpreter):
     """Runs one worker's actions in their order. What other workers need of the results is sent at once.
 
     After turn n every worker gets the loss of minibatch n - lag, so that none is more than `lag` ahead of the last
-    stage.
+    stage. `peers` are the same worker in other replicas, None if there are none.
     """
 
     def __init__(
@@ -34,8 +38,10 @@ class Worker(Interpreter):
         mailbox: Mailbox,
         lag: int,
         status: Status,
+        peers: Peers | None = None,
     ) -> None:
         super().__init__(schedule, rules, stages, delays)
+        self._peers = peers
         self.worker = worker
         self._mailbox = mailbox
         self._lag = lag
@@ -48,6 +54,15 @@ class Worker(Interpreter):
         """Turn n: run all of it, then hear of the minibatch whose turn it is."""
         super().step(n, loads)
         self._hear(n - self._lag + 1)
+
+    def losses(self, edges: Sequence[Edge]) -> list[Tensor]:
+        """The sums over all replicas."""
+        own = super().losses(edges)
+        if self._peers is None:
+            return own
+        total = torch.stack(own)
+        self._peers.add_up([total], lambda: None)
+        return list(total)
 
     def begin(self, n: int) -> None:
         """Turn n comes next, and nothing is in flight."""

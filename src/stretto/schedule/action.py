@@ -8,8 +8,10 @@ KINDS = {
     "B": "backward",
     "I": "input gradient",
     "W": "weight gradient",
+    "A": "add up over replicas",
     "R": "reduce",
     "U": "update",
+    "M": "merge replicas",
 }
 
 
@@ -17,7 +19,8 @@ class Action(NamedTuple):
     """`kind` is one of KINDS; `microbatch` is an offset inside a schedule's body and absolute once issued.
 
     B is the whole backward in one sweep; I and W are its two halves, where a schedule keeps them apart. C is a second
-    forward, for the backward, where the first one keeps no graph.
+    forward, for the backward, where the first one keeps no graph. Replicas of a pipeline add up their gradients (A)
+    before an update, or merge their weights (M) after it.
     Written as torch.distributed.pipelining writes it: stage, kind, micro-batch, "3F5".
     """
 

@@ -46,7 +46,7 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
             wanted = "FC" if stage in rules.recompute else "F"
             wanted += "IW" if stage in rules.split else "B"
             if (microbatch + 1) % rules.per_update == 0:
-                wanted += "RU" if rules.reduces else "U"
+                wanted += "A" * rules.sums + "R" * rules.reduces + "U" + "M" * rules.merges
             for kind in wanted:
                 action = Action(kind, stage, microbatch)
                 times = found.pop(action, 0)

@@ -23,7 +23,8 @@ class Edge(NamedTuple):
     recomputed                a stage's output once more, for the recompute of the stage above
     gradient                  what a backward sends to the stage below: one gradient for each stop it carries
     cotangent                 what I keeps for W
-    weight-gradient           what U consumes, or R, where there is one
+    weight-gradient           what U consumes, or R, or A, where there is one
+    summed                    that the replicas' gradients have been added up: for R, or U
     norm                      how large a stage's gradients are: what R tells every stage's U
     tied-weight               a version of weights that another stage owns
     tied-gradient             what a backward contributes to the gradient of weights that another stage owns
@@ -82,7 +83,8 @@ class Rules:
     `split` are the stages whose backward is I and W instead of B; `per_update` is how many micro-batches an update
     consumes. `recompute` are the stages whose graph is made by a second forward, C; `keep` those of them that keep
     their input for it, the first of each segment: the others get it from the C of the stage below. `reduces` says that
-    updates wait for what all stages' R have to tell; `ties` are weights that several stages use.
+    updates wait for what all stages' R have to tell, `sums` that the gradients of replicas are added up before,
+    `merges` that their weights are merged after; `ties` are weights that several stages use.
     """
 
     reach: Reach
@@ -91,6 +93,8 @@ class Rules:
     recompute: frozenset[int] = frozenset()
     keep: frozenset[int] = frozenset()
     reduces: bool = False
+    sums: bool = False
+    merges: bool = False
     ties: tuple[Tie, ...] = ()
     _patterns: dict[tuple[str, int, bool], tuple[Edge, ...]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -106,6 +110,8 @@ class Rules:
             recompute=recompute,
             keep=keep,
             reduces=any(kind == "R" for kind, _ in kinds),
+            sums=any(kind == "A" for kind, _ in kinds),
+            merges=any(kind == "M" for kind, _ in kinds),
             ties=ties,
         )
 
@@ -159,10 +165,14 @@ class Rules:
             return (graph, cotangent, *self._arriving(stage, microbatch))
         if kind == "U" and self.reduces:
             return tuple(Edge("norm", Action("R", other, microbatch), stage) for other in range(self.num_stages))
-        if kind in "RU":
+        if kind in "RU" and self.sums:
+            return (Edge("summed", action._replace(kind="A"), stage),)
+        if kind in "ARU":
             first = microbatch - self.per_update + 1
             window = range(first, microbatch + 1)
             return (*(self._weight_gradient(stage, m) for m in window), *self._contributed(stage, window))
+        if kind == "M":
+            return ()
         raise ScheduleError(f"{action}: no rule for kind {kind!r}")
 
     def _makes(self, action: Action) -> tuple[Edge, ...]:
@@ -176,6 +186,8 @@ class Rules:
             return (*[Edge("recomputed", action, stage + 1)] * goes_on, Edge("graph", action, stage))
         if kind == "U":
             return tuple(Edge("tied-weight", action, tie.user) for tie in self.ties if tie.owner == stage)
+        if kind == "A":
+            return (Edge("summed", action, stage),)
         if kind == "R":
             return tuple(Edge("norm", action, other) for other in range(self.num_stages))
         made: list[Edge] = []

@@ -45,7 +45,7 @@ class Timeline:
 
 def unit_costs(action: Action) -> float:
     """F, C, I and W take 1, B both halves of the backward, R and an update nothing."""
-    return {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "R": 0, "U": 0}[action.kind]
+    return {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "A": 0, "R": 0, "U": 0, "M": 0}[action.kind]
 
 
 def simulate(

@@ -11,9 +11,11 @@ from torch import nn
 from stretto import config, data, models
 from stretto.cost import Costs, measure
 from stretto.errors import UsageError
+from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.optim import LAMB, LARS, cosine, scale_for_batch, warmup
 from stretto.splitting import split
+from stretto.sync import find as find_sync
 from stretto.trainer import Trainer
 
 S = TypeVar("S", bound=config.Settings)
@@ -61,8 +63,12 @@ def resolve(settings: S) -> S:
             f"stages={stages}, but {model.name} has {len(model.layers)} blocks: use at most {len(model.layers)} "
             f"stages, or a deeper network (--model-options.depth {stages})"
         )
-    if settings.workers is not None and settings.workers > stages:
-        raise UsageError(f"workers={settings.workers} for {stages} stages: use at most {stages} workers")
+    replicas = settings.data_parallel if isinstance(settings, config.TrainSettings) else 1
+    if settings.workers is not None and settings.workers > stages * replicas:
+        each = f" of each of {replicas} replicas" if replicas > 1 else ""
+        raise UsageError(
+            f"workers={settings.workers} for {stages} stages{each}: use at most {stages * replicas} workers"
+        )
     return config.with_defaults(replace(settings, stages=stages))
 
 
@@ -71,7 +77,7 @@ def with_methods(settings: S) -> S:
     if isinstance(settings, config.CompareSettings):
         return replace(settings, methods=tuple(str(method(name)) for name in settings.methods))
     if isinstance(settings, config.TrainSettings):
-        return replace(settings, method=str(method(settings.method)))
+        return replace(settings, method=str(method(settings.method)), sync=str(find_sync(settings.sync)))
     return settings
 
 
@@ -103,15 +109,18 @@ def prepare(settings: config.TrainSettings) -> Prepared:
         example=example,
         scheduler=scheduler(settings),
         clip=settings.clip,
-        workers=settings.workers,
+        workers=None if settings.workers is None else settings.workers // settings.data_parallel,
+        mesh=Mesh(data=settings.data_parallel),
+        sync=settings.sync,
         seed=settings.seed,
         precision=None if settings.precision == "float32" else settings.precision,
     )
-    pieces = trainer.schedule.per_turn
-    if batch_size < pieces:
+    pieces, replicas = trainer.schedule.per_turn, settings.data_parallel
+    if batch_size < pieces * replicas:
+        each = f" for each of {replicas} replicas" if replicas > 1 else ""
         raise UsageError(
-            f"method {settings.method} cuts a minibatch into {pieces} micro-batches, and batch_size={batch_size}: use "
-            f"--batch-size {pieces} or more, or fewer microbatches="
+            f"method {settings.method} cuts a minibatch into {pieces} micro-batches{each}, and "
+            f"batch_size={batch_size}: use --batch-size {pieces * replicas} or more, or fewer microbatches="
         )
     return Prepared(settings, loaded, model, trainer)
 

@@ -53,7 +53,10 @@ def run(
     with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
         progress, complaints = checkpoints.load(trainer) if resume else (Progress(), [])
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, Elsewhere)]
-        writer.worker_event("start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), stages=stages)
+        where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
+        writer.worker_event(
+            "start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), **where, stages=stages
+        )
         writer.event("start", id=settings.id, settings=settings.to_json())
         replay(progress, complaints, writer)
         with Request() if checkpoints.every else nullcontext() as request:
@@ -89,6 +92,7 @@ def content(prepared: Prepared, costs: Costs, progress: Progress, record: Record
         "versions": versions(),
         "model": prepared.model.description,
         "dataset": prepared.dataset.description,
+        "mesh": prepared.trainer.placement.axes,
         "accounting": costs.accounting,
         "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
         "seconds_per_step": record.seconds_per_step,

@@ -1,0 +1,143 @@
+"""The processes that hold the same stages in other replicas add up what they have, over torch.distributed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from stretto.collectives import CollectiveError, all_reduce
+from stretto.runtime.failure import PeerLostError
+from stretto.runtime.status import Status
+from stretto.sync import AllReduce, Sync
+from stretto.sync.peers import Peers, Then
+
+BUCKET = 25 << 20  # bytes that travel at a time, as in DistributedDataParallel
+START_POWERSGD = 10  # updates that are reduced whole before PowerSGD begins
+
+
+class Fellowship(NamedTuple):
+    """The group of these processes, their ranks in the job in its order, and where this one says what it waits for."""
+
+    group: dist.ProcessGroup
+    ranks: Sequence[int]
+    status: Status
+
+
+class Comrades(Peers):
+    """One stage's copies, each in a process of its own. All of them come to the same sum, to the last bit."""
+
+    def __init__(self, fellowship: Fellowship, sync: Sync) -> None:
+        super().__init__(len(fellowship.ranks))
+        self._group, self._ranks, self._status = fellowship
+        self._algorithm = sync.algorithm if isinstance(sync, AllReduce) else None
+        self._hook = hook_of(sync, self._group)
+
+    def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
+        """Bucket by bucket."""
+        self._reduce(tensors, self._sum)
+        then()
+
+    def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
+        """Bucket by bucket, through the hook if there is one."""
+        self._reduce(gradients, self._sum if self._hook is None else self._through_hook)
+        then()
+
+    @torch.no_grad()
+    def _reduce(self, tensors: Sequence[Tensor], reduce: Callable[["Bucket"], Tensor]) -> None:
+        me = dist.get_rank(self._group)
+        others = [rank for rank in self._ranks if rank != self._ranks[me]]
+        with self._status.waiting("its replicas", self._ranks[(me + 1) % self.count]):
+            parts = list(buckets(tensors))
+            for number, part in enumerate(parts):
+                bucket = Bucket(number, part, last=number + 1 == len(parts))
+                try:
+                    total = reduce(bucket)
+                except (RuntimeError, CollectiveError) as error:
+                    raise PeerLostError(others[0], error, others) from error
+                for tensor, value in zip(part, split_like(total, part), strict=True):
+                    tensor.copy_(value)
+
+    def _sum(self, bucket: "Bucket") -> Tensor:
+        flat = bucket.buffer()
+        if self._algorithm is None:
+            dist.all_reduce(flat, group=self._group)
+        else:
+            all_reduce(flat, self._group, self._algorithm)
+        return flat
+
+    def _through_hook(self, bucket: "Bucket") -> Tensor:
+        # torch's hooks give means.
+        assert self._hook is not None, "there is a hook"
+        mean: Tensor = self._hook(bucket).wait()
+        return mean.mul_(self.count)
+
+
+class Bucket:
+    """Tensors of one dtype as one, on the CPU: as much of `torch.distributed.GradBucket` as hooks ask for."""
+
+    def __init__(self, index: int, tensors: Sequence[Tensor], *, last: bool) -> None:
+        self._index, self._last = index, last
+        self._shapes = [tensor if tensor.dim() else tensor.reshape(1) for tensor in tensors]
+        self._flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+
+    def index(self) -> int:
+        """Its number among those of its stage."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it is the last of an update."""
+        return self._last
+
+    def buffer(self) -> Tensor:
+        """All of it."""
+        return self._flat
+
+    def set_buffer(self, flat: Tensor) -> None:
+        """Replace it."""
+        self._flat = flat
+
+    def gradients(self) -> list[Tensor]:
+        """Views of its tensors."""
+        return list(split_like(self._flat, self._shapes))
+
+    def parameters(self) -> list[Tensor]:
+        """Tensors of the same shapes."""
+        return self._shapes
+
+
+def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors that follow each other and have the same dtype, up to a bucket's size."""
+    part: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if part and (tensor.dtype != part[0].dtype or size + num_bytes > BUCKET):
+            yield part
+            part, size = [], 0
+        part.append(tensor)
+        size += num_bytes
+    if part:
+        yield part
+
+
+def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Views of a flat tensor, of the shapes of others."""
+    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return (piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True))
+
+
+def hook_of(sync: Sync, group: dist.ProcessGroup) -> Callable[[Any], Any] | None:
+    """torch's communication hook of that name, for one stage."""
+    name = sync.hook if isinstance(sync, AllReduce) else None
+    if name is None:
+        return None
+    if name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=group, matrix_approximation_rank=1, start_powerSGD_iter=START_POWERSGD
+        )
+        return lambda bucket: powerSGD_hook.powerSGD_hook(state, bucket)
+    hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}[name]
+    return lambda bucket: hook(group, bucket)

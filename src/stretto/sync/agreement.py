@@ -1,0 +1,146 @@
+"""What the copies of a stage do when they meet: add up gradients, or merge weights."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.errors import UsageError
+from stretto.sync.choice import AllReduce, DiLoCo, LocalSGD, Sync
+from stretto.sync.peers import Peers, Then
+
+
+class Agreement(ABC):
+    """One copy of a stage's part in it."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    @abstractmethod
+    def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """Before update number `updates` (A), or when so many have been made (M); `then` follows changed weights."""
+
+    def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (they are)
+        """Training pauses: copies are the same from here on."""
+
+    def forget(self) -> None:
+        """A meeting that has begun will not come to its end."""
+        self._peers.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of past meetings."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most know nothing)
+        """Go on from `state_dict`."""
+
+
+class Gradients(Agreement):
+    """Every copy gets the sum of all copies' gradients. Each loss carries its share of the minibatch's examples."""
+
+    @torch.no_grad()
+    def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """A parameter without a gradient in all copies has none afterwards; without one in some it counts as 0 there.
+
+        Raises UsageError for sparse gradients.
+        """
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        if not trainable:
+            return
+        there = torch.tensor([float(parameter.grad is not None) for parameter in trainable])
+        for parameter in trainable:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse:
+                raise UsageError(
+                    f"a sparse gradient {tuple(parameter.grad.shape)}: all-reduce adds up dense ones; build the "
+                    "embedding with sparse=False"
+                )
+        found = there.to(trainable[0])
+
+        def drop() -> None:
+            if not bool(found.all()):
+                for parameter, count in zip(trainable, found.tolist(), strict=True):
+                    if not count:
+                        parameter.grad = None
+
+        gradients = [parameter.grad for parameter in trainable if parameter.grad is not None]
+        self._peers.add_up_gradients([*gradients, found], drop)
+
+
+class Average(Agreement):
+    """After every `every` updates each copy gets the mean of all copies' weights."""
+
+    def __init__(self, peers: Peers, every: int) -> None:
+        super().__init__(peers)
+        self._every = every
+        self._met = 0  # updates at the last meeting
+
+    def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """If it is time."""
+        if updates % self._every == 0:
+            self.settle(parameters, updates, then)
+
+    @torch.no_grad()
+    def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """If there were updates since the last meeting."""
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        if updates == self._met or not trainable:
+            return
+        self._met = updates
+        mean = [parameter.detach().clone() for parameter in trainable]
+
+        def take() -> None:
+            for weights in mean:
+                weights.div_(self._peers.count)
+            # As .data: graphs in flight do not notice, as they do not notice an update.
+            self._take([parameter.data for parameter in trainable], mean)
+            then()
+
+        self._peers.add_up(mean, take)
+
+    def _take(self, weights: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(list(weights), list(mean))
+
+
+class Outer(Average):
+    """The mean is where an outer step with Nesterov momentum goes; the step begins where the last one ended."""
+
+    def __init__(self, peers: Peers, choice: DiLoCo, parameters: Sequence[Tensor]) -> None:
+        super().__init__(peers, choice.every)
+        self._lr, self._momentum = choice.outer_lr, choice.outer_momentum
+        self._last = [parameter.detach().clone() for parameter in parameters if parameter.requires_grad]
+        self._velocity = [torch.zeros_like(weights) for weights in self._last]
+
+    def _take(self, weights: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
+        for now, last, velocity, merged in zip(weights, self._last, self._velocity, mean, strict=True):
+            gradient = last - merged
+            velocity.mul_(self._momentum).add_(gradient)
+            last.sub_(self._lr * (gradient + self._momentum * velocity))
+            now.copy_(last)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the last step ended, and its velocity."""
+        return {"met": self._met, "last": self._last, "velocity": self._velocity}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. Raises ValueError if it is of other parameters."""
+        self._met = state["met"]
+        for mine, saved in ((self._last, state["last"]), (self._velocity, state["velocity"])):
+            if [tuple(each.shape) for each in mine] != [tuple(each.shape) for each in saved]:
+                raise ValueError("the outer step is one of other parameters")
+            for tensor, value in zip(mine, saved, strict=True):
+                tensor.copy_(value)
+
+
+def agreement(sync: Sync, peers: Peers, parameters: Sequence[Tensor]) -> Agreement:
+    """The choice's; `parameters` are what the stage's optimizer steps."""
+    if isinstance(sync, AllReduce):
+        return Gradients(peers)
+    if isinstance(sync, DiLoCo):
+        return Outer(peers, sync, parameters)
+    assert isinstance(sync, LocalSGD), f"{sync} has no meetings"
+    return Average(peers, sync.every)

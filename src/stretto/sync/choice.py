@@ -1,0 +1,122 @@
+"""What a user can choose, as data. No torch in here."""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from stretto.errors import UsageError, nearest
+from stretto.methods.table import parse
+from stretto.schedule.replicas import Agreement
+
+HOOKS = ("bf16", "fp16", "powersgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """What replicas do to stay together. `agreement` is the kind of action with which they meet."""
+
+    name: ClassVar[str]
+    agreement: ClassVar[Agreement]
+
+    def __str__(self) -> str:
+        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        told = ", ".join(f"{key}={value}" for key, value in given if value is not None)
+        return f"{self.name}({told})" if told else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Sync):
+    """Replicas update alike: before each update of a stage its gradients are added up over all replicas.
+
+    The sum is the gradient of the whole minibatch, however its examples are dealt out. `hook` compresses gradients on
+    their way, as torch's communication hooks of that name do: bf16, fp16, powersgd (Vogels et al. 2019). `algorithm`
+    is one of `stretto.collectives.all_reduce`; by default torch's own.
+    """
+
+    name: ClassVar[str] = "all-reduce"
+    agreement: ClassVar[Agreement] = "A"
+    hook: str | None = None
+    algorithm: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.hook is not None and self.hook not in HOOKS:
+            raise UsageError(f"all-reduce: unknown hook {self.hook!r}: {nearest(str(self.hook), HOOKS)}")
+        if self.algorithm is not None:
+            check_algorithm(self.algorithm)
+        if self.hook is not None and self.algorithm is not None:
+            raise UsageError(f"all-reduce: hook={self.hook} reduces with torch's own algorithm: leave algorithm= out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(Sync):
+    """Replicas train by themselves; after every `every` updates of a stage its weights are averaged (Stich 2018)."""
+
+    name: ClassVar[str] = "local-sgd"
+    agreement: ClassVar[Agreement] = "M"
+    every: int = 8
+
+    def __post_init__(self) -> None:
+        check_whole(self, "every", 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Sync):
+    """As LocalSGD, but the average is only the direction of an outer step with Nesterov momentum.
+
+    Douillard et al. 2023, arXiv 2311.08105, algorithm 1: the outer gradient is the weights at the last meeting minus
+    the average now.
+    """
+
+    name: ClassVar[str] = "diloco"
+    agreement: ClassVar[Agreement] = "M"
+    every: int = 8
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_whole(self, "every", 1)
+        if not (is_number(self.outer_lr) and 0 < self.outer_lr < float("inf")):
+            raise UsageError(f"diloco: outer_lr={self.outer_lr!r}: choose a positive number")
+        if not (is_number(self.outer_momentum) and 0 <= self.outer_momentum < 1):
+            raise UsageError(
+                f"diloco: outer_momentum={self.outer_momentum!r}: choose from 0 up to, but not including, 1"
+            )
+
+
+CHOICES: dict[str, type[Sync]] = {each.name: each for each in (AllReduce, LocalSGD, DiLoCo)}
+
+
+def find(sync: str | Sync) -> Sync:
+    """The choice of that name, "all-reduce" or "local-sgd(every=8)". Raises UsageError if there is none."""
+    if isinstance(sync, Sync):
+        return sync
+    if not isinstance(sync, str):
+        raise UsageError(f"sync={sync!r}: give a name, such as 'all-reduce', or stretto.LocalSGD(every=8)")
+    bare, options = parse(sync)
+    if bare not in CHOICES:
+        raise UsageError(f"unknown sync {bare!r}: {nearest(bare, CHOICES)}")
+    known = [field.name for field in fields(CHOICES[bare])]
+    for key in options:
+        if key not in known:
+            raise UsageError(f"sync {bare!r} has no option {key!r}: {nearest(key, known)}")
+    return CHOICES[bare](**options)
+
+
+def check_algorithm(name: str) -> None:
+    """Refuse a name that `stretto.collectives.all_reduce` does not know."""
+    from stretto.collectives.table import ALGORITHMS  # it imports torch
+
+    known = [*ALGORITHMS, "auto"]
+    if name not in known:
+        raise UsageError(f"all-reduce: unknown algorithm {name!r}: {nearest(str(name), known)}")
+
+
+def check_whole(sync: Sync, name: str, least: int) -> None:
+    """Refuse what is no whole number of at least `least`."""
+    value = getattr(sync, name)
+    if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+        raise UsageError(f"{sync.name}: {name}={value!r}: choose a whole number of at least {least}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number; True is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,29 @@
+"""One replica's copy of a stage among all its copies."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+Then = Callable[[], None]
+
+
+class Peers(ABC):
+    """What adds up tensors over replicas. All call it for the same stages, in the same order, with the same shapes."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @abstractmethod
+    def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
+        """Give each tensor the sum of its values in all replicas, in place, and call `then` when that is done.
+
+        Which may be after the return, but is before this replica's next action.
+        """
+
+    @abstractmethod
+    def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
+        """As `add_up`, compressed on the way if the user wants it."""
+
+    def forget(self) -> None:  # noqa: B027 (most have nothing)
+        """A meeting that has begun will not come to its end."""

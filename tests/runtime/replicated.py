@@ -1,0 +1,80 @@
+"""Scripts that train replicas of a pipeline, and know nothing of processes."""
+
+import os
+
+import torch
+from torch import nn
+
+import stretto
+from runtime.scripts import weights_of
+
+
+def stages(number=4, width=8, norm=False):
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    torch.manual_seed(3 + (2 * rank >= size > 1))  # the other replica's processes begin with other weights
+    hidden = [
+        nn.Sequential(nn.Linear(width, width), *[nn.BatchNorm1d(width)] * norm, nn.Tanh(), nn.Dropout(0.1 * norm))
+        for _ in range(number - 1)
+    ]
+    return [each.double() for each in (*hidden, nn.Linear(width, 4))]
+
+
+def batches(number, size=14, width=8):
+    generator = torch.Generator().manual_seed(7)
+    return [
+        (torch.randn(size, width, generator=generator).double(), torch.randint(4, (size,), generator=generator))
+        for _ in range(number)
+    ]
+
+
+def build(method, mesh=None, *, norm=False, number=4, **options):
+    return stretto.Trainer(
+        stages(number, norm=norm),
+        nn.functional.cross_entropy,
+        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
+        method,
+        example=batches(1)[0][0],
+        mesh=mesh,
+        **options,
+    )
+
+
+def train(method, mesh=None, *, steps=9, **options):
+    """Losses, weights and evaluation of a run that flushes in its middle; the last minibatch is short."""
+    trainer = build(method, mesh, **options)
+    data = [*batches(steps - 1), *batches(1, size=13)]
+    losses = []
+    for n, (x, y) in enumerate(data):
+        losses.append(trainer.step(x, y))
+        if n == 5:
+            losses += trainer.flush()
+    losses += trainer.flush()
+    return losses, weights_of(trainer), trainer.evaluate(iter(data[:3]))
+
+
+def train_all(runs):
+    """What `train` gives for each of several (method, mesh, options), in the same processes."""
+    return [train(method, mesh, **options) for method, mesh, options in runs]
+
+
+def save_in_the_middle(method, mesh, folder, **options):
+    """Four steps, a checkpoint, four more."""
+    trainer = build(method, mesh, **options)
+    data = batches(8)
+    for x, y in data[:4]:
+        trainer.step(x, y)
+    trainer.save(folder, extra={"step": 4})
+    for x, y in data[4:]:
+        trainer.step(x, y)
+    trainer.flush()
+    return weights_of(trainer)
+
+
+def resume(method, mesh, folder, **options):
+    """The last four steps, from the checkpoint."""
+    trainer = build(method, mesh, **options)
+    step = trainer.load(folder)["step"]
+    for x, y in batches(8)[step:]:
+        trainer.step(x, y)
+    trainer.flush()
+    return weights_of(trainer)
