@@ -88,6 +88,6 @@ def test_more_processes_than_stages_are_refused():
 
 def test_a_mistake_of_a_spawned_script_is_its_parents_to_tell():
     command = [sys.executable, str(SCRIPT.with_name("spawned.py"))]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 1
     assert "ValueError: a mistake of the script" in run.stderr
