@@ -1,6 +1,7 @@
 """What a user gives a Trainer, checked and built: a mistake is said before anything is trained."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -79,13 +80,28 @@ def check_stage(stage: Any, index: int) -> None:
 def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
     """A stage as a module, built here if it came as a function."""
     if isinstance(stage, nn.Module):
-        return stage
-    with PreservedGenerator(torch.device("cpu")) as generator:
-        generator.seed(derive(seed, "stage", index))
-        built = stage()
+        built = stage
+    else:
+        with PreservedGenerator(torch.device("cpu")) as generator:
+            generator.seed(derive(seed, "stage", index))
+            built = stage()
     if not isinstance(built, nn.Module):
         raise UsageError(f"stage {index}: its function returned {type(built).__name__}, not an nn.Module")
+    refuse_dtensors(built, index)
     return built
+
+
+def refuse_dtensors(stage: nn.Module, index: int) -> None:
+    """Refuse parameters whose storage cannot be exchanged: a stash of them is wrong without an error (torch 2.13)."""
+    known = sys.modules.get("torch.distributed.tensor")
+    if known is None:  # nobody has a DTensor who has not imported it
+        return
+    for name, parameter in stage.named_parameters():
+        if isinstance(parameter.data, known.DTensor):
+            raise UsageError(
+                f"stage {index}: {name} is a DTensor, which weights of several versions do not survive; "
+                "stretto.parallel.tensor(module, mesh, parameters='local') makes plain parts of it"
+            )
 
 
 def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:

@@ -1,0 +1,24 @@
+"""Stages whose parameters are DTensors."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
+
+import stretto
+from stretto.team import alone
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tensor",))
+    dist.destroy_process_group()
+
+
+def test_a_trainer_refuses_them_with_the_remedy(mesh):
+    stages = [nn.Linear(4, 4), distribute_module(nn.Linear(4, 2), mesh)]
+    with alone(), pytest.raises(stretto.UsageError, match=r"stage 1: weight is a DTensor.*parameters='local'"):
+        stretto.Trainer(stages, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1), "pipedream")
