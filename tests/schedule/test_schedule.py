@@ -19,7 +19,7 @@ def body(*workers):
     (["0F0 0B0 0U0", "1F0 1B1 1U0"], 1, r"worker 1: 1B1 is for a micro-batch that enters in a later turn.*= 0"),
     (["0F0 0F4 0B0 0U3"], 4, r"worker 0: 0F4 .*per_turn - 1 = 3"),
     (["0F0 0B0 0F0 0U0"], 1, "worker 0: 0F0 stands twice"),
-    (["0F0 0X0"], 1, "worker 0: 0X0 has the unknown kind 'X'; kinds are F, C, B, I, W, R, U"),
+    (["0F0 0X0"], 1, "worker 0: 0X0 has the unknown kind 'X'; kinds are F, C, B, I, W, A, R, U, M"),
     (["0F0 0B0 0U0", "0F-1"], 1, "stage 0 stands on worker 0 and on worker 1"),
     (["0F0 0B0", "2F0 2B0"], 1, r"without gaps; the body has \[0, 2\]"),
     (["1F0 1B0"], 1, r"without gaps; the body has \[1\]"),
