@@ -36,11 +36,6 @@ def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
     )
 
 
-def part_sizes(examples: int, pieces: int) -> list[int]:
-    """How many examples `cut` gives each piece."""
-    return [examples // pieces + (piece < examples % pieces) for piece in range(pieces)]
-
-
 def as_tuple(value: Any) -> Any:
     """Lists as tuples, so that they can be cut: a DataLoader makes lists."""
     return tuple(as_tuple(part) for part in value) if isinstance(value, tuple | list) else value

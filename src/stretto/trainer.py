@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stretto import heads as head_kinds
 from stretto import ties
 from stretto.assemble import warn_of_overshoot
-from stretto.batch import as_tuple, cut, first_size, inputs_on, part_sizes, target_on
+from stretto.batch import as_tuple, cut, first_size, inputs_on, target_on
 from stretto.chain import Chain
 from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.elsewhere import Elsewhere
@@ -25,6 +25,7 @@ from stretto.mesh import Mesh, Placement
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.observe import Observer
+from stretto.parting import part_sizes
 from stretto.parts import StageLike, build_stage, check_heads, check_kinds, check_mesh, check_sharing, check_stage, wake
 from stretto.phase import Phase
 from stretto.precision import Precision

@@ -8,6 +8,8 @@ come, and what is received is added once earlier sends of these elements have be
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from stretto.parting import bounds
+
 SEND, ADD, SET = "send", "add", "set"  # send; receive and add; receive and overwrite
 
 
@@ -40,9 +42,8 @@ class Stretch(NamedTuple):
 
     def part(self, index: int, parts: int) -> "Stretch":
         """One of so many parts, cut as torch.tensor_split cuts: the first ones have one element more."""
-        size, longer = divmod(self.stop - self.start, parts)
-        begin = self.start + index * size + min(index, longer)
-        return Stretch(begin, begin + size + (index < longer))
+        begin, end = bounds(self.stop - self.start, index, parts)
+        return Stretch(self.start + begin, self.start + end)
 
     def parts(self, first: int, last: int, parts: int) -> "Stretch":
         """Parts [first, last) of so many, together."""

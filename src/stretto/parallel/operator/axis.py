@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.errors import UsageError
+from stretto.parting import part_sizes
 
 NAME = "tensor"
 BUCKET = 2**22  # elements of a message
@@ -39,8 +40,7 @@ class Axis:
 
     def cuts(self, count: int) -> tuple[int, ...]:
         """How many of `count` channels each process has, as torch.tensor_split cuts."""
-        least, more = divmod(count, self.size)
-        return tuple(least + (rank < more) for rank in range(self.size))
+        return part_sizes(count, self.size)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over processes, in a new tensor; bit for bit the same everywhere."""

@@ -9,8 +9,9 @@ to process, may be wider than a neighbour, and may be empty.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
+
+from stretto.parting import bounds
 
 
 class Span(NamedTuple):
@@ -35,10 +36,8 @@ class Span(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def cuts(size: int, parts: int) -> tuple[Span, ...]:
-    """The rows of each process, as torch.tensor_split cuts: the first size % parts get one more."""
-    least, more = divmod(size, parts)
-    starts = [part * least + min(part, more) for part in range(parts + 1)]
-    return tuple(Span(*pair) for pair in pairwise(starts))
+    """The rows of each process, as torch.tensor_split cuts."""
+    return tuple(Span(*bounds(size, part, parts)) for part in range(parts))
 
 
 @dataclass(frozen=True)

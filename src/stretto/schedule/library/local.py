@@ -9,10 +9,10 @@ Time runs to the right, one worker a stage, unit costs (F = I = W = 1, B = 2; up
                     0 FBBFBBFBB...     0 F...BBF...BB
 """
 
-import itertools
 from collections.abc import Iterator
 
 from stretto.errors import ScheduleError
+from stretto.parting import bounds
 from stretto.schedule.action import Action
 from stretto.schedule.schedule import Schedule
 
@@ -23,9 +23,7 @@ def assign(num_stages: int, num_workers: int) -> list[range]:
         raise ScheduleError(
             f"{num_workers} workers for {num_stages} stages: between 1 and {num_stages} workers can work"
         )
-    size, longer = divmod(num_stages, num_workers)
-    ends = list(itertools.accumulate((size + (worker < longer) for worker in range(num_workers)), initial=0))
-    return [range(start, end) for start, end in itertools.pairwise(ends)]
+    return [range(*bounds(num_stages, worker, num_workers)) for worker in range(num_workers)]
 
 
 def one_sweep(num_stages: int, num_workers: int, chunks: int = 1) -> Schedule:
