@@ -63,6 +63,19 @@ def test_axes_multiply_to_the_number_of_processes(mesh, processes, words):
         mesh.pipeline(processes)
 
 
+def test_where_processes_stand():
+    placement = Placement(Mesh(data=2, tensor=2, space=(1, 3)), 2)
+    assert placement.inner == {"tensor": 2, "width": 3}
+    assert [placement.part(rank) for rank in (0, 5, 6, 23)] == [0, 5, 0, 5]
+    assert placement.place(11) == {"tensor": 1, "width": 2}
+    assert placement.place(14) == {"tensor": 0, "width": 2}
+    assert placement.at(14) == (1, 0)
+    assert placement.parts_of(1, 0) == [12, 13, 14, 15, 16, 17]
+    assert placement.workers_of(1, 2) == [14, 20]
+    assert placement.replicas_of(0, 2) == [2, 14]
+    assert "process 23: replica 1, worker 1, tensor 1, width 2 (stage 1)" in placement.describe({0: 0, 1: 1})
+
+
 def test_the_pipeline_is_what_is_left():
     assert Mesh(data=2).pipeline(8) == 4
     assert Mesh(data=2, tensor=2, space=(2, 1)).pipeline(8) == 1

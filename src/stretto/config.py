@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Self, TypeVar
 
 from stretto.errors import UsageError, nearest
+from stretto.mesh import Mesh
 from stretto.sync import find
 from stretto.words import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
@@ -98,11 +99,25 @@ class TrainSettings(Settings):
     data_parallel: Annotated[int, WHOLE] = 1
     """Replicas of the pipeline, each on its part of every minibatch; --workers, the processes in all, are divided among
     them. Emulated without --workers."""
+    tensor: Annotated[int, WHOLE] = 1
+    """Processes that share the weights of each stage; --workers are divided among them, too."""
+    space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
+    """Processes that share each image: along its height, along its width."""
     sync: str = "all-reduce"
     """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", "local-sgd(every=8)", "diloco(every=8)"."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
     """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
     where gradients are delayed."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The axes besides the pipeline. Raises UsageError for lengths that cannot be."""
+        return Mesh(data=self.data_parallel, tensor=self.tensor, space=(self.space[0], self.space[-1]))
+
+    @property
+    def stage_workers(self) -> int | None:
+        """The workers of one pipeline, whatever the number of processes that do one's work."""
+        return None if self.workers is None else self.workers // (self.mesh.data * self.mesh.inside)
 
     @property
     def id(self) -> str:
@@ -204,6 +219,18 @@ def check_replicas(settings: TrainSettings) -> None:
     """Refuse replicas that the processes or the examples cannot be divided among."""
     at_least_one("data_parallel", settings.data_parallel)
     find(settings.sync)
+    if len(settings.space) != 2:
+        raise UsageError(f"space={settings.space}: give two numbers, along height and width: --space 2,1")
+    mesh = settings.mesh
+    among = mesh.data * mesh.inside
+    if mesh.inside > 1 and settings.workers is not None and settings.workers % among:
+        height, width = mesh.space
+        named = {"data-parallel": mesh.data, "tensor": mesh.tensor, "height": height, "width": width}
+        axes = " x ".join(f"{axis} {length}" for axis, length in named.items() if length > 1)
+        raise UsageError(
+            f"workers={settings.workers} for {axes}: the axes, with the pipeline's, multiply to the number of "
+            f"processes; choose workers={multiple(settings.workers, among)}"
+        )
     if settings.workers is not None and settings.workers % settings.data_parallel:
         raise UsageError(
             f"workers={settings.workers} for data_parallel={settings.data_parallel}: each replica takes as many "

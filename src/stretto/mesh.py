@@ -7,6 +7,8 @@ from typing import Any
 
 from stretto.errors import UsageError
 
+INNER = ("tensor", "height", "width")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
@@ -79,21 +81,42 @@ class Placement:
         """How many processes there are."""
         return math.prod(self.axes.values())
 
-    def rank(self, replica: int, worker: int) -> int:
-        """The process of a worker of a replica; the first one, if several share its stages."""
-        return (replica * self.workers + worker) * self.mesh.inside
+    def rank(self, replica: int, worker: int, part: int = 0) -> int:
+        """The process of a worker of a replica: the first one, or another `part`, if several share its stages."""
+        return (replica * self.workers + worker) * self.mesh.inside + part
 
     def at(self, rank: int) -> tuple[int, int]:
         """The replica and the worker of a process."""
         return divmod(rank // self.mesh.inside, self.workers)
 
-    def replicas_of(self, worker: int) -> list[int]:
-        """The processes that hold the same stages in all replicas."""
-        return [self.rank(replica, worker) for replica in range(self.mesh.data)]
+    def part(self, rank: int) -> int:
+        """Which of the processes that share its stages a process is."""
+        return rank % self.mesh.inside
 
-    def workers_of(self, replica: int) -> list[int]:
-        """The processes of one replica, in the order of the pipeline."""
-        return [self.rank(replica, worker) for worker in range(self.workers)]
+    def replicas_of(self, worker: int, part: int = 0) -> list[int]:
+        """The processes that hold the same part of the same stages in all replicas."""
+        return [self.rank(replica, worker, part) for replica in range(self.mesh.data)]
+
+    def workers_of(self, replica: int, part: int = 0) -> list[int]:
+        """The processes of one replica, in the order of the pipeline; of those that share stages, one of each."""
+        return [self.rank(replica, worker, part) for worker in range(self.workers)]
+
+    def parts_of(self, replica: int, worker: int) -> list[int]:
+        """The processes that share the stages of a worker of a replica."""
+        return [self.rank(replica, worker, part) for part in range(self.mesh.inside)]
+
+    @property
+    def inner(self) -> dict[str, int]:
+        """The axes inside a stage that have more than one process."""
+        return {axis: length for axis, length in self.axes.items() if axis in INNER and length > 1}
+
+    def place(self, rank: int) -> dict[str, int]:
+        """Where a process stands among those that share its stages, along each axis of more than one."""
+        part = self.part(rank)
+        found: dict[str, int] = {}
+        for axis, length in reversed(self.inner.items()):
+            part, found[axis] = divmod(part, length)
+        return dict(reversed(found.items()))
 
     def describe(self, worker_of: Mapping[int, int]) -> str:
         """The order of axes, and which process is where; `worker_of` is the worker of each stage.
@@ -111,5 +134,6 @@ class Placement:
             replica, worker = self.at(rank)
             own = [str(stage) for stage, home in sorted(worker_of.items()) if home == worker]
             stages = f"stage{'s' * (len(own) > 1)} {', '.join(own)}"
-            lines.append(f"process {rank}: replica {replica}, worker {worker} ({stages})")
+            part = "".join(f", {axis} {at}" for axis, at in self.place(rank).items())
+            lines.append(f"process {rank}: replica {replica}, worker {worker}{part} ({stages})")
         return "\n".join(lines)

@@ -37,14 +37,11 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
 
 
 def check_mesh(mesh: Any) -> None:
-    """Refuse what is no mesh, and axes inside a stage: those are the business of the stages themselves."""
+    """Refuse what is no mesh, and two ways to share one stage."""
     if not isinstance(mesh, Mesh):
         raise UsageError(f"mesh={mesh!r}: give stretto.Mesh(data=2)")
-    if mesh.inside > 1:
-        raise UsageError(
-            f"{mesh}: a Trainer shares work along data and pipeline; tensor and space are for stretto.parallel, "
-            "without a Trainer. Set tensor=1, space=(1, 1)"
-        )
+    if mesh.tensor > 1 and mesh.space != (1, 1):
+        raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
 
 
 def is_whole(value: Any) -> bool:

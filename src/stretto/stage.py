@@ -19,6 +19,7 @@ from stretto.weights import Weights
 Tensors = tuple[Tensor, ...]
 Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
 Loss = Callable[[Any, Any], Tensor]
+Norms = Callable[[Sequence[Tensor]], Tensor]  # of parameters' gradients, [number of gradients]
 
 
 @dataclass(slots=True)
@@ -79,7 +80,8 @@ class Stage:
     `seed_forward` is called with a micro-batch before its forward, so that what a stage draws (dropout) depends on
     nothing else. `lends` and `borrows` say which parameters it shares with other stages. `masters` are what the
     optimizer steps in place of low-precision parameters. `context` makes what each forward runs in, with its head and
-    loss (autocast). `agreement` is its part in what the copies of this stage in other replicas do together.
+    loss (autocast). `agreement` is its part in what the copies of this stage in other replicas do together. `norms`
+    takes gradients' norms where a process holds parts of them only.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Stage:
         masters: Masters | None = None,
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
         agreement: Agreement | None = None,
+        norms: Norms | None = None,
     ) -> None:
         assert split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
         assert not mean or split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I and W"
@@ -131,6 +134,7 @@ class Stage:
         self._parameters += self.masters.copies.values()
         self.context = context
         self.agreement = agreement
+        self._norms: Norms = norms or own_norms
         self._begun = False  # whether a gradient has been computed since the last update
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
@@ -378,7 +382,7 @@ class Stage:
 
     def _reduce(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._complete(operands)
-        return {"norm": norms(self._parameters)}
+        return {"norm": self._norms(self._parameters)}
 
     def _update(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         finished = self.updates
@@ -387,7 +391,7 @@ class Stage:
         self._complete(operands)
         if self.optimizer is not None:
             if self._clip is not None:
-                clip(self._parameters, self._clip, operands.get("norm"))
+                clip(self._parameters, self._clip, operands.get("norm") or [self._norms(self._parameters)])
             self.weights.update(lambda: self.masters.step(lambda: self._step(finished)))
             self._drop_gradients()
             if self.scheduler is not None:
@@ -415,18 +419,17 @@ IN_PLACE = (
 )
 
 
-def norms(parameters: Sequence[Tensor]) -> Tensor:
+def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     """The norm of each parameter's gradient, [number of gradients]."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
 
 
-def clip(parameters: Sequence[Tensor], limit: float, known: Sequence[Tensor] | None) -> None:
-    """Shrink gradients so that their norm is at most `limit`; `known` are the norms that count, by default their own.
+def clip(parameters: Sequence[Tensor], limit: float, told: Sequence[Tensor]) -> None:
+    """Shrink gradients so that their norm is at most `limit`; what counts are the norms that were `told`.
 
     The same operations as torch.nn.utils.clip_grad_norm_ on the parameters of all who told theirs.
     """
-    told = [norms(parameters)] if known is None else known
     total = torch.linalg.vector_norm(torch.cat([each.to(told[-1]) for each in told]))
     torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
 

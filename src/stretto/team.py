@@ -29,6 +29,7 @@ from stretto.sync import AllReduce, Sync
 from stretto.sync.peers import Peers
 from stretto.trace import trace
 from stretto.tracing import Recording
+from stretto.within import Within
 
 State = dict[str, Tensor]
 Outputs = list[tuple[Tensor, ...]]  # of every stage, for one example
@@ -58,6 +59,8 @@ class Team(ABC):
     def replicas(self) -> Sequence[int]:
         """The replicas of which something lives in this process; the first one is the one that is evaluated here."""
 
+    within: Within  # how this process shares its stages with others
+
     @abstractmethod
     def share(self, modules: Sequence[nn.Module | None]) -> None:
         """Begin all replicas alike: with the weights and buffers of replica 0."""
@@ -81,8 +84,8 @@ class Team(ABC):
         """Record from now on what each worker does that lives here, whichever of the interpreters runs."""
 
     @abstractmethod
-    def agree(self, description: Mapping[str, Any]) -> None:
-        """Raise UsageError if the processes are about to train different things."""
+    def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
+        """Raise UsageError if the processes are about to train different things; `device` is this one's."""
 
     @abstractmethod
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
@@ -143,6 +146,7 @@ class Solo(Team):
 
     rank, size = 0, 1
     can_retry = True
+    within = Within()
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -186,7 +190,7 @@ class Solo(Team):
         """One recording for each worker of the schedule."""
         return record([each for each in interpreters if isinstance(each, Emulator)], device)
 
-    def agree(self, description: Mapping[str, Any]) -> None:
+    def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
         """Nobody is asked."""
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:

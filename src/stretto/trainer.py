@@ -75,8 +75,10 @@ class Trainer:
             losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
 
         mesh: how processes share the work besides the pipeline: Mesh(data=2) trains two replicas of it, each on its
-            part of every minibatch's examples. The axes multiply to the number of processes. On one process replicas
-            are emulated, at the price of their memory.
+            part of every minibatch's examples; Mesh(tensor=2) lets two processes share the weights of each stage
+            (`stretto.parallel.tensor`), Mesh(space=(2, 1)) the rows of each image (`stretto.parallel.spatial`; tensors
+            of three dims and more are images, the loss gets whole outputs). The axes multiply to the number of
+            processes. On one process replicas are emulated, at the price of their memory, and stages are not shared.
         sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
             gradient as without replicas, however the examples divide. "local-sgd(every=8)" and "diloco(every=8)", or
             stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
@@ -134,7 +136,7 @@ class Trainer:
         if workers is not None and not 1 <= workers <= num_stages:
             raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
         workers = self._team.workers(workers, num_stages)
-        self._team.agree(self._description(num_stages))
+        self._team.agree(self._description(num_stages), self.device)
         known = self._build(given, self.method.plan(num_stages, workers)[0].worker_of)
         self._ties = ties.find(known)
         if self._ties and self.method.reach(num_stages).heads != (num_stages - 1,):
@@ -146,6 +148,7 @@ class Trainer:
                 f"stages {tied.owner} and {tied.users[0]} share {tied.name!r} (tied weights), which {self.sync} does "
                 "not merge on both: use sync='all-reduce', or put both into one stage"
             )
+        self._share_stages()
         self.schedule, self.rules = self._plan(self.method.plan, workers)
         self.lag = self.method.lag(num_stages)
         self.placement = Placement(self.mesh, self.schedule.num_workers)
@@ -374,7 +377,7 @@ class Trainer:
             prefix + name: value
             for prefix, module in parts
             if module is not None
-            for name, value in module.state_dict().items()
+            for name, value in self._team.within.state(module).items()
         }
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
@@ -392,9 +395,11 @@ class Trainer:
             entered=self._entered,
             losses={n: [float(loss) for loss in losses] for n, losses in self._losses.items()},
             extra=extra or {},
+            parts=self._team.within.parts,
         )
         with self._team.together():
-            self._team.save(path, {index: stage.state_dict() for index, stage in self._stages.items()}, manifest)
+            states = {self._saved_as(index): stage.state_dict() for index, stage in self._stages.items()}
+            self._team.save(path, states, manifest)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
@@ -410,8 +415,14 @@ class Trainer:
                     raise UsageError(
                         f"{path} was saved with {what} {getattr(manifest, what)}, this trainer has {what} {mine}"
                     )
-            if len(manifest.stages) != len(self.stages):
-                raise UsageError(f"{path} holds {len(manifest.stages)} stages, this trainer has {len(self.stages)}")
+            stages, parts = len(manifest.stages) // manifest.parts, self._team.within.parts
+            if stages != len(self.stages):
+                raise UsageError(f"{path} holds {stages} stages, this trainer has {len(self.stages)}")
+            if manifest.parts != parts:
+                raise UsageError(
+                    f"{path} holds stages whose weights {manifest.parts} processes share, here {parts} do: go on with "
+                    f"mesh=Mesh(tensor={manifest.parts})" + " on processes" * (parts == 1)
+                )
             self._load_stages(path)
             self._entered = manifest.entered
             self._finished = self._entered
@@ -420,8 +431,12 @@ class Trainer:
             self._interpreter.restart(self._entered)
         return dict(manifest.extra)
 
+    def _saved_as(self, index: int) -> int:
+        within = self._team.within
+        return index * within.parts + within.part
+
     def _load_stages(self, path: str | os.PathLike[str]) -> None:
-        states = {index: read_stage(path, index) for index in self._stages}
+        states = {index: read_stage(path, self._saved_as(index)) for index in self._stages}
         every = self._interpreter.every_stage
         before = copy.deepcopy([stage.state_dict() for stage in every])
         try:
@@ -462,6 +477,14 @@ class Trainer:
             self.stages.append(known[-1].to(self.device) if here else elsewhere)
         return known
 
+    def _share_stages(self) -> None:
+        # Among the processes of a worker, where it has several.
+        tied = frozenset(each.parameter for each in self._ties)
+        for index, stage in enumerate(self.stages):
+            if not isinstance(stage, Elsewhere):
+                last = index == len(self.stages) - 1
+                self._team.within.prepare(stage, first=index == 0, last=last, tied=tied)
+
     def _heads(
         self, given: Sequence[nn.Module | None] | None, example: Batch | None, stages: Sequence[StageLike]
     ) -> list[nn.Module | None]:
@@ -483,10 +506,14 @@ class Trainer:
                     generator.seed(derive(self.seed, "head", stage))
                     head = head_kinds.build(self.method.head, stage, outputs[stage], outputs[-1][0])
                 heads[stage] = head.to(dtype=outputs[stage][0].dtype)
-        return [
+        own = [
             head.to(self.device) if head is not None and not isinstance(stage, Elsewhere) else None
             for head, stage in zip(heads, self.stages, strict=True)
         ]
+        for built in own:
+            if built is not None:
+                self._team.within.prepare_head(built)
+        return own
 
     def _example(self, stages: Sequence[StageLike]) -> Tensor | None:
         # On several processes a stage that is given as a function is seen by one of them only.
@@ -516,6 +543,7 @@ class Trainer:
             device=self.device,
             seed=self.seed,
             sync=self.sync,
+            within=self._team.within,
         )
         mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, Elsewhere)]
         benches = [workshop.of_replica(self._team.replicas[0])]

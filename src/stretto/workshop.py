@@ -21,6 +21,7 @@ from stretto.stage import Loss, Practice, Stage
 from stretto.sync import Sync
 from stretto.sync.agreement import agreement
 from stretto.sync.peers import Peers
+from stretto.within import Within
 
 
 class Made(NamedTuple):
@@ -47,6 +48,7 @@ class Workshop:
     device: torch.device
     seed: int
     sync: Sync
+    within: Within
     replica: int = 0
 
     def of_replica(self, replica: int) -> "Workshop":
@@ -65,6 +67,7 @@ class Workshop:
         )
         if optimizer is not None:
             masters.check(optimizer)
+            self.within.check(optimizer, index)
         place = self._place(index, optimizer)
         with nullcontext() if borrows is None else borrows.worn(borrows.fixed()):
             practices = build_practices(
@@ -92,6 +95,7 @@ class Workshop:
             masters=masters,
             context=lambda: self.precision.forward(self.device),
             agreement=None if peers is None else agreement(self.sync, peers, [masters.of(p) for p in parameters]),
+            norms=self.within.norms(parts, masters),
         )
         return Made(stage, practices, None if optimizer is None else place)
 

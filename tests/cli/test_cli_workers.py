@@ -102,6 +102,20 @@ def test_replicas(capsys, tmp_path):
     }
 
 
+def test_shared_weights(capsys, tmp_path):
+    words = ("--method", "pb", "--tensor", "2")
+    alone = train(capsys, *words, "--out", "alone")
+    assert main(["train", *SMALL, "--steps", "30", *words, "--out", "many", "--workers", "4"]) == 0
+    told = capsys.readouterr().out
+    assert "data 1 x pipeline 2 x tensor 2 = 4 processes\n" in told
+    assert "process 3: replica 0, worker 1, tensor 1 (stage 2)\n" in told
+    many = train(capsys, *words, "--out", "many", "--workers", "4")
+    assert many["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-5)
+    one, two = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("alone", "many"))
+    assert all(torch.allclose(one[key], two[key], rtol=0, atol=1e-5) for key in one)
+    assert one.keys() == two.keys()
+
+
 def test_under_torchrun(capsys, tmp_path):
     words = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many"]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
@@ -215,6 +229,11 @@ MISTAKES = {
     "--data-parallel 40": "batch_size=32 for data_parallel=40: each replica needs an example of its own",
     "--data-parallel 12 --method 1f1b": "micro-batches for each of 12 replicas, and batch_size=32",
     "--sync local": "unknown sync 'local'",
+    "--workers 6 --data-parallel 2 --tensor 2": "workers=6 for data-parallel 2 x tensor 2: the axes, with the pipeline",
+    "--workers 16 --tensor 2": "workers=16 for 3 stages, each shared by 2: use at most 6 workers",
+    "--tensor 2 --space 2,1": "a stage's weights are cut (tensor) or its images (space), not both",
+    "--space 2": "space=(2,): give two numbers, along height and width",
+    "--tensor 0": "tensor=0: the length of an axis is a whole number of at least 1",
 }
 
 

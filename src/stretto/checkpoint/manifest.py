@@ -23,7 +23,8 @@ class Manifest:
 
     `losses` are the minibatches' that `step` may still return, by their number: one for each micro-batch. `extra` is
     the caller's: where its data stands, states of random generators (as bytes), counts. It holds what a stage's state
-    may, except tensors.
+    may, except tensors. Where several processes had a part of each stage's weights, `stages` are `parts` times as many:
+    those of a stage follow each other.
     """
 
     method: str
@@ -32,6 +33,7 @@ class Manifest:
     entered: int  # minibatches
     losses: Mapping[int, Sequence[float]] = field(default_factory=dict)
     stages: Sequence[Digest] = ()
+    parts: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
     stretto: str = stretto.__version__
     torch: str = str(torch.__version__)

@@ -12,6 +12,7 @@ from stretto.cli.output import FLAG, Output, print_json, print_settings, write_t
 from stretto.cli.progress import progress
 from stretto.config import TrainSettings, known
 from stretto.errors import UsageError
+from stretto.mesh import Mesh
 from stretto.words import WHOLE
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def train(
         if rank == 0:
             print_settings(resolved, output)
         return 0
-    if resolved.data_parallel > 1 and rank == 0:
+    if resolved.mesh != Mesh() and rank == 0:
         output.say(prepared.trainer.placement.describe(prepared.trainer.schedule.worker_of))
     folder = output.out or default_folder(resolved)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same

@@ -1,6 +1,6 @@
 """The processes that hold the same stages in other replicas add up what they have, over torch.distributed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from stretto.collectives import CollectiveError, all_reduce
+from stretto.flat import buckets, joined, split_like
 from stretto.runtime.failure import PeerLostError
 from stretto.runtime.status import Status
 from stretto.sync import AllReduce, Sync
 from stretto.sync.peers import Peers, Then
 
-BUCKET = 25 << 20  # bytes that travel at a time, as in DistributedDataParallel
 START_POWERSGD = 10  # updates that are reduced whole before PowerSGD begins
 
 
@@ -50,7 +50,7 @@ class Comrades(Peers):
         me = dist.get_rank(self._group)
         others = [rank for rank in self._ranks if rank != self._ranks[me]]
         with self._status.waiting("its replicas", self._ranks[(me + 1) % self.count]):
-            parts = list(buckets(tensors))
+            parts = buckets(tensors)
             for number, part in enumerate(parts):
                 bucket = Bucket(number, part, last=number + 1 == len(parts))
                 try:
@@ -81,7 +81,7 @@ class Bucket:
     def __init__(self, index: int, tensors: Sequence[Tensor], *, last: bool) -> None:
         self._index, self._last = index, last
         self._shapes = [tensor if tensor.dim() else tensor.reshape(1) for tensor in tensors]
-        self._flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+        self._flat = joined(tensors).cpu()
 
     def index(self) -> int:
         """Its number among those of its stage."""
@@ -106,27 +106,6 @@ class Bucket:
     def parameters(self) -> list[Tensor]:
         """Tensors of the same shapes."""
         return self._shapes
-
-
-def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors that follow each other and have the same dtype, up to a bucket's size."""
-    part: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if part and (tensor.dtype != part[0].dtype or size + num_bytes > BUCKET):
-            yield part
-            part, size = [], 0
-        part.append(tensor)
-        size += num_bytes
-    if part:
-        yield part
-
-
-def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Views of a flat tensor, of the shapes of others."""
-    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
-    return (piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True))
 
 
 def hook_of(sync: Sync, group: dist.ProcessGroup) -> Callable[[Any], Any] | None:

@@ -1,5 +1,6 @@
 """Several processes, one worker of one replica each; without replicas worker w is the process of rank w."""
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -23,6 +24,7 @@ from stretto.elsewhere import Elsewhere
 from stretto.emulate.meeting import Meeting
 from stretto.errors import UsageError
 from stretto.evaluate import Tally, evaluating
+from stretto.flat import align, tensors_of
 from stretto.interpreter import Interpreter
 from stretto.mesh import Mesh, Placement
 from stretto.parts import pick_device
@@ -30,6 +32,7 @@ from stretto.precision import Precision
 from stretto.runtime.comrades import Comrades, Fellowship
 from stretto.runtime.direct import Direct, backend_between, pair
 from stretto.runtime.failure import reaching
+from stretto.runtime.inside import inside
 from stretto.runtime.mailbox import Channel, Mailbox, channels
 from stretto.runtime.member import Member
 from stretto.runtime.packing import as_tensor, as_text
@@ -45,6 +48,7 @@ from stretto.team import Outputs, Plan, State, Team
 from stretto.trace import trace
 from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
+from stretto.within import Within
 
 DEPTH = 4  # values that may wait outside a schedule
 FIRST_TAG = 1  # 0 is for what workers say outside a schedule
@@ -56,6 +60,7 @@ class Ranks(Team):
     def __init__(self, member: Member, timeout: float, mesh: Mesh) -> None:
         self.member = member
         self._mesh = mesh
+        self.within = Within()
         self._placement = Placement(mesh, 1)  # until it is known how many workers there are
         self._fellowship: Fellowship | None = None
         self.world, self.status = member.world, member.status
@@ -102,23 +107,29 @@ class Ranks(Team):
         self._placement = Placement(self._mesh, size)
         return size
 
-    def _meet(self) -> None:
-        # A group for each worker and its copies; all processes make all of them.
-        for worker in range(self._placement.workers if self._mesh.data > 1 else 0):
-            ranks = self._placement.replicas_of(worker)
+    def _meet(self, device: torch.device) -> None:
+        # A group for each worker and its copies, one for those that share its stages; all processes make all of them.
+        places = itertools.product(range(self._placement.workers), range(self._mesh.inside))
+        for worker, part in places if self._mesh.data > 1 else ():
+            ranks = self._placement.replicas_of(worker, part)
             group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=self._timeout))
             if self.rank in ranks:
                 assert isinstance(group, dist.ProcessGroup), "this process is in the group"
                 self._fellowship = Fellowship(group, ranks, self.status)
+        self.within = inside(self._placement, self.rank, device, self._timeout)
 
     @property
     def _worker(self) -> int:
         return self._placement.at(self.rank)[1]
 
     @property
+    def _part(self) -> int:
+        return self._placement.part(self.rank)
+
+    @property
     def _ranks(self) -> list[int]:
-        # The processes of this replica, in the order of workers.
-        return self._placement.workers_of(self.replicas[0])
+        # The processes of this replica, in the order of workers; of those that share stages, the same one of each.
+        return self._placement.workers_of(self.replicas[0], self._part)
 
     @property
     def replicas(self) -> Sequence[int]:
@@ -133,11 +144,8 @@ class Ranks(Team):
         """Replica 0 tells the others."""
         if self._fellowship is not None:
             group, ranks, _ = self._fellowship
-            with reaching(ranks[0] if self.rank != ranks[0] else ranks[1]), torch.no_grad():
-                for tensor in tensors_of(modules):
-                    here = tensor.detach().cpu().contiguous()
-                    dist.broadcast(here, group_src=0, group=group)
-                    tensor.data.copy_(here)
+            with reaching(ranks[0] if self.rank != ranks[0] else ranks[1]):
+                align(tensors_of(modules), group)
 
     def peers(self, sync: Sync) -> Peers:
         """The processes that hold the same stages."""
@@ -177,6 +185,7 @@ class Ranks(Team):
                 lag=lag,
                 status=self.status,
                 peers=None if self._fellowship is None else Comrades(self._fellowship, AllReduce()),
+                within=self.within,
             )
             for plan in plans
         ]
@@ -187,8 +196,8 @@ class Ranks(Team):
         made: dict[Channel, Direct] = {}
         if backend is not None:
             for channel in sorted(channel for channel in used if channel.value != "loss"):
-                for replica in range(self._mesh.data):
-                    ranks = self._placement.workers_of(replica)
+                for replica, part in itertools.product(range(self._mesh.data), range(self._mesh.inside)):
+                    ranks = self._placement.workers_of(replica, part)
                     group = pair((ranks[self._home_of[channel.stage]], ranks[channel.worker]), backend, self._timeout)
                     if group is not None:
                         made[channel] = Direct(group, device)
@@ -199,6 +208,7 @@ class Ranks(Team):
         workers = [each for each in interpreters if isinstance(each, Worker)]
         name = worker_name(self._worker, workers[0].schedule)
         of = f"replica {self.replicas[0]}, " if self._mesh.data > 1 else ""
+        of += "".join(f"{axis} {at}, " for axis, at in self._placement.place(self.rank).items())
         recording = Recording(self.world.rank, name=of + name)
         if self.is_first:
             for rank in range(1, self.world.size):
@@ -211,17 +221,18 @@ class Ranks(Team):
             worker.recording = recording
         return [recording]
 
-    def agree(self, description: Mapping[str, Any]) -> None:
-        """Compare what all are about to train."""
+    def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
+        """Compare what all are about to train; then those who share something meet."""
         with reaching((self.rank + 1) % self.size):
             agree(self.group, description)
-        self._meet()
+            self._meet(device)
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
         """Each stage where it lives; then everybody is told the shapes."""
         homes = self._homes(stages)
         outputs: Outputs = []
         given: tuple[Tensor, ...] = inputs_on(example, device) if homes[0] == self.world.rank else ()
+        whole: tuple[Tensor, ...] = ()
         for index, home in enumerate(homes):
             before = homes[index - 1] if index else home
             if before != home and self.world.rank == before:
@@ -229,8 +240,10 @@ class Ranks(Team):
             if home == self.world.rank:
                 if before != home:
                     given = self._from(before, device).receive().value
-                given = trace([stages[index]], given, device, first=index)[0]
-            outputs.append(self._shapes(given, home, device))
+                with self.within.working():
+                    given = trace([stages[index]], given, device, first=index)[0]
+                    whole = given if index == len(stages) - 1 else self.within.whole(given)
+            outputs.append(self._shapes(whole, home, device))
         return outputs
 
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
@@ -252,8 +265,8 @@ class Ranks(Team):
         """Batch after batch through the stages of replica 0, where they live; the last one counts."""
         homes, me = self._homes(stages), self.world.rank
         tally = Tally()
+        teller = self._placement.workers_of(0)[self._placement.at(homes[-1])[1]]
         if self.replicas[0] > 0:
-            homes = self._placement.workers_of(0)[-1:]  # whom to ask
             for _ in batches:  # whoever made them may draw from the same source again
                 pass
             batches = ()
@@ -271,20 +284,20 @@ class Ranks(Team):
                     if home == me:
                         if before != home:
                             examples, given = self._from(before, device).receive()
-                        with precision.forward(device):
+                        with precision.forward(device), self.within.working():
                             output = stages[index](*given)
                             given = output if isinstance(output, tuple) else (output,)
                             if index == len(stages) - 1:
                                 target = target_on(y, device)
                                 tally.add(output, target, precision.loss(loss)(output, target), examples)
         sums = torch.tensor([tally.loss, tally.examples, tally.hits, tally.targets], dtype=torch.float64)
-        with reaching(homes[-1] if homes[-1] != me else (me + 1) % self.size):
-            dist.broadcast(sums, group_src=homes[-1], group=self.group)
+        with reaching(teller if teller != me else (me + 1) % self.size):
+            dist.broadcast(sums, group_src=teller, group=self.group)
         return Tally(float(sums[0]), *(int(number) for number in sums[1:])).result()
 
     def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
         """Names as text in bytes, then tensor after tensor. Those of replica 0."""
-        if self.replicas[0] > 0:
+        if self.replicas[0] > 0 or self._part > 0:
             return None
         if not self.is_first:
             out = self._to(0)
@@ -306,12 +319,12 @@ class Ranks(Team):
         return dict(sorted(gathered.items()))
 
     def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
-        """Each process of replica 0 writes its own stages; rank 0 makes a checkpoint of them."""
+        """Each process of replica 0 writes its own stages, or its part of them; rank 0 makes a checkpoint of all."""
         if self.is_first:
             checkpoint.begin(path)
         self.barrier()
         partial = checkpoint.partial_of(path)
-        own = states if self.replicas[0] == 0 else {}
+        own = states if self.replicas[0] == 0 and self.within.writes else {}
         mine = {index: checkpoint.write_stage(partial, index, state) for index, state in own.items()}
         told = self._collect(as_tensor(json.dumps(mine).encode()))
         if self.is_first:
@@ -367,9 +380,3 @@ class Ranks(Team):
         if rank not in self._inboxes:
             self._inboxes[rank] = Inbox(Line(self.group, rank, 0, "what it has", self.status), device)
         return self._inboxes[rank]
-
-
-def tensors_of(modules: Iterable[nn.Module | None]) -> list[Tensor]:
-    """Every parameter and buffer, each once, in an order that is the same in all replicas."""
-    found = [tensor for module in modules if module is not None for tensor in (*module.parameters(), *module.buffers())]
-    return list(dict.fromkeys(found))

@@ -18,13 +18,15 @@ from stretto.stage import Stage
 from stretto.sync.peers import Peers
 from stretto.tracing import Recording
 from stretto.tracing.naming import channel as name
+from stretto.within import Within
 
 
 class Worker(Interpreter):
     """Runs one worker's actions in their order. What other workers need of the results is sent at once.
 
     After turn n every worker gets the loss of minibatch n - lag, so that none is more than `lag` ahead of the last
-    stage. `peers` are the same worker in other replicas, None if there are none.
+    stage. `peers` are the same worker in other replicas, None if there are none; `within`
+    is how it shares its stages.
     """
 
     def __init__(
@@ -39,9 +41,11 @@ class Worker(Interpreter):
         lag: int,
         status: Status,
         peers: Peers | None = None,
+        within: Within,
     ) -> None:
         super().__init__(schedule, rules, stages, delays)
         self._peers = peers
+        self._within = within
         self.worker = worker
         self._mailbox = mailbox
         self._lag = lag
@@ -83,7 +87,9 @@ class Worker(Interpreter):
                 if edge not in self.values:
                     self._fetch(edge, action)
             self._status.acts(action)
-            self._send(self._run(action, needs))
+            with self._within.working():
+                made = self._run(action, needs)
+            self._send(made)
 
     def _finish(self, until: int) -> None:
         self._hear(until // self.schedule.per_turn)

@@ -71,8 +71,8 @@ def traced(study: Study, prepared: Mapping[str, Prepared]) -> tuple[Timelines, .
         recordings = read_recordings(task.folder)
         if recordings:
             trainer, run = prepared[task.settings.method].trainer, task.settings
-            if run.workers is not None:
-                recordings = recordings[: run.workers // run.data_parallel]  # those of replica 0
+            if run.stage_workers is not None:  # those of replica 0, one of each worker's
+                recordings = recordings[:: run.mesh.inside][: run.stage_workers]
             phases = trainer.method.phases
             among = range(phases.warmup, sys.maxsize if phases.finish is None else phases.finish)
             found.append(timelines(run.id, run.method, recordings, trainer.schedule, trainer.rules, among=among))

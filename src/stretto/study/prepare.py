@@ -63,12 +63,12 @@ def resolve(settings: S) -> S:
             f"stages={stages}, but {model.name} has {len(model.layers)} blocks: use at most {len(model.layers)} "
             f"stages, or a deeper network (--model-options.depth {stages})"
         )
-    replicas = settings.data_parallel if isinstance(settings, config.TrainSettings) else 1
-    if settings.workers is not None and settings.workers > stages * replicas:
-        each = f" of each of {replicas} replicas" if replicas > 1 else ""
-        raise UsageError(
-            f"workers={settings.workers} for {stages} stages{each}: use at most {stages * replicas} workers"
-        )
+    mesh = settings.mesh if isinstance(settings, config.TrainSettings) else Mesh()
+    most = stages * mesh.data * mesh.inside
+    if settings.workers is not None and settings.workers > most:
+        each = f" of each of {mesh.data} replicas" if mesh.data > 1 else ""
+        shared = f", each shared by {mesh.inside}" if mesh.inside > 1 else ""
+        raise UsageError(f"workers={settings.workers} for {stages} stages{each}{shared}: use at most {most} workers")
     return config.with_defaults(replace(settings, stages=stages))
 
 
@@ -109,8 +109,8 @@ def prepare(settings: config.TrainSettings) -> Prepared:
         example=example,
         scheduler=scheduler(settings),
         clip=settings.clip,
-        workers=None if settings.workers is None else settings.workers // settings.data_parallel,
-        mesh=Mesh(data=settings.data_parallel),
+        workers=settings.stage_workers,
+        mesh=settings.mesh,
         sync=settings.sync,
         seed=settings.seed,
         precision=None if settings.precision == "float32" else settings.precision,

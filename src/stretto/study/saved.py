@@ -18,7 +18,7 @@ from stretto.study.store import checkpoints_of
 from stretto.study.study import refuse_other
 from stretto.trainer import Trainer
 
-FREE = ("workers", "data_parallel")  # settings that may differ when a run goes on
+FREE = ("workers", "data_parallel", "space")  # settings that may differ when a run goes on
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -147,8 +147,7 @@ def study_of_run(folder: Path) -> Study:
     """A study that consists of one run."""
     run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder / RUN))
     shared = {field.name: getattr(run, field.name) for field in fields(Settings)}
-    if run.workers is not None:
-        shared["workers"] = run.workers // run.data_parallel  # those of one of its pipelines
+    shared["workers"] = run.stage_workers
     swept = CompareSettings(
         **shared, methods=(run.method,), lr=(known(run.lr),), batch_size=(known(run.batch_size),), seeds=1
     )

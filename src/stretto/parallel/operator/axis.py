@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.errors import UsageError
+from stretto.flat import align
 from stretto.parting import part_sizes
 
 NAME = "tensor"
-BUCKET = 2**22  # elements of a message
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,25 +68,5 @@ class Axis:
         return own.clone(memory_format=torch.contiguous_format)
 
     def align(self, *tensors: Tensor) -> None:
-        """Give every process the values of the first, in messages of many tensors each."""
-        first = dist.get_global_rank(self.group, 0)
-        for bucket in buckets(tensors):
-            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
-            dist.broadcast(flat, first, group=self.group)
-            for each, values in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
-                each.detach().copy_(values.view(each.shape))
-
-
-def buckets(tensors: tuple[Tensor, ...]) -> list[list[Tensor]]:
-    """Tensors of one type on one device, together no more than BUCKET elements or a single one."""
-    filled: list[list[Tensor]] = []
-    room: dict[tuple[torch.dtype, torch.device], int] = {}
-    current: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for each in tensors:
-        key = (each.dtype, each.device)
-        if room.get(key, 0) < each.numel():
-            current[key], room[key] = [], BUCKET
-            filled.append(current[key])
-        current[key].append(each)
-        room[key] -= each.numel()
-    return filled
+        """Give every process the values of the first."""
+        align(tensors, self.group)

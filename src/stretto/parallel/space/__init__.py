@@ -1,5 +1,5 @@
 """Spatial parallelism: an image's rows and columns on several processes."""
 
-from stretto.parallel.space.preparation import collect, scatter, spatial
+from stretto.parallel.space.preparation import collect, refuse_whole, scatter, spatial, whole
 
-__all__ = ["collect", "scatter", "spatial"]
+__all__ = ["collect", "refuse_whole", "scatter", "spatial", "whole"]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.errors import UsageError
+from stretto.flat import joined, split_like
 from stretto.parallel.space.route import Place
 
 AXES = ("height", "width")
@@ -64,11 +65,10 @@ class Grid:
         """The sums over all processes, in one message; bit for bit the same everywhere."""
         if self.size == 1 or not tensors:
             return tensors
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = joined(tensors)
         for group in self.groups:
             dist.all_reduce(flat, group=group)
-        pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
-        return tuple(piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in zip(pieces, tensors, strict=True))
+        return tuple(each.to(tensor.dtype) for each, tensor in zip(split_like(flat, tensors), tensors, strict=True))
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Everybody's tensor, all of one shape, one below the other: [processes, *shape]."""

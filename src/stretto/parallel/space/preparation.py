@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from stretto.errors import UsageError
 from stretto.parallel.space.exchange import Collect, Scatter
@@ -87,6 +87,29 @@ class Entry:
         if not isinstance(value, Tensor) or value.ndim < 3:
             return value
         return slab(value.view_as(value), learned(value, self.grid, where))
+
+
+def whole(module: nn.Module, args: Any, output: Any) -> Any:
+    """Put slabs together; a forward hook, to be registered before `spatial` prepares the module."""
+
+    def collected(value: Any) -> Any:
+        if not isinstance(value, Slab):
+            return value
+        return Collect.apply(value.as_subclass(Tensor), value.cut)  # type: ignore[no-untyped-call]
+
+    with Plainly():
+        return tree_map(collected, output)
+
+
+def refuse_whole(module: nn.Module, args: Any, output: Any) -> None:
+    """Refuse a whole image, which another module would take for a slab; a forward hook, registered as `whole` is."""
+    for value in tree_leaves(output):
+        if isinstance(value, Tensor) and not isinstance(value, Slab) and value.ndim > 2:
+            raise UsageError(
+                f"stretto.parallel.spatial: {type(module).__name__} ends behind a global pool or the like, where every "
+                f"process has the whole {list(value.shape)}, but the next stage takes tensors of three dims and more "
+                "for slabs: cut the model elsewhere, for example behind the flatten"
+            )
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> Any:

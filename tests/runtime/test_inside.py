@@ -1,0 +1,95 @@
+"""Law 6 in a pipeline: stages that several processes share train as one device does, and as their emulation."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import stretto
+from runtime import inside
+from runtime.processes import launch, start
+from runtime.test_bit_for_bit import same
+from stretto import Mesh
+
+HYBRID = Mesh(data=2, tensor=2)  # on eight processes a pipeline of two
+HEIGHT, WIDTH, TENSOR = Mesh(space=(2, 1)), Mesh(space=(1, 2)), Mesh(tensor=2)
+EIGHT = [
+    ("transformer", "1f1b", HYBRID, {"clip": 0.1}),
+    ("transformer", "pb", HYBRID, {}),
+    ("transformer", "pipedream", HYBRID, {"clip": 0.1, "adam": True}),
+    ("convolutions", "1f1b", Mesh(data=2, space=(2, 1)), {"sync": "local-sgd(every=2)"}),
+]  # fmt: skip
+FOUR = [
+    ("convolutions", "1f1b", HEIGHT, {"clip": 0.1}),
+    ("convolutions", "pb", HEIGHT, {}),
+    ("convolutions", "greedy", WIDTH, {}),
+    ("convolutions", "overlapping", HEIGHT, {"adam": True}),
+    ("pixels", "pipedream", WIDTH, {}),
+    ("convolutions", "greedy", TENSOR, {"clip": 0.1}),
+    ("transformer", "pb-lwp-sc", TENSOR, {}),
+    ("transformer", "zb-h1", TENSOR, {}),
+    ("transformer", "gpipe(recompute=True)", TENSOR, {}),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def near(told, losses, weights, evaluated):
+    assert told[0] == pytest.approx(losses, abs=1e-9)
+    assert told[1].keys() == weights.keys()
+    assert all(torch.allclose(told[1][key], weights[key], rtol=0, atol=1e-9) for key in weights)
+    assert told[2] == pytest.approx(evaluated, abs=1e-9)
+
+
+@pytest.mark.parametrize(("processes", "runs"), [(8, EIGHT), (4, FOUR)])
+def test_shared_stages(processes, runs):
+    """Against their emulation, and where replicas train alike against one device."""
+    told = launch(processes, "runtime.inside:train_all", runs, timeout=400)
+    for number, (network, method, mesh, options) in enumerate(runs):
+        emulated = inside.train(network, method, mesh, workers=2, **options)
+        near(told[0][number], *emulated)
+        if "sync" not in options:
+            near(told[0][number], *inside.train(network, method, workers=2, **options))
+        for rank in range(1, processes):
+            assert told[rank][number][::2] == told[0][number][::2]
+            assert told[rank][number][1] is None
+
+
+def test_checkpoints_and_tied_weights(tmp_path):
+    told, losses = launch(2, "runtime.inside:two", str(tmp_path))[0]
+    assert losses == pytest.approx(inside.tied(), abs=1e-12)
+    for network, (first, again) in told.items():
+        assert same(first, again), network
+    parts = {path.parent.name: json.loads(path.read_text())["parts"] for path in tmp_path.glob("*/manifest.json")}
+    assert parts == {"transformer": 2, "convolutions": 1}
+    alone = inside.resume("convolutions", "backprop", None, tmp_path / "convolutions")
+    assert all(torch.allclose(alone[key], told["convolutions"][0][key], rtol=0, atol=1e-12) for key in alone)
+    with pytest.raises(stretto.UsageError, match=r"weights 2 processes share, here 1 do: .*Mesh\(tensor=2\)"):
+        inside.resume("transformer", "backprop", None, tmp_path / "transformer")
+
+
+SCRIPT = Path(__file__).with_name("faulty_inside.py")
+
+
+def test_a_process_that_dies_is_named():
+    started = start(2, [sys.executable, str(SCRIPT)])
+    try:
+        for process in started:
+            process.wait(120)
+        said = [process.communicate()[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert started[1].returncode == -signal.SIGKILL
+    assert started[0].returncode == 1
+    assert "worker 1 is gone" in said[0], said[0]
