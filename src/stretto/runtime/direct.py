@@ -6,9 +6,7 @@ another, whatever the order in which their ends are used.
 """
 
 import hashlib
-from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.runtime.packing import pack
+from stretto.runtime.world import told_by_all
 
 IDENTITY = 16  # bytes
 
@@ -66,11 +65,8 @@ def backend_between(group: dist.ProcessGroup, device: torch.device) -> str | Non
 
     A collective. NCCL wants a GPU for each process.
     """
-    mine = torch.frombuffer(bytearray(identity(device)), dtype=torch.uint8)
-    told = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(told, mine, group=group)
-    names = {bytes(each.tolist()) for each in told}
-    return "nccl" if len(names) == len(told) and bytes(IDENTITY) not in names else None
+    told = told_by_all(group, identity(device))
+    return "nccl" if len(set(told)) == len(told) and bytes(IDENTITY) not in told else None
 
 
 def identity(device: torch.device) -> bytes:
@@ -79,9 +75,3 @@ def identity(device: torch.device) -> bytes:
         return bytes(IDENTITY)
     name = str(torch.cuda.get_device_properties(device).uuid)
     return hashlib.blake2b(name.encode(), digest_size=IDENTITY).digest()
-
-
-def pair(ranks: Sequence[int], backend: str, timeout: float) -> dist.ProcessGroup | None:
-    """A group of two processes; None in the others. A collective of all processes. `timeout` is in seconds."""
-    made = dist.new_group(sorted(ranks), backend=backend, timeout=timedelta(seconds=timeout))
-    return made if isinstance(made, dist.ProcessGroup) else None

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from stretto.optim import LAMB, LARS, Masters
 from stretto.parallel.operator import gather, norms, tensor
 from stretto.parallel.space import collect, refuse_whole, scatter, spatial, whole
 from stretto.runtime.failure import PeerLostError
+from stretto.runtime.world import group_of
 from stretto.stage import Norms, own_norms
 from stretto.within import Within
 
@@ -33,9 +33,8 @@ def inside(placement: Placement, rank: int, device: torch.device, timeout: float
             ranks = torch.tensor(placement.parts_of(replica, worker)).reshape(list(axes.values()))
             for dim, axis in enumerate(axes):
                 for line in ranks.movedim(dim, -1).reshape(-1, axes[axis]).tolist():
-                    made = dist.new_group(line, timeout=timedelta(seconds=timeout))
-                    if rank in line:
-                        assert isinstance(made, dist.ProcessGroup), "this process is in the group"
+                    made = group_of(line, timeout, backend=None)
+                    if made is not None:
                         groups[axis] = made
     mine = placement.parts_of(*placement.at(rank))
     mesh = DeviceMesh.from_group(

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial as bound
 from functools import reduce
 from operator import or_
@@ -30,7 +29,7 @@ from stretto.mesh import Mesh, Placement
 from stretto.parts import pick_device
 from stretto.precision import Precision
 from stretto.runtime.comrades import Comrades, Fellowship
-from stretto.runtime.direct import Direct, backend_between, pair
+from stretto.runtime.direct import Direct, backend_between
 from stretto.runtime.failure import reaching
 from stretto.runtime.inside import inside
 from stretto.runtime.mailbox import Channel, Mailbox, channels
@@ -39,7 +38,7 @@ from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
 from stretto.runtime.worker import Worker
-from stretto.runtime.world import agree
+from stretto.runtime.world import agree, group_of
 from stretto.schedule import Rules
 from stretto.stage import Loss, Stage
 from stretto.sync import AllReduce, Sync
@@ -112,9 +111,8 @@ class Ranks(Team):
         places = itertools.product(range(self._placement.workers), range(self._mesh.inside))
         for worker, part in places if self._mesh.data > 1 else ():
             ranks = self._placement.replicas_of(worker, part)
-            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=self._timeout))
-            if self.rank in ranks:
-                assert isinstance(group, dist.ProcessGroup), "this process is in the group"
+            group = group_of(ranks, self._timeout)
+            if group is not None:
                 self._fellowship = Fellowship(group, ranks, self.status)
         self.within = inside(self._placement, self.rank, device, self._timeout)
 
@@ -198,7 +196,8 @@ class Ranks(Team):
             for channel in sorted(channel for channel in used if channel.value != "loss"):
                 for replica, part in itertools.product(range(self._mesh.data), range(self._mesh.inside)):
                     ranks = self._placement.workers_of(replica, part)
-                    group = pair((ranks[self._home_of[channel.stage]], ranks[channel.worker]), backend, self._timeout)
+                    ends = ranks[self._home_of[channel.stage]], ranks[channel.worker]
+                    group = group_of(ends, self._timeout, backend)
                     if group is not None:
                         made[channel] = Direct(group, device)
         return made

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -35,8 +35,8 @@ class World:
 
     def group(self, timeout: float) -> dist.ProcessGroup:
         """A new group of all processes, with messages of its own; a collective. `timeout` is in seconds."""
-        made = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-        assert isinstance(made, dist.ProcessGroup), "every process is in the group of all"
+        made = group_of(range(self.size), timeout)
+        assert made is not None, "every process is in the group of all"
         return made
 
 
@@ -163,16 +163,28 @@ def default_store() -> Store | None:
     return None if find is None else PrefixStore("stretto", find())
 
 
+def group_of(ranks: Iterable[int], timeout: float, backend: str | None = "gloo") -> dist.ProcessGroup | None:
+    """A new group of some processes, None in the others: a collective of all processes. `timeout` is in seconds.
+
+    Without a backend it has those of the default group.
+    """
+    made = dist.new_group(sorted(ranks), backend=backend, timeout=timedelta(seconds=timeout))
+    return made if isinstance(made, dist.ProcessGroup) else None
+
+
+def told_by_all(group: dist.ProcessGroup, mine: bytes) -> list[bytes]:
+    """What every process of a group says, in the order of ranks, each as many bytes; a collective."""
+    own = as_tensor(mine)
+    told = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(told, own, group=group)
+    return [as_text(each) for each in told]
+
+
 def agree(group: dist.ProcessGroup, mine: Mapping[str, Any]) -> None:
     """Raise UsageError, on every process, if they do not all say the same about the training that is to begin."""
     text = json.dumps(mine, sort_keys=True).encode()
-    record = torch.zeros(RECORD, dtype=torch.uint8)
-    record[: min(len(text), RECORD)] = as_tensor(text[:RECORD])
-    told = [torch.empty_like(record) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(told, record, group=group)
-    first = as_text(told[0]).rstrip(b"\0")
-    for rank, other in enumerate(told):
-        theirs = as_text(other).rstrip(b"\0")
+    first, *others = (each.rstrip(b"\0") for each in told_by_all(group, text[:RECORD].ljust(RECORD, b"\0")))
+    for rank, theirs in enumerate(others, start=1):
         if theirs != first:
             raise UsageError(
                 f"rank {rank} trains something else than rank 0: {difference(first, theirs)}. All processes have to "
