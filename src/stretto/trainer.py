@@ -31,8 +31,9 @@ from stretto.phase import Phase
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.seeding import derive
+from stretto.shards import whole
 from stretto.stage import Loss, Practice, Stage, Target
-from stretto.sync import Sync
+from stretto.sync import FullyShard, Sync
 from stretto.sync import find as find_sync
 from stretto.team import Plan, State, find_team
 from stretto.trace import example_for_linear
@@ -114,6 +115,7 @@ class Trainer:
             self.method = find_method(method)
             self.seed = seed
             self.precision = Precision(precision)
+            self.sync.check(self.method, precision)
             self.loss = loss
             self.clip = clip
             self.device = self._team.device(device)
@@ -140,11 +142,11 @@ class Trainer:
         if self._ties and self.method.reach(num_stages).heads != (num_stages - 1,):
             ties.refuse(self._ties, self.method)
         self._agreement = self.sync.agreement if self.mesh.data > 1 or self.sync.agreement == "M" else None
-        if self._ties and self._agreement == "M":
+        if self._ties and (self._agreement == "M" or isinstance(self.sync, FullyShard)):
             tied = self._ties[0]
             raise UsageError(
                 f"stages {tied.owner} and {tied.users[0]} share {tied.name!r} (tied weights), which {self.sync} does "
-                "not merge on both: use sync='all-reduce', or put both into one stage"
+                "not keep the same on both: use sync='all-reduce', or put both into one stage"
             )
         self.schedule, self.rules = self._plan(self.method.plan, workers)
         self.lag = self.method.lag(num_stages)
@@ -153,6 +155,7 @@ class Trainer:
         check_sharing(known, self.heads)
         wake(known)
         self._team.share([*self.stages, *self.heads])
+        self._team.shard([*self.stages, *self.heads], self.sync, self.device)
         practices = self._make_stages(optimizer, scheduler)
         self._phases = self._make_phases(practices, workers)
         self._phase = self._phases[self.method.phases.synchronous(0)]
@@ -374,7 +377,7 @@ class Trainer:
             prefix + name: value
             for prefix, module in parts
             if module is not None
-            for name, value in module.state_dict().items()
+            for name, value in whole(module.state_dict()).items()
         }
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:

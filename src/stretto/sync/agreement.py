@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.sync.choice import AllReduce, DiLoCo, LocalSGD, Sync
+from stretto.shards import is_share
+from stretto.sync.choice import AllReduce, DiLoCo, FullyShard, LocalSGD, Sync
 from stretto.sync.peers import Peers, Then
 
 
@@ -24,6 +25,10 @@ class Agreement(ABC):
 
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (they are)
         """Training pauses: copies are the same from here on."""
+
+    def norms(self, own: Tensor) -> Tensor:
+        """The norms of gradients, from those of what this copy has of each."""
+        return own
 
     def forget(self) -> None:
         """A meeting that has begun will not come to its end."""
@@ -68,6 +73,19 @@ class Gradients(Agreement):
 
         gradients = [parameter.grad for parameter in trainable if parameter.grad is not None]
         self._peers.add_up_gradients([*gradients, found], drop)
+
+
+class Shares(Agreement):
+    """Each copy has the sum of its share of the gradients already: backwards have left it (`weights/sharded.py`)."""
+
+    def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """Nothing is left to do."""
+
+    def norms(self, own: Tensor) -> Tensor:
+        """Over all shares."""
+        squares = own.square()
+        self._peers.add_up([squares], lambda: None)
+        return squares.sqrt()
 
 
 class Average(Agreement):
@@ -138,7 +156,9 @@ class Outer(Average):
 
 def agreement(sync: Sync, peers: Peers, parameters: Sequence[Tensor]) -> Agreement:
     """The choice's; `parameters` are what the stage's optimizer steps."""
-    if isinstance(sync, AllReduce):
+    if isinstance(sync, FullyShard) and any(map(is_share, parameters)):
+        return Shares(peers)
+    if isinstance(sync, AllReduce | FullyShard):  # emulated, a replica has all of them
         return Gradients(peers)
     if isinstance(sync, DiLoCo):
         return Outer(peers, sync, parameters)
