@@ -35,7 +35,6 @@ from stretto.runtime.member import Member
 from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
-from stretto.runtime.shards import shard
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree
 from stretto.schedule import Rules
@@ -145,6 +144,8 @@ class Ranks(Team):
     def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
         """Each module by itself."""
         if self._fellowship is not None and isinstance(sync, FullyShard):
+            from stretto.runtime.shards import shard  # it takes a while
+
             self._sharded = True
             for module in modules:
                 if module is not None and any(True for _ in module.parameters()):

@@ -10,9 +10,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from stretto.errors import UsageError
 from stretto.runtime.comrades import Fellowship
 from stretto.runtime.failure import PeerLostError
 from stretto.sync import FullyShard
+
+# Their names until torch 2.11, and from 2.13 on.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def shard(module: nn.Module, fellowship: Fellowship, sync: FullyShard, device: torch.device) -> None:
@@ -22,7 +27,10 @@ def shard(module: nn.Module, fellowship: Fellowship, sync: FullyShard, device: t
     """
     mesh = DeviceMesh.from_group(fellowship.group, device.type)
     for part in [*blocks_of(module, sync.min_block), module]:
-        made: Any = fully_shard(part, mesh=mesh, reshard_after_forward=sync.reshard)
+        try:
+            made: Any = fully_shard(part, mesh=mesh, reshard_after_forward=sync.reshard)
+        except ValueError as error:  # a scalar parameter, say
+            raise UsageError(f"{sync}: {error}. Or use sync='all-reduce'") from error
         made.set_custom_all_gather(AllGather(fellowship))
         made.set_custom_reduce_scatter(ReduceScatter(fellowship))
         # Losses carry their shares of the minibatch, so gradients are summed; gloo knows no scaled sum.
@@ -74,7 +82,7 @@ class AllGather(Collective):
         """Shares in the order of replicas."""
         with self._meeting():
             into = output_tensor.cpu()
-            dist.all_gather_into_tensor(into, input_tensor.cpu(), group=self._group)
+            all_gather(into, input_tensor.cpu(), group=self._group)
         if into is not output_tensor:
             output_tensor.copy_(into)
 
@@ -88,6 +96,6 @@ class ReduceScatter(Collective):
         """`op` is the sum."""
         with self._meeting():
             into = output_tensor.cpu()
-            dist.reduce_scatter_tensor(into, input_tensor.cpu(), op=op, group=self._group)
+            reduce_scatter(into, input_tensor.cpu(), op=op, group=self._group)
         if into is not output_tensor:
             output_tensor.copy_(into)
