@@ -31,7 +31,7 @@ from stretto.phase import Phase
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.seeding import derive
-from stretto.shards import whole
+from stretto.shards import is_sharded, whole
 from stretto.stage import Loss, Practice, Stage, Target
 from stretto.sync import FullyShard, Sync
 from stretto.sync import find as find_sync
@@ -346,6 +346,11 @@ class Trainer:
         Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
         `figures()`.
         """
+        if any(map(is_sharded, self.stages)):
+            raise UsageError(
+                f"sync={self.sync.name}: no process has whole weights to observe; on one process, where the numbers are "
+                "the same, it has"
+            )
         return Observer(self._interpreter, self._entered, minibatches)
 
     def record(self) -> list[Recording]:

@@ -273,6 +273,8 @@ def test_a_schedule_without_its_meeting_is_refused():
         ({"sync": "all-reduce(hook=bf16,algorithm=ring)"}, "leave algorithm= out"),
         ({"sync": "allreduce"}, "unknown sync 'allreduce': did you mean 'all-reduce'"),
         ({"sync": "local-sgd(evry=2)"}, "no option 'evry': did you mean 'every'"),
+        ({"sync": "fully-shard(reshard=2)"}, "fully-shard: reshard=2: choose True or False"),
+        ({"sync": "fully-shard(min_block=-1)"}, "fully-shard: min_block=-1: choose a whole number of at least 0"),
         ({"sync": "local-sgd(every=0)"}, "local-sgd: every=0: choose a whole number of at least 1"),
         ({"sync": "diloco(outer_momentum=1)"}, "outer_momentum=1: choose from 0 up to"),
         ({"sync": "diloco(outer_lr=0)"}, "outer_lr=0: choose a positive number"),

@@ -1,6 +1,8 @@
 """Scripts that train replicas of which each keeps a share of the weights, and know nothing of processes."""
 
 import gc
+import os
+import signal
 
 import torch
 from torch import nn
@@ -24,7 +26,7 @@ def everything(runs, folder):
         "train": replicated.train_all(runs),
         "optimizers": {name: adapt(name, stretto.Mesh(data=2), stretto.FullyShard()) for name in OPTIMIZERS},
         "held": {name: held(sync) for name, sync in (("all", "all-reduce"), ("share", "fully-shard"))},
-        "messages": [messages(method, reshard) for method, reshard in (("1f1b", False), ("1f1b", True), ("zb-h1", False))],
+        "messages": {each: messages(*each) for each in (("1f1b", False), ("1f1b", True), ("zb-h1", False))},
         "saved": [
             replicated.save_in_the_middle("1f1b", stretto.Mesh(data=2), f"{folder}/sharded", sync="fully-shard"),
             replicated.resume("1f1b", stretto.Mesh(data=2), f"{folder}/emulated", sync="fully-shard"),
@@ -73,6 +75,32 @@ def tensor_bytes():
     tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and type(each).__name__ != "DTensor"]
     storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
     return sum(storages.values())
+
+
+def killed():
+    """The last replica is gone in its sixth forward."""
+
+    class Fragile(nn.Linear):
+        def forward(self, x):
+            passes.append(x)
+            if len(passes) == 6 and int(os.environ["RANK"]) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().forward(x)
+
+    passes = []
+    trainer = stretto.Trainer(
+        [Fragile(8, 4)], nn.functional.mse_loss, lambda params: torch.optim.SGD(params, lr=0.1),
+        mesh=stretto.Mesh(data=3), sync="fully-shard",
+    )  # fmt: skip
+    for _ in range(12):
+        trainer.step(torch.randn(6, 8), torch.randn(6, 4))
+
+
+def scalar():
+    """A parameter that cannot be cut."""
+    stage = nn.Linear(2, 2)
+    stage.gain = nn.Parameter(torch.tensor(1.0))
+    stretto.Trainer([stage], nn.functional.mse_loss, torch.optim.Adam, mesh=stretto.Mesh(data=2), sync="fully-shard")
 
 
 def messages(method, reshard):

@@ -30,7 +30,7 @@ def shard(module: nn.Module, fellowship: Fellowship, sync: FullyShard, device: t
         try:
             made: Any = fully_shard(part, mesh=mesh, reshard_after_forward=sync.reshard)
         except ValueError as error:  # a scalar parameter, say
-            raise UsageError(f"{sync}: {error}. Or use sync='all-reduce'") from error
+            raise UsageError(f"sync={sync.name}: {error} Or use sync='all-reduce'") from error
         made.set_custom_all_gather(AllGather(fellowship))
         made.set_custom_reduce_scatter(ReduceScatter(fellowship))
         # Losses carry their shares of the minibatch, so gradients are summed; gloo knows no scaled sum.

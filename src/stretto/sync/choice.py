@@ -74,12 +74,12 @@ class FullyShard(Sync):
         """One version of the weights, of one dtype."""
         if method.weights != "current" or method.cure.forward is not None or method.cure.backward is not None:
             raise UsageError(
-                f"method {method} works with several versions of the weights, and {self} gathers the current one: use "
+                f"method {method} works with several versions of the weights, and {self.name} gathers the current one: use "
                 "sync='all-reduce', or a method whose passes see the current weights (1f1b, greedy, ...)"
             )
         if precision == "bf16":
             raise UsageError(
-                f"precision='bf16' steps float32 masters, which {self} does not share out: use "
+                f"precision='bf16' steps float32 masters, which {self.name} does not share out: use "
                 "precision='bf16-autocast', or sync='all-reduce'"
             )
 
