@@ -45,8 +45,9 @@ def local(tensor: Tensor) -> Tensor:
     """The share that is here, as a plain tensor that shares its storage; any other tensor as it is."""
     if not is_share(tensor):
         return tensor
-    share: Tensor = tensor.to_local()  # type: ignore[operator]
-    return share
+    share: Any = tensor
+    here: Tensor = share.to_local()
+    return here
 
 
 def whole(state: Any) -> Any:

@@ -361,7 +361,7 @@ class Stage:
     def _add_up(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._complete(operands)
         if self.agreement is not None:
-            self.agreement.meet(self._stepped(), self.updates, lambda: None)
+            self.agreement.sum(self._stepped(), self.updates)
         return {"summed": None}
 
     def _merge(self, _: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,8 +141,9 @@ class Trainer:
         self._ties = ties.find(known)
         if self._ties and self.method.reach(num_stages).heads != (num_stages - 1,):
             ties.refuse(self._ties, self.method)
-        self._agreement = self.sync.agreement if self.mesh.data > 1 or self.sync.agreement == "M" else None
-        if self._ties and (self._agreement == "M" or isinstance(self.sync, FullyShard)):
+        self._agreement = self.sync.agreement if self.mesh.data > 1 or self.sync.agreement != "A" else None
+        self._merges = self._agreement not in (None, "A")  # replicas are not always the same
+        if self._ties and (self._merges or isinstance(self.sync, FullyShard)):
             tied = self._ties[0]
             raise UsageError(
                 f"stages {tied.owner} and {tied.users[0]} share {tied.name!r} (tied weights), which {self.sync} does "
@@ -290,7 +291,7 @@ class Trainer:
         if pieces * replicas == 1:
             return [[1.0]]
         sizes = list(zip(*(part_sizes(each, replicas) for each in part_sizes(examples, pieces)), strict=True))
-        wholes = [sum(own) if self._agreement == "M" else examples for own in sizes]
+        wholes = [sum(own) if self._merges else examples for own in sizes]
         return [[size / (whole or 1) for size in own] for own, whole in zip(sizes, wholes, strict=True)]
 
     def _load(self, x: Batch | None, y: Any, share: float) -> dict[str, Any]:
@@ -305,7 +306,7 @@ class Trainer:
                 return
             losses = self._interpreter.losses(edges)
             self._losses[self._finished] = (
-                [loss / self.mesh.data for loss in losses] if self._agreement == "M" and self.mesh.data > 1 else losses
+                [loss / self.mesh.data for loss in losses] if self._merges and self.mesh.data > 1 else losses
             )
             self._finished += 1
 
@@ -348,8 +349,8 @@ class Trainer:
         """
         if any(map(is_sharded, self.stages)):
             raise UsageError(
-                f"sync={self.sync.name}: no process has whole weights to observe; on one process, where the numbers are "
-                "the same, it has"
+                f"sync={self.sync.name}: no process has whole weights to observe; observe on one process, where the "
+                "numbers are the same"
             )
         return Observer(self._interpreter, self._entered, minibatches)
 

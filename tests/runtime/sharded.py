@@ -27,6 +27,7 @@ def everything(runs, folder):
         "optimizers": {name: adapt(name, stretto.Mesh(data=2), stretto.FullyShard()) for name in OPTIMIZERS},
         "held": {name: held(sync) for name, sync in (("all", "all-reduce"), ("share", "fully-shard"))},
         "messages": {each: messages(*each) for each in (("1f1b", False), ("1f1b", True), ("zb-h1", False))},
+        "refused": refused(),
         "saved": [
             replicated.save_in_the_middle("1f1b", stretto.Mesh(data=2), f"{folder}/sharded", sync="fully-shard"),
             replicated.resume("1f1b", stretto.Mesh(data=2), f"{folder}/emulated", sync="fully-shard"),
@@ -83,24 +84,36 @@ def killed():
     class Fragile(nn.Linear):
         def forward(self, x):
             passes.append(x)
-            if len(passes) == 6 and int(os.environ["RANK"]) == 2:
+            if len(passes) == 6 and int(os.environ["RANK"]) == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().forward(x)
 
     passes = []
     trainer = stretto.Trainer(
         [Fragile(8, 4)], nn.functional.mse_loss, lambda params: torch.optim.SGD(params, lr=0.1),
-        mesh=stretto.Mesh(data=3), sync="fully-shard",
+        mesh=stretto.Mesh(data=2), sync="fully-shard",
     )  # fmt: skip
     for _ in range(12):
         trainer.step(torch.randn(6, 8), torch.randn(6, 4))
 
 
-def scalar():
-    """A parameter that cannot be cut."""
+def refused():
+    """What is said of a parameter that cannot be cut, and of an observer."""
+    from stretto.runtime.shards import shard
+
+    trainer = replicated.build("backprop", stretto.Mesh(data=2), sync="fully-shard")
     stage = nn.Linear(2, 2)
     stage.gain = nn.Parameter(torch.tensor(1.0))
-    stretto.Trainer([stage], nn.functional.mse_loss, torch.optim.Adam, mesh=stretto.Mesh(data=2), sync="fully-shard")
+    said = []
+    for mistake in (
+        lambda: shard(stage, trainer._team._fellowship, trainer.sync, torch.device("cpu")),
+        trainer.observe,
+    ):
+        try:
+            mistake()
+        except stretto.UsageError as error:
+            said.append(str(error))
+    return said
 
 
 def messages(method, reshard):

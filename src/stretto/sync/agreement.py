@@ -23,6 +23,10 @@ class Agreement(ABC):
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
         """Before update number `updates` (A), or when so many have been made (M); `then` follows changed weights."""
 
+    def sum(self, parameters: Sequence[Tensor], updates: int) -> None:
+        """Before update number `updates`, where replicas also meet after it (AM)."""
+        self.meet(parameters, updates, lambda: None)
+
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (they are)
         """Training pauses: copies are the same from here on."""
 
@@ -123,6 +127,34 @@ class Average(Agreement):
         torch._foreach_copy_(list(weights), list(mean))
 
 
+class PostLocal(Average):
+    """The first `start` updates are made with the mean of all copies' gradients, the others as in `Average`."""
+
+    def __init__(self, peers: Peers, every: int, start: int) -> None:
+        super().__init__(peers, every)
+        self._start = self._met = start  # until then copies are the same
+        self._gradients = Gradients(peers)
+
+    @torch.no_grad()
+    def sum(self, parameters: Sequence[Tensor], updates: int) -> None:
+        """Each loss is the mean over this copy's examples. Raises UsageError for sparse gradients."""
+        if updates < self._start:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= self._peers.count
+            self._gradients.sum(parameters, updates)
+
+    def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """If it is time."""
+        if (updates - self._start) % self._every == 0:
+            self.settle(parameters, updates, then)
+
+    def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """If there were local updates since the last meeting."""
+        if updates > self._start:
+            super().settle(parameters, updates, then)
+
+
 class Outer(Average):
     """The mean is where an outer step with Nesterov momentum goes; the step begins where the last one ended."""
 
@@ -163,4 +195,4 @@ def agreement(sync: Sync, peers: Peers, parameters: Sequence[Tensor]) -> Agreeme
     if isinstance(sync, DiLoCo):
         return Outer(peers, sync, parameters)
     assert isinstance(sync, LocalSGD), f"{sync} has no meetings"
-    return Average(peers, sync.every)
+    return Average(peers, sync.every) if sync.start is None else PostLocal(peers, sync.every, sync.start)

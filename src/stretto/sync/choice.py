@@ -23,7 +23,7 @@ class Sync:
         told = ", ".join(f"{key}={value}" for key, value in given if value is not None)
         return f"{self.name}({told})" if told else self.name
 
-    def check(self, method: Method, precision: str | None) -> None:  # noqa: B027 (most do with any)
+    def check(self, method: Method, precision: str | None) -> None:
         """Raise UsageError for training that replicas cannot share so."""
 
 
@@ -74,8 +74,8 @@ class FullyShard(Sync):
         """One version of the weights, of one dtype."""
         if method.weights != "current" or method.cure.forward is not None or method.cure.backward is not None:
             raise UsageError(
-                f"method {method} works with several versions of the weights, and {self.name} gathers the current one: use "
-                "sync='all-reduce', or a method whose passes see the current weights (1f1b, greedy, ...)"
+                f"method {method} works with several versions of the weights, and {self.name} gathers the current one: "
+                "use sync='all-reduce', or a method whose passes see the current weights (1f1b, greedy, ...)"
             )
         if precision == "bf16":
             raise UsageError(
@@ -86,14 +86,23 @@ class FullyShard(Sync):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Sync):
-    """Replicas train by themselves; after every `every` updates of a stage its weights are averaged (Stich 2018)."""
+    """Replicas train by themselves; after every `every` updates of a stage its weights are averaged (Stich 2018).
+
+    With `start` the first so many updates are made together, with the mean of the replicas' gradients: post-local SGD
+    (Lin et al. 2018, arXiv 1808.07217), torch's `post_localSGD_hook` and `PostLocalSGDOptimizer`. (torch averages first
+    after the first local update, this after `every` of them.)
+    """
 
     name: ClassVar[str] = "local-sgd"
     agreement: ClassVar[Agreement] = "M"
     every: int = 8
+    start: int | None = None
 
     def __post_init__(self) -> None:
         check_whole(self, "every", 1)
+        if self.start is not None:
+            check_whole(self, "start", 0)
+            object.__setattr__(self, "agreement", "AM")
 
 
 @dataclass(frozen=True, kw_only=True)
