@@ -79,7 +79,9 @@ class Trainer:
             part of every minibatch's examples. The axes multiply to the number of processes. On one process replicas
             are emulated, at the price of their memory.
         sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
-            gradient as without replicas, however the examples divide. "local-sgd(every=8)" and "diloco(every=8)", or
+            gradient as without replicas, however the examples divide. "fully-shard" does the same, and on processes
+            each replica keeps only its share of weights, gradients and optimizer state: `stages` hold shares then, and
+            `gather` makes whole weights of them. "local-sgd(every=8)" and "diloco(every=8)", or
             stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
             Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation and checkpoints.
         timeout: on several processes, how many seconds a worker waits for another before it gives up.
