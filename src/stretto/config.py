@@ -99,7 +99,8 @@ class TrainSettings(Settings):
     """Replicas of the pipeline, each on its part of every minibatch; --workers, the processes in all, are divided among
     them. Emulated without --workers."""
     sync: str = "all-reduce"
-    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", "local-sgd(every=8)", "diloco(every=8)"."""
+    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
+    "local-sgd(every=8,start=100)", "diloco(every=8)"."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
     """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
     where gradients are delayed."""
