@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from stretto.norms import group_norm
     from stretto.optim.scaling import scale_for_batch
     from stretto.splitting import split
-    from stretto.sync import AllReduce, DiLoCo, LocalSGD
+    from stretto.sync import AllReduce, DiLoCo, FullyShard, LocalSGD
     from stretto.trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = [
     "AllReduce",
     "DiLoCo",
+    "FullyShard",
     "LocalSGD",
     "Mesh",
     "Method",
@@ -51,6 +52,7 @@ __all__ = [
 _HOMES = {
     "AllReduce": "stretto.sync",
     "DiLoCo": "stretto.sync",
+    "FullyShard": "stretto.sync",
     "LocalSGD": "stretto.sync",
     "Mesh": "stretto.mesh",
     "Method": "stretto.methods",

@@ -104,7 +104,8 @@ class TrainSettings(Settings):
     space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
     """Processes that share each image: along its height, along its width."""
     sync: str = "all-reduce"
-    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", "local-sgd(every=8)", "diloco(every=8)"."""
+    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
+    "local-sgd(every=8,start=100)", "diloco(every=8)"."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
     """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
     where gradients are delayed."""

@@ -13,6 +13,7 @@ from stretto.generator import PreservedGenerator
 from stretto.mesh import Mesh
 from stretto.schedule import Reach
 from stretto.seeding import derive
+from stretto.sync import FullyShard, Sync
 
 StageLike = nn.Module | Callable[[], nn.Module]
 
@@ -36,12 +37,14 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
             raise UsageError(f"{name}={value!r}: give {wanted}")
 
 
-def check_mesh(mesh: Any) -> None:
+def check_mesh(mesh: Any, sync: Sync) -> None:
     """Refuse what is no mesh, and two ways to share one stage."""
     if not isinstance(mesh, Mesh):
         raise UsageError(f"mesh={mesh!r}: give stretto.Mesh(data=2)")
     if mesh.tensor > 1 and mesh.space != (1, 1):
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
+    if mesh.tensor > 1 and mesh.data > 1 and isinstance(sync, FullyShard):
+        raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or shared out among replicas ({sync}), not both")
 
 
 def is_whole(value: Any) -> bool:

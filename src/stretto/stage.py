@@ -12,6 +12,7 @@ from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
 from stretto.optim import Masters
 from stretto.schedule import Reach
+from stretto.shards import gathered, is_sharded, local, shares, whole
 from stretto.sync.agreement import Agreement
 from stretto.ties import Borrower, Lender, taken
 from stretto.weights import Weights
@@ -134,7 +135,7 @@ class Stage:
         self._parameters += self.masters.copies.values()
         self.context = context
         self.agreement = agreement
-        self._norms: Norms = norms or own_norms
+        self._own_norms: Norms = norms or own_norms
         self._begun = False  # whether a gradient has been computed since the last update
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
@@ -183,7 +184,7 @@ class Stage:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training this stage changes."""
-        parts = {name: None if part is None else part.state_dict() for name, part in self._parts()}
+        parts = {name: None if part is None else whole(part.state_dict()) for name, part in self._parts()}
         return {**parts, "updates": self.updates, "weights": self.weights.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
@@ -194,7 +195,7 @@ class Stage:
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
                 try:
-                    part.load_state_dict(state[name])
+                    part.load_state_dict(shares(state[name], part))
                 except (RuntimeError, ValueError, KeyError) as error:
                     raise UsageError(f"{origin} does not fit the {name} of stage {self.index}: {error}") from error
         self.updates = state["updates"]
@@ -334,7 +335,8 @@ class Stage:
             return ()
         held = take(self._head_parameters)
         wanted = [tensor for tensor in graph.cut if tensor.requires_grad]
-        torch.autograd.backward(graph.loss, inputs=[*wanted, *self._head_parameters])
+        leaves = gathered(self.head) if self.head is not None and is_sharded(self.head) else self._head_parameters
+        torch.autograd.backward(graph.loss, inputs=[*wanted, *leaves])
         graph.head_gradients = list(take(self._head_parameters))
         give(self._head_parameters, held)
         return take(graph.cut)
@@ -363,7 +365,7 @@ class Stage:
     def _add_up(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._complete(operands)
         if self.agreement is not None:
-            self.agreement.meet(self._stepped(), self.updates, lambda: None)
+            self.agreement.sum(self._stepped(), self.updates)
         return {"summed": None}
 
     def _merge(self, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -382,7 +384,11 @@ class Stage:
 
     def _reduce(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._complete(operands)
-        return {"norm": self._norms(self._parameters)}
+        return {"norm": self._norms()}
+
+    def _norms(self) -> Tensor:
+        own = self._own_norms(self._parameters)
+        return own if self.agreement is None else self.agreement.norms(own)
 
     def _update(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         finished = self.updates
@@ -391,7 +397,7 @@ class Stage:
         self._complete(operands)
         if self.optimizer is not None:
             if self._clip is not None:
-                clip(self._parameters, self._clip, operands.get("norm") or [self._norms(self._parameters)])
+                clip(self._parameters, self._clip, operands.get("norm") or [self._norms()])
             self.weights.update(lambda: self.masters.step(lambda: self._step(finished)))
             self._drop_gradients()
             if self.scheduler is not None:
@@ -421,7 +427,7 @@ IN_PLACE = (
 
 def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     """The norm of each parameter's gradient, [number of gradients]."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
 
 

@@ -66,6 +66,10 @@ class Team(ABC):
         """Begin all replicas alike: with the weights and buffers of replica 0."""
 
     @abstractmethod
+    def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
+        """Leave each replica its share of the weights, if that is the choice."""
+
+    @abstractmethod
     def peers(self, sync: Sync) -> Peers:
         """What the copies of one stage in all replicas meet by. Raises UsageError if they cannot do as chosen."""
 
@@ -166,6 +170,9 @@ class Solo(Team):
 
     def share(self, modules: Sequence[nn.Module | None]) -> None:
         """They will be copied."""
+
+    def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
+        """Emulated replicas have everything: the numbers are the same."""
 
     def peers(self, sync: Sync) -> Peers:
         """They take turns."""

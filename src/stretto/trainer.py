@@ -31,8 +31,9 @@ from stretto.phase import Phase
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.seeding import derive
+from stretto.shards import is_sharded
 from stretto.stage import Loss, Practice, Stage, Target
-from stretto.sync import Sync
+from stretto.sync import FullyShard, Sync
 from stretto.sync import find as find_sync
 from stretto.team import Plan, State, find_team
 from stretto.trace import example_for_linear
@@ -80,7 +81,9 @@ class Trainer:
             of three dims and more are images, the loss gets whole outputs). The axes multiply to the number of
             processes. On one process replicas are emulated, at the price of their memory, and stages are not shared.
         sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
-            gradient as without replicas, however the examples divide. "local-sgd(every=8)" and "diloco(every=8)", or
+            gradient as without replicas, however the examples divide. "fully-shard" does the same, and on processes
+            each replica keeps only its share of weights, gradients and optimizer state: `stages` hold shares then, and
+            `gather` makes whole weights of them. "local-sgd(every=8)" and "diloco(every=8)", or
             stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
             Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation and checkpoints.
         timeout: on several processes, how many seconds a worker waits for another before it gives up.
@@ -111,11 +114,12 @@ class Trainer:
         self._team = find_team(timeout, self.mesh)
         with self._team.together():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
-            check_mesh(self.mesh)
             self.sync = find_sync(sync)
+            check_mesh(self.mesh, self.sync)
             self.method = find_method(method)
             self.seed = seed
             self.precision = Precision(precision)
+            self.sync.check(self.method, precision)
             self.loss = loss
             self.clip = clip
             self.device = self._team.device(device)
@@ -141,12 +145,13 @@ class Trainer:
         self._ties = ties.find(known)
         if self._ties and self.method.reach(num_stages).heads != (num_stages - 1,):
             ties.refuse(self._ties, self.method)
-        self._agreement = self.sync.agreement if self.mesh.data > 1 or self.sync.agreement == "M" else None
-        if self._ties and self._agreement == "M":
+        self._agreement = self.sync.agreement if self.mesh.data > 1 or self.sync.agreement != "A" else None
+        self._merges = self._agreement not in (None, "A")  # replicas are not always the same
+        if self._ties and (self._merges or isinstance(self.sync, FullyShard)):
             tied = self._ties[0]
             raise UsageError(
                 f"stages {tied.owner} and {tied.users[0]} share {tied.name!r} (tied weights), which {self.sync} does "
-                "not merge on both: use sync='all-reduce', or put both into one stage"
+                "not keep the same on both: use sync='all-reduce', or put both into one stage"
             )
         self._share_stages()
         self.schedule, self.rules = self._plan(self.method.plan, workers)
@@ -156,6 +161,7 @@ class Trainer:
         check_sharing(known, self.heads)
         wake(known)
         self._team.share([*self.stages, *self.heads])
+        self._team.shard([*self.stages, *self.heads], self.sync, self.device)
         practices = self._make_stages(optimizer, scheduler)
         self._phases = self._make_phases(practices, workers)
         self._phase = self._phases[self.method.phases.synchronous(0)]
@@ -290,7 +296,7 @@ class Trainer:
         if pieces * replicas == 1:
             return [[1.0]]
         sizes = list(zip(*(part_sizes(each, replicas) for each in part_sizes(examples, pieces)), strict=True))
-        wholes = [sum(own) if self._agreement == "M" else examples for own in sizes]
+        wholes = [sum(own) if self._merges else examples for own in sizes]
         return [[size / (whole or 1) for size in own] for own, whole in zip(sizes, wholes, strict=True)]
 
     def _load(self, x: Batch | None, y: Any, share: float) -> dict[str, Any]:
@@ -305,7 +311,7 @@ class Trainer:
                 return
             losses = self._interpreter.losses(edges)
             self._losses[self._finished] = (
-                [loss / self.mesh.data for loss in losses] if self._agreement == "M" and self.mesh.data > 1 else losses
+                [loss / self.mesh.data for loss in losses] if self._merges and self.mesh.data > 1 else losses
             )
             self._finished += 1
 
@@ -346,6 +352,11 @@ class Trainer:
         Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
         `figures()`.
         """
+        if any(map(is_sharded, self.stages)):
+            raise UsageError(
+                f"sync={self.sync.name}: no process has whole weights to observe; observe on one process, where the "
+                "numbers are the same"
+            )
         return Observer(self._interpreter, self._entered, minibatches)
 
     def record(self) -> list[Recording]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.optim import Masters
+from stretto.shards import whole
 from stretto.stage import Norms, own_norms
 
 
@@ -37,7 +38,7 @@ class Within:
 
     def state(self, module: nn.Module) -> dict[str, Tensor]:
         """The state_dict that a module has on one device."""
-        state: dict[str, Tensor] = module.state_dict()
+        state: dict[str, Tensor] = whole(module.state_dict())
         return state
 
     def norms(self, modules: Sequence[nn.Module], masters: Masters) -> Norms:

@@ -17,10 +17,12 @@ from stretto.parts import build_optimizer, build_scheduler
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules
 from stretto.seeding import derive
+from stretto.shards import is_sharded
 from stretto.stage import Loss, Practice, Stage
-from stretto.sync import Sync
+from stretto.sync import FullyShard, Sync
 from stretto.sync.agreement import agreement
 from stretto.sync.peers import Peers
+from stretto.weights.sharded import Sharded
 from stretto.within import Within
 
 
@@ -75,6 +77,10 @@ class Workshop:
                 autocast=self.precision.name == "bf16-autocast",
                 clip=self.clip,
             )
+        if isinstance(self.sync, FullyShard) and is_sharded(module):
+            split, per_update = index in self.rules.split, self.rules.per_update
+            weights = Sharded(module, per_update, split=split, reshard=self.sync.reshard)
+            practices = (practices[0]._replace(weights=weights), practices[1])  # no other phases: one set of weights
         stage = Stage(
             index,
             module,

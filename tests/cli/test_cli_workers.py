@@ -116,6 +116,14 @@ def test_shared_weights(capsys, tmp_path):
     assert one.keys() == two.keys()
 
 
+def test_replicas_that_share_out_their_weights(capsys, tmp_path):
+    words = ("--method", "1f1b", "--data-parallel", "2", "--sync", "fully-shard", "--checkpoint-every", "10")
+    alone = train(capsys, *words, "--out", "alone")
+    many = train(capsys, *words, "--out", "many", "--workers", "2")
+    assert many["train_loss"] == alone["train_loss"]
+    same_weights(tmp_path / "alone", tmp_path / "many")
+
+
 def test_under_torchrun(capsys, tmp_path):
     words = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many"]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")

@@ -130,17 +130,26 @@ def linear(steps=12, rows=8, features=5):
     return rng.normal(size=(steps, rows, features)), rng.normal(size=(steps, rows, 1)), rng.normal(size=(features, 1))
 
 
-def reference(every, replicas, outer_lr=1.0, outer_momentum=0.0, lr=0.05, momentum=0.9):
-    """Algorithm 1 of DiLoCo with SGD inside, in numpy; with the defaults it is local SGD."""
-    xs, ys, start = linear()
-    outer, outer_velocity = start.copy(), np.zeros_like(start)
-    own = [start.copy() for _ in range(replicas)]
-    velocity = [np.zeros_like(start) for _ in range(replicas)]
+def reference(every, replicas, outer_lr=1.0, outer_momentum=0.0, lr=0.05, momentum=0.9, start=0):
+    """Algorithm 1 of DiLoCo with SGD inside, in numpy; with the defaults it is local SGD.
+
+    The first `start` steps are made with the mean of the replicas' gradients.
+    """
+    xs, ys, first = linear()
+    outer, outer_velocity = first.copy(), np.zeros_like(first)
+    own = [first.copy() for _ in range(replicas)]
+    velocity = [np.zeros_like(first) for _ in range(replicas)]
     for n, (x, y) in enumerate(zip(xs, ys, strict=True), start=1):
-        for r, (xr, yr) in enumerate(zip(np.array_split(x, replicas), np.array_split(y, replicas), strict=True)):
-            velocity[r] = momentum * velocity[r] + 2 * xr.T @ (xr @ own[r] - yr) / len(xr)
+        parts = enumerate(zip(np.array_split(x, replicas), np.array_split(y, replicas), strict=True))
+        gradients = [2 * xr.T @ (xr @ own[r] - yr) / len(xr) for r, (xr, yr) in parts]
+        if n <= start:
+            gradients = [sum(gradients) / replicas] * replicas
+        for r, gradient in enumerate(gradients):
+            velocity[r] = momentum * velocity[r] + gradient
             own[r] = own[r] - lr * velocity[r]
-        if n % every == 0 or n == len(xs):
+        if n <= start:
+            outer = own[0].copy()
+        elif (n - start) % every == 0 or n == len(xs):
             gradient = outer - sum(own) / replicas
             outer_velocity = outer_momentum * outer_velocity + gradient
             outer = outer - outer_lr * (gradient + outer_momentum * outer_velocity)
@@ -166,6 +175,25 @@ def regress(sync, replicas, momentum=0.9):
 @pytest.mark.parametrize("every", [1, 3, 5])
 def test_local_sgd_is_its_definition(every, replicas):
     assert regress(stretto.LocalSGD(every=every), replicas) == pytest.approx(reference(every, replicas), abs=1e-12)
+
+
+@pytest.mark.parametrize(("every", "start"), [(3, 0), (3, 5), (4, 1), (2, 20)])
+def test_post_local_sgd_is_its_definition(every, start):
+    """It ends in the middle of a round, or (20 of 12 steps) before the first."""
+    got = regress(stretto.LocalSGD(every=every, start=start), 4)
+    assert got == pytest.approx(reference(every, 4, start=start), abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["1f1b", "pb", "greedy"])
+def test_post_local_sgd_that_never_starts_is_all_reduce(method):
+    one, other = (train(method, 2, steps=4, sync=each) for each in ("local-sgd(start=9)", "all-reduce"))
+    runs = [build(method, 2, sync=each, clip=0.1) for each in ("local-sgd(start=9)", "all-reduce")]
+    for trainer in runs:
+        for x, y in batches(4, size=12 * trainer.schedule.per_turn):
+            trainer.step(x, y)
+        trainer.flush()
+    assert distance(*(trainer.gather() for trainer in runs)) < 1e-12
+    assert distance(one[1], other[1]) > 1e-6  # 13 examples: a mean of means
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
@@ -250,6 +278,7 @@ def test_the_picture():
 
     assert rows("A") == ["01abAU", "0a1bAU"]
     assert rows("M") == ["01abUM", "0a1bUM"]
+    assert rows("AM") == ["01abAUM", "0a1bAUM"]
 
 
 def test_norms_are_told_once_gradients_are_added_up():
@@ -273,12 +302,16 @@ def test_a_schedule_without_its_meeting_is_refused():
         ({"sync": "all-reduce(hook=bf16,algorithm=ring)"}, "leave algorithm= out"),
         ({"sync": "allreduce"}, "unknown sync 'allreduce': did you mean 'all-reduce'"),
         ({"sync": "local-sgd(evry=2)"}, "no option 'evry': did you mean 'every'"),
+        ({"sync": "fully-shard(reshard=2)"}, "fully-shard: reshard=2: choose True or False"),
+        ({"sync": "fully-shard(min_block=-1)"}, "fully-shard: min_block=-1: choose a whole number of at least 0"),
+        ({"sync": "local-sgd(start=-1)"}, "local-sgd: start=-1: choose a whole number of at least 0"),
         ({"sync": "local-sgd(every=0)"}, "local-sgd: every=0: choose a whole number of at least 1"),
         ({"sync": "diloco(outer_momentum=1)"}, "outer_momentum=1: choose from 0 up to"),
         ({"sync": "diloco(outer_lr=0)"}, "outer_lr=0: choose a positive number"),
         ({"sync": 3}, "sync=3: give a name"),
         ({"mesh": (2, 1)}, r"mesh=\(2, 1\): give stretto.Mesh"),
         ({"mesh": stretto.Mesh(tensor=2, space=(1, 2))}, r"\(tensor\) or its images \(space\), not both"),
+        ({"mesh": stretto.Mesh(data=2, tensor=2), "sync": "fully-shard"}, r"shared out among replicas"),
         ({"mesh": stretto.Mesh(data=2), "sync": "all-reduce(hook=powersgd)"}, "not emulated: start processes"),
     ],
 )

@@ -16,7 +16,7 @@ RUNS = [
     ("1f1b", {}), ("pb", {}), ("greedy", {}), ("pb", {"norm": True}), ("1f1b", {"clip": 0.1}),
     ("pipedream", {"precision": "bf16"}), ("pb", {"sync": "all-reduce(hook=bf16)"}),
     ("1f1b", {"sync": "all-reduce(algorithm=ring)"}), ("pb", {"sync": "local-sgd(every=3)"}),
-    ("pipedream-2bw", {"sync": "diloco(every=2)"}),
+    ("pipedream-2bw", {"sync": "diloco(every=2)"}), ("pb", {"sync": "local-sgd(every=2,start=3)"}),
 ]  # fmt: skip
 POWER = ("1f1b", {"sync": "all-reduce(hook=powersgd)", "steps": 16})
 

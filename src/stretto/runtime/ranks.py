@@ -40,8 +40,9 @@ from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of
 from stretto.schedule import Rules
+from stretto.shards import release
 from stretto.stage import Loss, Stage
-from stretto.sync import AllReduce, Sync
+from stretto.sync import AllReduce, FullyShard, Sync
 from stretto.sync.peers import Peers
 from stretto.team import Outputs, Plan, State, Team
 from stretto.trace import trace
@@ -70,6 +71,7 @@ class Ranks(Team):
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._home_of: Mapping[int, int] = {}  # the worker of each stage
+        self._sharded = False  # whether replicas have shares of the weights
 
     can_retry = False
 
@@ -144,6 +146,16 @@ class Ranks(Team):
             group, ranks, _ = self._fellowship
             with reaching(ranks[0] if self.rank != ranks[0] else ranks[1]):
                 align(tensors_of(modules), group)
+
+    def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
+        """Each module by itself."""
+        if self._fellowship is not None and isinstance(sync, FullyShard):
+            from stretto.runtime.shards import shard  # it takes a while
+
+            self._sharded = True
+            for module in modules:
+                if module is not None and any(True for _ in module.parameters()):
+                    shard(module, self._fellowship, sync, device)
 
     def peers(self, sync: Sync) -> Peers:
         """The processes that hold the same stages."""
@@ -261,15 +273,19 @@ class Ranks(Team):
         device: torch.device,
         precision: Precision,
     ) -> dict[str, float]:
-        """Batch after batch through the stages of replica 0, where they live; the last one counts."""
+        """Batch after batch through the stages of replica 0, where they live; the last one counts.
+
+        Replicas that share out their weights all do it: none can without the others.
+        """
         homes, me = self._homes(stages), self.world.rank
+        told = self._placement.rank(0, self._home_of[len(stages) - 1])  # whom to ask
         tally = Tally()
-        teller = self._placement.workers_of(0)[self._placement.at(homes[-1])[1]]
-        if self.replicas[0] > 0:
+        here = [stage for stage in stages if not isinstance(stage, Elsewhere)]
+        if self.replicas[0] > 0 and not self._sharded:
             for _ in batches:  # whoever made them may draw from the same source again
                 pass
             batches = ()
-        with evaluating([stage for stage in stages if not isinstance(stage, Elsewhere)]), torch.no_grad():
+        with evaluating(here), torch.no_grad():
             for x, y in batches:
                 given: tuple[Any, ...] = ()
                 examples = 0
@@ -290,8 +306,10 @@ class Ranks(Team):
                                 target = target_on(y, device)
                                 tally.add(output, target, precision.loss(loss)(output, target), examples)
         sums = torch.tensor([tally.loss, tally.examples, tally.hits, tally.targets], dtype=torch.float64)
-        with reaching(teller if teller != me else (me + 1) % self.size):
-            dist.broadcast(sums, group_src=teller, group=self.group)
+        for stage in here:
+            release(stage)
+        with reaching(told if told != me else (me + 1) % self.size):
+            dist.broadcast(sums, group_src=told, group=self.group)
         return Tally(float(sums[0]), *(int(number) for number in sums[1:])).result()
 
     def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:

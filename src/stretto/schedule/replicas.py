@@ -1,7 +1,7 @@
 """A schedule whose pipeline has replicas that agree at each of its updates.
 
 1F1B with two stages and two micro-batches, every replica alike. Replicas add up their gradients before an update (A),
-or merge their weights after it (M):
+or merge their weights after it (M), or first one and later the other (AM):
 
     1 .0a1bAU       1 .0a1bUM
     0 01.a.bAU      0 01.a.bUM
@@ -12,20 +12,20 @@ from typing import Literal
 from stretto.schedule.action import Action
 from stretto.schedule.schedule import Schedule
 
-Agreement = Literal["A", "M"]
+Agreement = Literal["A", "M", "AM"]
 
 
 def with_agreement(schedule: Schedule, kind: Agreement) -> Schedule:
-    """A before every stage's update, or before its R if all stages reduce; M right after every update."""
+    """A before every stage's update, or before its R if all stages reduce; M right after every update; AM is both."""
     first = "R" if any(action.kind == "R" for actions in schedule.body for action in actions) else "U"
     body = []
     for actions in schedule.body:
         own: list[Action] = []
         for action in actions:
-            if kind == "A" and action.kind == first:
+            if "A" in kind and action.kind == first:
                 own.append(action._replace(kind="A"))
             own.append(action)
-            if kind == "M" and action.kind == "U":
+            if "M" in kind and action.kind == "U":
                 own.append(action._replace(kind="M"))
         body.append(tuple(own))
     return Schedule(tuple(body), schedule.per_turn)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.sync.choice import AllReduce, DiLoCo, LocalSGD, Sync
+from stretto.shards import is_share
+from stretto.sync.choice import AllReduce, DiLoCo, FullyShard, LocalSGD, Sync
 from stretto.sync.peers import Peers, Then
 
 
@@ -22,8 +23,16 @@ class Agreement(ABC):
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
         """Before update number `updates` (A), or when so many have been made (M); `then` follows changed weights."""
 
+    def sum(self, parameters: Sequence[Tensor], updates: int) -> None:
+        """Before update number `updates`, where replicas also meet after it (AM)."""
+        self.meet(parameters, updates, lambda: None)
+
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (they are)
         """Training pauses: copies are the same from here on."""
+
+    def norms(self, own: Tensor) -> Tensor:
+        """The norms of gradients, from those of what this copy has of each."""
+        return own
 
     def forget(self) -> None:
         """A meeting that has begun will not come to its end."""
@@ -70,6 +79,19 @@ class Gradients(Agreement):
         self._peers.add_up_gradients([*gradients, found], drop)
 
 
+class Shares(Agreement):
+    """Each copy has the sum of its share of the gradients already: backwards have left it (`weights/sharded.py`)."""
+
+    def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """Nothing is left to do."""
+
+    def norms(self, own: Tensor) -> Tensor:
+        """Over all shares."""
+        squares = own.square()
+        self._peers.add_up([squares], lambda: None)
+        return squares.sqrt()
+
+
 class Average(Agreement):
     """After every `every` updates each copy gets the mean of all copies' weights."""
 
@@ -105,6 +127,34 @@ class Average(Agreement):
         torch._foreach_copy_(list(weights), list(mean))
 
 
+class PostLocal(Average):
+    """The first `start` updates are made with the mean of all copies' gradients, the others as in `Average`."""
+
+    def __init__(self, peers: Peers, every: int, start: int) -> None:
+        super().__init__(peers, every)
+        self._start = self._met = start  # until then copies are the same
+        self._gradients = Gradients(peers)
+
+    @torch.no_grad()
+    def sum(self, parameters: Sequence[Tensor], updates: int) -> None:
+        """Each loss is the mean over this copy's examples. Raises UsageError for sparse gradients."""
+        if updates < self._start:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= self._peers.count
+            self._gradients.sum(parameters, updates)
+
+    def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """If it is time."""
+        if (updates - self._start) % self._every == 0:
+            self.settle(parameters, updates, then)
+
+    def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """If there were local updates since the last meeting."""
+        if updates > self._start:
+            super().settle(parameters, updates, then)
+
+
 class Outer(Average):
     """The mean is where an outer step with Nesterov momentum goes; the step begins where the last one ended."""
 
@@ -138,9 +188,11 @@ class Outer(Average):
 
 def agreement(sync: Sync, peers: Peers, parameters: Sequence[Tensor]) -> Agreement:
     """The choice's; `parameters` are what the stage's optimizer steps."""
-    if isinstance(sync, AllReduce):
+    if isinstance(sync, FullyShard) and any(map(is_share, parameters)):
+        return Shares(peers)
+    if isinstance(sync, AllReduce | FullyShard):  # emulated, a replica has all of them
         return Gradients(peers)
     if isinstance(sync, DiLoCo):
         return Outer(peers, sync, parameters)
     assert isinstance(sync, LocalSGD), f"{sync} has no meetings"
-    return Average(peers, sync.every)
+    return Average(peers, sync.every) if sync.start is None else PostLocal(peers, sync.every, sync.start)

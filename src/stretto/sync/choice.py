@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from stretto.errors import UsageError, nearest
+from stretto.methods.method import Method
 from stretto.methods.table import parse
 from stretto.schedule.replicas import Agreement
 
@@ -21,6 +22,9 @@ class Sync:
         given = [(field.name, getattr(self, field.name)) for field in fields(self)]
         told = ", ".join(f"{key}={value}" for key, value in given if value is not None)
         return f"{self.name}({told})" if told else self.name
+
+    def check(self, method: Method, precision: str | None) -> None:
+        """Raise UsageError for training that replicas cannot share so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +51,58 @@ class AllReduce(Sync):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FullyShard(Sync):
+    """As AllReduce, but each replica keeps only its share of weights, gradients and optimizer state.
+
+    On processes this is torch's FSDP2 (ZeRO: Rajbhandari et al. 2020, arXiv 1910.02054): a stage's weights are gathered
+    for its first forward after an update, and at its last backward before the next one each replica gets the sum of
+    its share's gradients. `reshard` gives weights up after each pass and sums after each backward: least memory, and
+    messages for each micro-batch. Layers of a stage with at least `min_block` bytes of weights go one by one.
+    """
+
+    name: ClassVar[str] = "fully-shard"
+    agreement: ClassVar[Agreement] = "A"
+    reshard: bool = False
+    min_block: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        check_whole(self, "min_block", 0)
+        if not isinstance(self.reshard, bool):
+            raise UsageError(f"fully-shard: reshard={self.reshard!r}: choose True or False")
+
+    def check(self, method: Method, precision: str | None) -> None:
+        """One version of the weights, of one dtype."""
+        if method.weights != "current" or method.cure.forward is not None or method.cure.backward is not None:
+            raise UsageError(
+                f"method {method} works with several versions of the weights, and {self.name} gathers the current one: "
+                "use sync='all-reduce', or a method whose passes see the current weights (1f1b, greedy, ...)"
+            )
+        if precision == "bf16":
+            raise UsageError(
+                f"precision='bf16' steps float32 masters, which {self.name} does not share out: use "
+                "precision='bf16-autocast', or sync='all-reduce'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LocalSGD(Sync):
-    """Replicas train by themselves; after every `every` updates of a stage its weights are averaged (Stich 2018)."""
+    """Replicas train by themselves; after every `every` updates of a stage its weights are averaged (Stich 2018).
+
+    With `start` the first so many updates are made together, with the mean of the replicas' gradients: post-local SGD
+    (Lin et al. 2018, arXiv 1808.07217), torch's `post_localSGD_hook` and `PostLocalSGDOptimizer`. (torch averages first
+    after the first local update, this after `every` of them.)
+    """
 
     name: ClassVar[str] = "local-sgd"
     agreement: ClassVar[Agreement] = "M"
     every: int = 8
+    start: int | None = None
 
     def __post_init__(self) -> None:
         check_whole(self, "every", 1)
+        if self.start is not None:
+            check_whole(self, "start", 0)
+            object.__setattr__(self, "agreement", "AM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +129,7 @@ class DiLoCo(Sync):
             )
 
 
-CHOICES: dict[str, type[Sync]] = {each.name: each for each in (AllReduce, LocalSGD, DiLoCo)}
+CHOICES: dict[str, type[Sync]] = {each.name: each for each in (AllReduce, FullyShard, LocalSGD, DiLoCo)}
 
 
 def find(sync: str | Sync) -> Sync:
