@@ -18,7 +18,7 @@ from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]
 Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
-Loss = Callable[[Any, Any], Tensor]
+Loss = Callable[[Any, Any], Tensor]  # (output, target) -> mean over the examples
 
 
 @dataclass(slots=True)
