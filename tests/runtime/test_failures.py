@@ -4,33 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime.processes import start
+from runtime.processes import ended, speakers, start
 
 SCRIPT = Path(__file__).with_name("faulty.py")
 
 
 def run(kind, processes=3, killed=()):
-    """Exit statuses, and what each process said on stderr. Those of `killed` are ended once the others have.
-
-    Raises TimeoutExpired if another one does not end.
-    """
-    started = start(processes, [sys.executable, str(SCRIPT), kind])
-    try:
-        for rank, process in enumerate(started):
-            if rank not in killed:
-                process.wait(120)
-        for rank in killed:
-            started[rank].kill()
-        said = [process.communicate()[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return [process.returncode for process in started], said
-
-
-def speakers(said, words):
-    return [rank for rank, text in enumerate(said) if words in text]
+    return ended(start(processes, [str(SCRIPT), kind]), killed=killed)
 
 
 def test_an_error_names_worker_stage_and_action_once():
