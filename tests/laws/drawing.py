@@ -3,14 +3,14 @@
 from hypothesis import assume, given, settings
 
 
-def drawn(strategy, number, possible):
+def drawn(strategy, number, cases):
     """As many cases as asked, of those that plain torch can do."""
     found = []
 
     @settings(max_examples=number)
     @given(strategy)
     def draw(case):
-        assume(possible(case))
+        assume(cases.possible(case))
         found.append(case)
 
     draw()

@@ -19,7 +19,7 @@ NUMBERS = {
 
 
 def test_channels_equal_one_device():
-    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number, cases.possible)]
+    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number, cases)]
     results = launch(4, "laws.operator_cases:law", every)
     assert results[0][0] == len(every) >= 120
     assert all(cut >= 60 for _, cut, _ in results)

@@ -21,7 +21,7 @@ NUMBERS = {
 
 
 def test_slabs_equal_one_device():
-    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number, cases.possible)]
+    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number, cases)]
     results = launch(4, "laws.spatial_cases:law", every, timeout=300)
     assert results[1][0] >= 240  # every grid has a process 1
     assert all(compared >= 200 and added >= 25 for compared, added in results)

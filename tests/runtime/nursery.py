@@ -1,7 +1,8 @@
 """Processes that are forked from one that has imported torch, which takes a fresh one seconds.
 
 `python nursery.py` is the one: it has a single thread, has computed nothing, and forks a process for each line that it
-reads. Such a process runs a script as python would, to a normal end of the interpreter. All have the same hash seed.
+reads. Such a process runs a script, a module or code as python would, to a normal end of the interpreter. All have
+the same hash seed.
 """
 
 import atexit
@@ -21,20 +22,22 @@ from pathlib import Path
 IMPORTED = (  # torch.optim imports torch._dynamo at its first step
     "torch._dynamo", "torch.distributed.tensor", "torch.distributed.tensor.parallel", "torch.fx", "stretto.trainer",
     "stretto.runtime.ranks", "stretto.parallel.operator", "stretto.parallel.space", "stretto.collectives", "hypothesis",
-    "pytest",
+    "pytest", "sklearn.datasets", "stretto.runtime.launch", "stretto.study",
 )  # fmt: skip
 
 
 class Forked:
     """One of these processes, with as much of subprocess.Popen as tests use. What it says is kept in files."""
 
-    def __init__(self, words, environment):
+    def __init__(self, command, environment, folder=".", *, session=False):
+        assert command[0] == sys.executable, "what is forked is this python"
         self.returncode = None
         self._folder = tempfile.TemporaryDirectory()
         self._place = Path(self._folder.name)
         os.mkfifo(self._place / "status")
         self._status = os.open(self._place / "status", os.O_RDWR)
-        request = {"words": words, "environment": environment, "place": self._folder.name, "cwd": str(Path.cwd())}
+        request = {"words": command[1:], "environment": environment, "place": self._folder.name,
+                   "folder": str(Path(folder).absolute()), "session": session}  # fmt: skip
         nursery().write(json.dumps(request).encode() + b"\n")
         nursery().flush()
         self.pid = self._read()
@@ -56,8 +59,12 @@ class Forked:
 
     def kill(self):
         """End it, if it has not ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number):
+        """Nothing if it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     def communicate(self, timeout=None):
         """What it said on stdout and stderr; once."""
@@ -72,7 +79,9 @@ class Forked:
 def nursery():
     """Where requests are written; it is started with the first."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, env=environment, start_new_session=True
+    )
     atexit.register(process.communicate)  # it ends when nothing more can come
     return process.stdin
 
@@ -106,14 +115,24 @@ def become(request):
     """Be the process that was asked for, until it ends."""
     os.environ.clear()
     os.environ.update(request["environment"])
-    os.chdir(request["cwd"])
+    os.chdir(request["folder"])
+    if request["session"]:
+        os.setsid()
     for number, name, flags in ((0, os.devnull, os.O_RDONLY), (1, "out", os.O_WRONLY), (2, "err", os.O_WRONLY)):
         os.dup2(os.open(Path(request["place"]) / name, flags | os.O_CREAT | os.O_APPEND), number)
     sys.stdin = open(0)  # noqa: SIM115 (what the former one has read ahead is for others)
-    sys.argv = request["words"]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job has not
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.argv = request["words"]
+    if sys.argv[0] == "-m":
+        sys.path[0] = request["folder"]
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-c":
+        sys.path[0] = request["folder"]
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

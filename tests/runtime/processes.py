@@ -24,17 +24,14 @@ def launch(number, target, *args, extra=None, timeout=120, within=None, fresh=Fa
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "args").write_bytes(pickle.dumps(args))
-        processes = start(number, [__file__, target, folder], extra=extra, within=within, fresh=fresh)
+        processes = start(number, [sys.executable, __file__, target, folder], extra=extra, within=within, fresh=fresh)
         statuses, said = ended(processes, timeout)
         assert statuses == [0] * number, f"{statuses}\n" + "\n".join(text[-3000:] for text in said)
         return [pickle.loads((Path(folder) / f"result{rank}").read_bytes()) for rank in range(number)]
 
 
-def start(number, words, *, extra=None, within=None, fresh=False):
-    """The processes of one job, each of which runs a script with arguments, `words`.
-
-    `within` are the network namespaces in which they run. `fresh` ones are no forks.
-    """
+def start(number, command, *, extra=None, within=None, fresh=False):
+    """The processes of one job; `within` are the network namespaces in which they run. `fresh` ones are no forks."""
     tests = Path(__file__).parents[1]
     common = {
         **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(number),
@@ -45,12 +42,12 @@ def start(number, words, *, extra=None, within=None, fresh=False):
     for rank in range(number):
         own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         inside = [] if within is None else ["ip", "netns", "exec", within[rank]]
-        started.append(popen([*inside, sys.executable, *words], own) if inside or fresh else Forked(words, own))
+        if inside or fresh:
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            started.append(subprocess.Popen([*inside, *command], env=own, **pipes))
+        else:
+            started.append(Forked(command, own))
     return started
-
-
-def popen(command, environment):
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ended(processes, timeout=120, killed=()):

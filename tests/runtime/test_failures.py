@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).with_name("faulty.py")
 
 
 def run(kind, processes=3, killed=()):
-    return ended(start(processes, [str(SCRIPT), kind]), killed=killed)
+    return ended(start(processes, [sys.executable, str(SCRIPT), kind]), killed=killed)
 
 
 def test_an_error_names_worker_stage_and_action_once():

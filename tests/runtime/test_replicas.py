@@ -1,5 +1,6 @@
 """Law 2 with a data axis: replicas on real processes come to the numbers of emulation and of one device."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ SCRIPT = Path(__file__).with_name("faulty_replicas.py")
 
 
 def run(kind, processes):
-    return ended(start(processes, [str(SCRIPT), kind]))
+    return ended(start(processes, [sys.executable, str(SCRIPT), kind]))
 
 
 def test_an_error_in_one_replica_ends_all_and_is_said_once():
