@@ -19,7 +19,7 @@ from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]
 Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
-Loss = Callable[[Any, Any], Tensor]
+Loss = Callable[[Any, Any], Tensor]  # (output, target) -> mean over the examples
 Norms = Callable[[Sequence[Tensor]], Tensor]  # of parameters' gradients, [number of gradients]
 
 

@@ -1,6 +1,6 @@
 """Workers are killed at random moments; the run comes to the very weights of an undisturbed one all the same.
 
-By hand, for longer than a test may take: `python tests/cli/kills.py --kills 50 --seed 1`.
+By hand, for longer than a test may take: `python -m cli.kills --kills 50 --seed 1`, in the folder of the tests.
 """
 
 import argparse
@@ -14,27 +14,34 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from processes import alive, descendants, start
 
+from cli.processes import alive, descendants, start
+from runtime.processes import free_port
 from stretto import cli
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "4", "--batch-size", "32", "--evaluations", "3"]
 METHODS = ("pb-lwp-sc", "1f1b", "greedy", "pipedream-2bw", "overlapping", "gpipe", "spectrain", "zb-h1", "pipemare")
 
 
-def survives(folder, method, *, steps, every, kills, rng, workers=2, seconds=300):
-    """Train on processes of which some are killed, then in this one; return how many, having compared the weights."""
+def survives(folder, method, *, steps, every, kills, rng, workers=2, nodes=1, seconds=300):
+    """Train on processes of which some are killed, then in this one; return how many, having compared the weights.
+
+    All nodes are this machine. Their launchers do not count restarts alike.
+    """
     words = ["train", *SMALL, "--method", method, "--steps", str(steps), "--checkpoint-every", str(every), "--quiet"]
-    process = start([*words, "--out", "run", "--workers", str(workers), "--restarts", str(kills)], folder)
+    meet = [] if nodes == 1 else ["--nodes", str(nodes), "--rendezvous", f"127.0.0.1:{free_port()}"]
+    there = [*words, *meet, "--out", "run", "--workers", str(workers), "--restarts", str(kills * nodes)]
+    commands = [start(there, folder) for _ in range(nodes)]
     until, made = time.monotonic() + seconds, 0
     try:
-        while process.poll() is None and made < kills:
+        while run(commands) and made < kills:
             assert time.monotonic() < until, "it takes too long"
-            made += kill_one(process, folder, workers, rng)
-        out, err = process.communicate(timeout=max(1, until - time.monotonic()))
-        assert (process.returncode, out, err) == (0, "", "")
+            made += kill_one(commands, folder, workers, rng)
+        said = [command.communicate(timeout=max(1, until - time.monotonic())) for command in commands]
+        assert ([command.returncode for command in commands], said) == ([0] * nodes, [("", "")] * nodes)
     finally:
-        process.kill()
+        for command in commands:
+            command.kill()
     assert cli.main([*words, "--out", str(folder / "undisturbed")]) == 0
     one, other = (safetensors.torch.load_file(folder / name / "model.safetensors") for name in ("undisturbed", "run"))
     assert list(one) == list(other)
@@ -42,18 +49,22 @@ def survives(folder, method, *, steps, every, kills, rng, workers=2, seconds=300
     return made
 
 
-def kill_one(process, folder, workers, rng):
+def run(commands):
+    return all(command.poll() is None for command in commands)
+
+
+def kill_one(commands, folder, workers, rng):
     """Wait until all workers have begun, then up to a second, then kill one of them; whether it was still there."""
-    group = descendants(process.pid)
+    group = [pid for command in commands for pid in descendants(command.pid)]
     if len(group) < workers or not all(begun(folder, pid) for pid in group):
         time.sleep(0.02)
         return False
     time.sleep(rng.random())
     victim = rng.choice(group)
-    if not alive(victim) or process.poll() is not None:
+    if not alive(victim) or not run(commands):
         return False
     os.kill(victim, signal.SIGKILL)
-    while any(alive(pid) for pid in group) and process.poll() is None:
+    while any(alive(pid) for pid in group) and run(commands):
         time.sleep(0.02)
     return True
 
@@ -68,6 +79,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=1, choices=(1, 2))
     given = parser.parse_args()
     rng, made = random.Random(given.seed), 0
     for turn in range(given.kills):
@@ -76,7 +88,9 @@ def main():
         method = METHODS[turn % len(METHODS)]
         with tempfile.TemporaryDirectory() as folder:
             kills = min(6, given.kills - made)
-            found = survives(Path(folder), method, steps=1500, every=50, kills=kills, rng=rng, seconds=900)
+            found = survives(
+                Path(folder), method, steps=1500, every=50, kills=kills, rng=rng, nodes=given.nodes, seconds=900
+            )
         made += found
         print(f"{method}: {found} kills, the same weights; {made} of {given.kills} in all", flush=True)
 

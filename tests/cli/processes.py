@@ -1,30 +1,17 @@
 """Commands as real processes, and what becomes of all that they start."""
 
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from runtime.nursery import Forked
+
 
 def start(words, folder, *, launcher=("-m", "stretto")):
-    def hear_interrupts():  # a shell's background job does not
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     (folder / "scratch").mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, *launcher, *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "scratch")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_interrupts,
-        start_new_session=True,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "scratch")}
+    return Forked([sys.executable, *launcher, *words], environment, folder, session=True)
 
 
 def wait_for(condition, process, seconds=60):
@@ -84,10 +71,3 @@ def listening(pids):
 def left(folder):
     """What a command has left in its folder for temporary files; torch has a cache there, for its user's next time."""
     return sorted(path.name for path in (folder / "scratch").iterdir() if not path.name.startswith("torchinductor_"))
-
-
-def free_port():
-    """A port on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -7,29 +7,13 @@ import sys
 import time
 
 import pytest
-from processes import wait_for
+
+from cli.processes import descendants, gone, left, start, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32"]
 STUDY = ["compare", *SMALL, "--methods", "greedy,backprop", "--seeds", "1", "--lr", "0.05", "--steps", "4000"]
-
-
-def start(words, folder):
-    def hear_interrupts():  # a shell's background job does not
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    return subprocess.Popen(
-        [sys.executable, "-c", "import sys; from stretto.cli import main; sys.exit(main())", *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_interrupts,
-        start_new_session=True,
-    )
 
 
 def group_is_empty(group):
@@ -75,15 +59,18 @@ def test_an_interrupted_run(tmp_path):
     process = start(["train", *SMALL, "--steps", "100000", "--out", "run"], tmp_path)
     wait_for(lambda: (tmp_path / ".run.partial" / "events.jsonl").exists(), process)
     end(process, signal.SIGINT, whole_group=True)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
+    assert left(tmp_path) == []
 
 
 def test_a_killed_study_leaves_no_orphans_and_goes_on(tmp_path):
     words = [*STUDY[:-1], "300", "--out", "s", "--jobs", "2"]
     process = start(words, tmp_path)
     wait_for(lambda: list(tmp_path.glob("s/runs/.*.partial/events.jsonl")), process)
+    children = descendants(process.pid)
     process.kill()
-    process.communicate(timeout=30)  # until the last process that holds stdout has ended
+    process.communicate(timeout=30)
+    assert gone(children)
     again = start([*words[:-1], "1"], tmp_path)
     out, err = again.communicate(timeout=60)
     assert again.returncode == 0, err
@@ -96,7 +83,8 @@ def test_a_killed_study_leaves_no_orphans_and_goes_on(tmp_path):
 
 @pytest.mark.parametrize("words", [["show", "greedy"], ["doctor", "--json"], ["--help"]])
 def test_a_reader_that_leaves_early(tmp_path, words):
-    process = start(words, tmp_path)
+    command = [sys.executable, "-c", "import sys; from stretto.cli import main; sys.exit(main())", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()  # long before anything is written
     err = process.stderr.read()
     process.stderr.close()

@@ -4,9 +4,8 @@ Hypothesis generates the convolutions here; four processes, started once, check 
 The reference is the plain module.
 """
 
-from hypothesis import assume, given, settings
-
 from laws import operator_cases as cases
+from laws.drawing import drawn
 from runtime.processes import launch
 
 NUMBERS = {
@@ -19,22 +18,8 @@ NUMBERS = {
 }
 
 
-def drawn(strategy, number):
-    """As many cases as asked, of those that plain torch can do."""
-    found = []
-
-    @settings(max_examples=number)
-    @given(strategy)
-    def draw(case):
-        assume(cases.possible(case))
-        found.append(case)
-
-    draw()
-    return found
-
-
 def test_channels_equal_one_device():
-    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number)]
+    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number, cases)]
     results = launch(4, "laws.operator_cases:law", every)
     assert results[0][0] == len(every) >= 120
     assert all(cut >= 60 for _, cut, _ in results)

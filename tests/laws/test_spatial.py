@@ -3,9 +3,8 @@
 Hypothesis generates the cases here; four processes, started once, check all of them. The reference is the plain module.
 """
 
-from hypothesis import assume, given, settings
-
 from laws import spatial_cases as cases
+from laws.drawing import drawn
 from runtime.processes import launch
 
 NUMBERS = {
@@ -21,22 +20,8 @@ NUMBERS = {
 }
 
 
-def drawn(strategy, number):
-    """As many cases as asked, of those that plain torch can do."""
-    found = []
-
-    @settings(max_examples=number)
-    @given(strategy)
-    def draw(case):
-        assume(cases.possible(case))
-        found.append(case)
-
-    draw()
-    return found
-
-
 def test_slabs_equal_one_device():
-    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number)]
+    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number, cases)]
     results = launch(4, "laws.spatial_cases:law", every, timeout=300)
     assert results[1][0] >= 240  # every grid has a process 1
     assert all(compared >= 200 and added >= 25 for compared, added in results)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import stretto
-from runtime.scripts import weights_of
+from runtime.scripts import gone_on, saved_half_way, weights_of
 
 WORDS, WIDTH = 12, 8
 
@@ -97,25 +97,11 @@ def train_all(runs):
 
 
 def save_in_the_middle(network, method, mesh, folder, **options):
-    """Three steps, a checkpoint, three more."""
-    trainer = build(network, method, mesh, **options)
-    for n, (x, y) in enumerate(batches(network, 6)):
-        if n == 3:
-            trainer.save(folder, extra={"step": n})
-        trainer.step(x, y)
-    trainer.flush()
-    return weights_of(trainer)
+    return saved_half_way(build(network, method, mesh, **options), list(batches(network, 6)), folder)
 
 
 def resume(network, method, mesh, folder, **options):
-    """The last three steps, from the checkpoint."""
-    trainer = build(network, method, mesh, **options)
-    start = trainer.load(folder)["step"]
-    for n, (x, y) in enumerate(batches(network, 6)):
-        if n >= start:
-            trainer.step(x, y)
-    trainer.flush()
-    return weights_of(trainer)
+    return gone_on(build(network, method, mesh, **options), list(batches(network, 6)), folder)
 
 
 def tied():

@@ -1,4 +1,4 @@
-"""Runs a function in several processes that see the variables a launcher would set."""
+"""Runs a function, or a script, in several processes that see the variables a launcher would set."""
 
 import os
 import pickle
@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from runtime.nursery import Forked
+
 
 def free_port():
     with socket.socket() as listener:
@@ -15,44 +17,58 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def launch(number, target, *args, extra=None, timeout=120, within=None):
+def launch(number, target, *args, extra=None, timeout=120, within=None, fresh=False):
     """Call `target` ("module:function") with args in each process; return what each one returned, in order of ranks.
 
     Raises AssertionError with the processes' stderr if one of them fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "args").write_bytes(pickle.dumps(args))
-        processes = start(number, [sys.executable, __file__, target, folder], extra=extra, within=within)
-        try:
-            for process in processes:
-                process.wait(timeout)
-        finally:
-            said = []
-            for process in processes:
-                process.kill()
-                said.append(process.communicate()[1])
-        statuses = [process.returncode for process in processes]
+        processes = start(number, [sys.executable, __file__, target, folder], extra=extra, within=within, fresh=fresh)
+        statuses, said = ended(processes, timeout)
         assert statuses == [0] * number, f"{statuses}\n" + "\n".join(text[-3000:] for text in said)
         return [pickle.loads((Path(folder) / f"result{rank}").read_bytes()) for rank in range(number)]
 
 
-def start(number, command, *, extra=None, within=None):
-    """The processes of one job; `within` are the network namespaces in which they run."""
+def start(number, command, *, extra=None, within=None, fresh=False):
+    """The processes of one job; `within` are the network namespaces in which they run. `fresh` ones are no forks."""
     tests = Path(__file__).parents[1]
-    port = free_port()
     common = {
-        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(number),
+        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(number),
         "LOCAL_WORLD_SIZE": str(number), "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")]), **(extra or {}),
     }  # fmt: skip
     started = []
     for rank in range(number):
-        inside = [] if within is None else ["ip", "netns", "exec", within[rank]]
         own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        started.append(
-            subprocess.Popen([*inside, *command], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+        inside = [] if within is None else ["ip", "netns", "exec", within[rank]]
+        if inside or fresh:
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            started.append(subprocess.Popen([*inside, *command], env=own, **pipes))
+        else:
+            started.append(Forked(command, own))
     return started
+
+
+def ended(processes, timeout=120, killed=()):
+    """Exit statuses, and what each process said on stderr. Those of `killed` are ended once the others have.
+
+    Raises TimeoutExpired if another one does not end; no process is left then either.
+    """
+    try:
+        for rank, process in enumerate(processes):
+            if rank not in killed:
+                process.wait(timeout)
+    finally:
+        for process in processes:
+            process.kill()
+        said = [process.communicate()[1] for process in processes]
+    return [process.returncode for process in processes], said
+
+
+def speakers(said, words):
+    """The ranks of those that said so."""
+    return [rank for rank, text in enumerate(said) if words in text]
 
 
 if __name__ == "__main__":

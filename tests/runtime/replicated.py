@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import stretto
-from runtime.scripts import weights_of
+from runtime.scripts import gone_on, saved_half_way, weights_of
 
 
 def stages(number=4, width=8, norm=False):
@@ -58,23 +58,8 @@ def train_all(runs):
 
 
 def save_in_the_middle(method, mesh, folder, **options):
-    """Four steps, a checkpoint, four more."""
-    trainer = build(method, mesh, **options)
-    data = batches(8)
-    for x, y in data[:4]:
-        trainer.step(x, y)
-    trainer.save(folder, extra={"step": 4})
-    for x, y in data[4:]:
-        trainer.step(x, y)
-    trainer.flush()
-    return weights_of(trainer)
+    return saved_half_way(build(method, mesh, **options), batches(8), folder)
 
 
 def resume(method, mesh, folder, **options):
-    """The last four steps, from the checkpoint."""
-    trainer = build(method, mesh, **options)
-    step = trainer.load(folder)["step"]
-    for x, y in batches(8)[step:]:
-        trainer.step(x, y)
-    trainer.flush()
-    return weights_of(trainer)
+    return gone_on(build(method, mesh, **options), batches(8), folder)

@@ -59,6 +59,10 @@ def weights_of(trainer):
     return None if gathered is None else {key: value.clone() for key, value in gathered.items()}
 
 
+def same(weights, others):
+    return weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
+
+
 def train_all(runs, jitter=None):
     """What `train` gives for each of several (method, options), in the same processes."""
     with slowed(jitter) if jitter is not None else contextlib.nullcontext():
@@ -90,23 +94,28 @@ def slowed(seed):
 
 
 def save_in_the_middle(method, folder, **options):
-    """Six steps, a checkpoint, six more."""
-    trainer = build(method, **options)
-    data = batches(12)
-    for x, y in data[:6]:
+    return saved_half_way(build(method, **options), batches(12), folder)
+
+
+def resume(method, folder, **options):
+    return gone_on(build(method, **options), batches(12), folder)
+
+
+def saved_half_way(trainer, data, folder):
+    """Half of the steps, a checkpoint, the other half."""
+    half = len(data) // 2
+    for x, y in data[:half]:
         trainer.step(x, y)
-    trainer.save(folder, extra={"step": 6})
-    for x, y in data[6:]:
+    trainer.save(folder, extra={"step": half})
+    for x, y in data[half:]:
         trainer.step(x, y)
     trainer.flush()
     return weights_of(trainer)
 
 
-def resume(method, folder, **options):
-    """The last six steps, from the checkpoint."""
-    trainer = build(method, **options)
-    step = trainer.load(folder)["step"]
-    for x, y in batches(12)[step:]:
+def gone_on(trainer, data, folder):
+    """The other half, from the checkpoint."""
+    for x, y in data[trainer.load(folder)["step"] :]:
         trainer.step(x, y)
     trainer.flush()
     return weights_of(trainer)

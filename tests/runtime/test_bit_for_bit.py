@@ -1,10 +1,10 @@
 """Law 2: real processes come to the numbers of emulation, to the last bit, whatever the timing."""
 
 import pytest
-import torch
 
 from runtime import scripts
 from runtime.processes import launch
+from runtime.scripts import same
 
 SYNCHRONOUS = ["backprop", "gpipe", "1f1b(microbatches=6)", "interleaved", "zb-h1", "zb-v", "looped-bfs"]
 LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "chunked(chunks=4)"]
@@ -20,18 +20,6 @@ EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def same(weights, others):
-    return weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
-
-
 def fits(method, processes):
     # Four stages: zb-v wants two a worker, interleaved ones as many on every worker.
     return processes == {"zb-v": 2}.get(method, processes) and (method not in EVEN or 4 % processes == 0)
@@ -39,8 +27,9 @@ def fits(method, processes):
 
 @pytest.mark.parametrize(("processes", "jitter"), [(2, None), (3, 11), (4, 12)])
 def test_every_method(processes, jitter):
+    """Forks have one hash seed: two processes are started afresh."""
     runs = [(method, options) for method, options in RUNS if fits(method, processes)]
-    told = launch(processes, "runtime.scripts:train_all", runs, jitter, timeout=400)
+    told = launch(processes, "runtime.scripts:train_all", runs, jitter, timeout=400, fresh=processes == 2)
     for number, (method, options) in enumerate(runs):
         losses, weights, evaluated = scripts.train(method, workers=processes, **options)
         for rank in range(processes):

@@ -5,13 +5,10 @@ import torch
 
 from runtime import scripts
 from runtime.processes import launch
+from runtime.scripts import same
 from stretto.runtime.direct import IDENTITY, identity
 
 RUNS = [("1f1b", {}), ("overlapping", {}), ("pb-lwp-sc", {}), ("pipedream-2bw", {})]
-
-
-def same(weights, others):
-    return weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
 
 
 def test_they_are_those_of_emulation():

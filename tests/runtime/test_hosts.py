@@ -8,7 +8,7 @@ import pytest
 
 from runtime import scripts
 from runtime.processes import launch
-from runtime.test_bit_for_bit import one_thread, same  # noqa: F401 (a fixture)
+from runtime.scripts import same
 
 HOSTS, LATENCY, BANDWIDTH = 3, "4ms", "20mbit"
 

@@ -10,8 +10,8 @@ import torch
 
 import stretto
 from runtime import inside
-from runtime.processes import launch, start
-from runtime.test_bit_for_bit import same
+from runtime.processes import ended, launch, start
+from runtime.scripts import same
 from stretto import Mesh
 
 HYBRID = Mesh(data=2, tensor=2)  # on eight processes a pipeline of two
@@ -33,14 +33,6 @@ FOUR = [
     ("transformer", "zb-h1", TENSOR, {}),
     ("transformer", "gpipe(recompute=True)", TENSOR, {}),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def near(told, losses, weights, evaluated):
@@ -81,15 +73,6 @@ SCRIPT = Path(__file__).with_name("faulty_inside.py")
 
 
 def test_a_process_that_dies_is_named():
-    started = start(2, [sys.executable, str(SCRIPT)])
-    try:
-        for process in started:
-            process.wait(120)
-        said = [process.communicate()[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert started[1].returncode == -signal.SIGKILL
-    assert started[0].returncode == 1
+    statuses, said = ended(start(2, [sys.executable, str(SCRIPT)]))
+    assert statuses == [1, -signal.SIGKILL]
     assert "worker 1 is gone" in said[0], said[0]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from runtime import replicated
-from runtime.processes import launch, start
-from runtime.test_bit_for_bit import same
+from runtime.processes import ended, launch, speakers, start
+from runtime.scripts import same
 from stretto import Mesh
 
 TWO = Mesh(data=2)
@@ -19,14 +19,6 @@ RUNS = [
     ("pipedream-2bw", {"sync": "diloco(every=2)"}), ("pb", {"sync": "local-sgd(every=2,start=3)"}),
 ]  # fmt: skip
 POWER = ("1f1b", {"sync": "all-reduce(hook=powersgd)", "steps": 16})
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_two_pipelines_of_two():
@@ -66,26 +58,12 @@ def test_a_checkpoint_goes_on_with_another_number_of_replicas(tmp_path):
 SCRIPT = Path(__file__).with_name("faulty_replicas.py")
 
 
-def ended(kind, processes):
-    """Exit statuses, and what each process said on stderr."""
-    started = start(processes, [sys.executable, str(SCRIPT), kind])
-    try:
-        for process in started:
-            process.wait(120)
-        said = [process.communicate()[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return [process.returncode for process in started], said
-
-
-def speakers(said, words):
-    return [rank for rank, text in enumerate(said) if words in text]
+def run(kind, processes):
+    return ended(start(processes, [sys.executable, str(SCRIPT), kind]))
 
 
 def test_an_error_in_one_replica_ends_all_and_is_said_once():
-    statuses, said = ended("error", 4)
+    statuses, said = run("error", 4)
     assert statuses == [1, 1, 1, 1]
     assert speakers(said, "Traceback") == [3]
     assert "ValueError: bad luck" in said[3]
@@ -93,7 +71,7 @@ def test_an_error_in_one_replica_ends_all_and_is_said_once():
 
 
 def test_a_killed_replica_is_missed_once_by_its_number():
-    statuses, said = ended("killed", 3)
+    statuses, said = run("killed", 3)
     assert sorted(statuses) == [-9, 1, 1]
     assert statuses[2] == -9
     assert len(speakers(said, "worker 2 is gone: it ended without a word")) == 1
@@ -101,7 +79,7 @@ def test_a_killed_replica_is_missed_once_by_its_number():
 
 
 def test_axes_that_do_not_multiply_are_refused_once():
-    statuses, said = ended("axes", 3)
+    statuses, said = run("axes", 3)
     assert statuses == [1, 1, 1]
     assert len(speakers(said, "3 processes for Mesh(data=2, tensor=1, space=(1, 1))")) == 1
     assert len(speakers(said, "start 2 or 4, or choose data from 1, 3")) == 1

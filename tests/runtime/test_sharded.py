@@ -8,7 +8,7 @@ import torch
 import stretto
 from runtime import replicated, sharded
 from runtime.processes import launch, start
-from runtime.test_bit_for_bit import same
+from runtime.scripts import same
 from stretto import FullyShard, Mesh
 
 TWO = Mesh(data=2)
@@ -22,14 +22,6 @@ NEAR = [  # norms are added up in another order; gradients of micro-batches too
     ("1f1b", {**SHARE, "clip": 0.1}), ("overlapping", {**SHARE, "clip": 0.1}),
     ("1f1b", {"sync": FullyShard(reshard=True, min_block=0)}), ("zb-h1", {"sync": FullyShard(reshard=True)}),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def near(one, other):

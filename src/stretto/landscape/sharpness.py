@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from stretto.batch import first_size
 from stretto.errors import UsageError
-from stretto.landscape.still import Loss, flat_gradient, outputs, still
+from stretto.landscape.still import flat_gradient, outputs, still
+from stretto.stage import Loss
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A model held still: parts that draw or adapt are in evaluation mode, and everything can be differentiated twice."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stretto.errors import UsageError
 from stretto.evaluate import evaluating
-
-Loss = Callable[[Any, Any], Tensor]  # (output, target) -> mean over the examples
 
 
 @contextmanager

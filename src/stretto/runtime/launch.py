@@ -139,10 +139,11 @@ def reason(failures: Mapping[int, ProcessFailure]) -> WorkerFailedError:
     ended = [(rank, each) for rank, each in first if each.exitcode != -signal.SIGTERM]
     rank, failure = (killed or spoke or ended or ranked)[0]
     where = f"worker {rank} (process id {failure.pid})"
-    if failure.exitcode < 0:
+    told = said(failure)
+    if failure.exitcode < 0 and not told:  # one that has spoken may be told to end before it has
         remedy = "; the machine may be short of memory" if failure.exitcode == -signal.SIGKILL else ""
         return WorkerFailedError(f"{where} was ended by {signal.Signals(-failure.exitcode).name}{remedy}")
-    told = said(failure) or f"{where} ended with exit code {failure.exitcode}"
+    told = told or f"{where} ended with exit code {failure.exitcode}"
     return WorkerFailedError(told, failure.error_file_data.get("kind"))
 
 

@@ -3,10 +3,13 @@
 import atexit
 import contextlib
 import multiprocessing
+import os
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 
 import torch.distributed as dist
@@ -16,7 +19,7 @@ from stretto.runtime.memory import keep_memory
 from stretto.runtime.status import PATIENCE, Status, Watchman
 from stretto.runtime.world import TIMEOUT, World, join
 
-LEAVING = timedelta(seconds=5)  # for the others to come to their end too
+LEAVING = 5.0  # seconds for the others to come to their end too
 
 
 class Member:
@@ -75,22 +78,45 @@ class Member:
     def _leave(self) -> None:
         # What this process has sent must have been taken before it ends, and others may still need it.
         if not self._failed and self.belongs:
-            with (
-                contextlib.suppress(RuntimeError),
-                self.status.waiting("its end", (self.world.rank + 1) % self.world.size),
-            ):
+            waiting = self.status.waiting("its end", (self.world.rank + 1) % self.world.size)
+            with contextlib.suppress(RuntimeError), waiting:
                 # An error in a child of multiprocessing never comes to the excepthook: do not keep its parent waiting.
-                limit = None if multiprocessing.parent_process() is None else LEAVING
-                end = dist.barrier(group=self._group, async_op=True)
-                assert end is not None, "this process is in the group"
-                end.wait() if limit is None else end.wait(limit)
+                if multiprocessing.parent_process() is None or self._others_leave(LEAVING):
+                    dist.barrier(group=self._group)
+                else:
+                    keep_connections()
+                    return
         self._close()
+
+    def _others_leave(self, seconds: float) -> bool:
+        # Whether all come to their end within that time. (A barrier that is given up would keep this process from it.)
+        store, until = self.world.store, time.monotonic() + seconds
+        if store is None:
+            return True
+        store.set(f"leaving/{self.world.rank}", "")
+        while not store.check([f"leaving/{rank}" for rank in range(self.world.size)]):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        return True
 
     def _close(self) -> None:
         if self._watchman is not None:
             self._watchman.end()
         if self.belongs:
             dist.destroy_process_group()
+
+
+def keep_connections() -> None:
+    """Keep what is connected so until this process has ended, whoever closes it before.
+
+    Those who miss this process then fail after it, and a parent hears of the first error first.
+    """
+    open_files = Path("/dev/fd")
+    for each in open_files.iterdir() if open_files.is_dir() else ():
+        with contextlib.suppress(OSError):  # the one that lists the others
+            if stat.S_ISSOCK(os.fstat(int(each.name)).st_mode):
+                os.dup(int(each.name))
 
 
 _members: list[Member] = []  # at most one: what torch.distributed's default group is to it, this is to us

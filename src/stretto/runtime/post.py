@@ -36,8 +36,8 @@ class Letter(NamedTuple):
 class Line(NamedTuple):
     """One direction between this process and another: the group, the other's rank in it, a tag, and a name for people.
 
-    `status` is where this process says what it waits for. `direct` is a group of these two alone, in which values go
-    from device to device; None if they go through the host.
+    `status` is where this process says what it waits for. `direct` is its end of a channel of these two alone, through
+    which values go from device to device; None if they go through the host.
     """
 
     group: dist.ProcessGroup

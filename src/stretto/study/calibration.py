@@ -4,15 +4,13 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stretto.collectives.calibration import Calibration
-from stretto.errors import UsageError
-from stretto.runtime.launch import Place, WorkerFailedError, launch
-from stretto.study.job import heard
-from stretto.study.worker import end_with, fail
+from stretto.runtime.launch import Place
+from stretto.study.job import start
+from stretto.study.worker import fail, follow
 
 OnStep = Callable[[int], object]  # how many steps are done
 
@@ -27,13 +25,7 @@ def calibrate_on_processes(place: Place, sizes: Sequence[int], per_node: int | N
 
         job = {"sizes": list(sizes), "per_node": per_node}
         (folder / "job").write_text(json.dumps(job), encoding="utf-8")
-        try:
-            with heard(folder / "progress", tell):
-                launch([sys.executable, "-m", "stretto.study.calibration", scratch], place)
-        except WorkerFailedError as error:
-            if error.kind == UsageError.__name__:
-                raise UsageError(f"{error}") from None
-            raise
+        start("stretto.study.calibration", folder, place, folder / "progress", tell)
         return Calibration.of(json.loads((folder / "result").read_text(encoding="utf-8")))
 
 
@@ -64,7 +56,7 @@ def measure_here(sizes: Sequence[int], per_node: int | None, on_step: OnStep) ->
 
 def main(folder: Path) -> None:
     """Do this process's part of the job in a folder."""
-    threading.Thread(target=end_with, args=(os.getppid(),), name="stretto-parent", daemon=True).start()
+    follow()
     job = json.loads((folder / "job").read_text(encoding="utf-8"))
     try:
         with (folder / "progress").open("w", encoding="ascii") as pipe:

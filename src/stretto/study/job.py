@@ -55,13 +55,24 @@ def run_on_processes(
         file = Path(scratch) / "job"
         file.write_bytes(pickle.dumps(job))
         try:
-            with heard(job.progress, on_step):
-                launch([sys.executable, "-m", "stretto.study.worker", str(file)], place)
-        except BaseException as error:
+            start("stretto.study.worker", file, place, job.progress, on_step)
+        except BaseException:
             discard(folder)
-            if isinstance(error, WorkerFailedError) and error.kind in ERRORS:
-                raise ERRORS[error.kind](f"{error}") from None
             raise
+
+
+def start(module: str, file: Path, place: Place, pipe: Path, on_step: OnStep) -> None:
+    """Run `python -m module file` as each process of `place`, hearing through a pipe that it makes how far they are.
+
+    Raises WorkerFailedError if one fails; of those errors that mean something to callers, the error itself.
+    """
+    try:
+        with heard(pipe, on_step):
+            launch([sys.executable, "-m", module, str(file)], place)
+    except WorkerFailedError as error:
+        if error.kind in ERRORS:
+            raise ERRORS[error.kind](f"{error}") from None
+        raise
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from stretto.study.training import run
 
 def main(file: Path) -> None:
     """Do this process's part of the job that `file` describes."""
-    threading.Thread(target=end_with, args=(os.getppid(),), name="stretto-parent", daemon=True).start()
+    follow()
     import torch
 
     torch.set_num_threads(1)  # as in emulation, so that the numbers are the same
@@ -39,6 +39,11 @@ def main(file: Path) -> None:
         fail(StrettoError(f"{interrupt}"))
     except Exception as error:  # noqa: BLE001 - whoever started this process says it
         fail(error)
+
+
+def follow() -> None:
+    """From now on, end with the process that started this one."""
+    threading.Thread(target=end_with, args=(os.getppid(),), name="stretto-parent", daemon=True).start()
 
 
 def end_with(parent: int) -> NoReturn:

@@ -85,44 +85,32 @@ class RowTransposed(nn.Module):
         return leave(x @ self.weight, self.axis) + self.bias
 
 
-class RowConv1d(nn.Conv1d):
+class RowConv(nn.modules.conv._ConvNd):
     """A convolution with some of its input channels."""
 
     axis: Axis
 
     def forward(self, input: Tensor) -> Tensor:
         """Sum over processes, then the bias."""
-        return biased(leave(self._conv_forward(input, self.weight, None), self.axis), self.bias, 1)
+        total = leave(self._conv_forward(input, self.weight, None), self.axis)
+        return total if self.bias is None else total + self.bias.view(-1, *(1,) * len(self.kernel_size))
 
 
-class RowConv2d(nn.Conv2d):
-    """A convolution with some of its input channels."""
-
-    axis: Axis
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Sum over processes, then the bias."""
-        return biased(leave(self._conv_forward(input, self.weight, None), self.axis), self.bias, 2)
+class RowConv1d(RowConv, nn.Conv1d):
+    """Of signals."""
 
 
-class RowConv3d(nn.Conv3d):
-    """A convolution with some of its input channels."""
+class RowConv2d(RowConv, nn.Conv2d):
+    """Of images."""
 
-    axis: Axis
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Sum over processes, then the bias."""
-        return biased(leave(self._conv_forward(input, self.weight, None), self.axis), self.bias, 3)
+class RowConv3d(RowConv, nn.Conv3d):
+    """Of volumes."""
 
 
 ROWS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: RowLinear, nn.Conv1d: RowConv1d, nn.Conv2d: RowConv2d, nn.Conv3d: RowConv3d,
 }  # fmt: skip
-
-
-def biased(x: Tensor, bias: Tensor | None, count: int) -> Tensor:
-    """A bias for each channel of an image with `count` dims."""
-    return x if bias is None else x + bias.view(-1, *(1,) * count)
 
 
 def channels(layer: nn.Module, role: Role, axis: Axis) -> None:

@@ -1,0 +1,37 @@
+"""A machine of a job on two: `python node.py PORT FOLDER` starts its worker, `python node.py FOLDER` is one.
+
+The worker of the second machine is killed at the first attempt. A worker that comes to its end leaves the sum of all.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from stretto.runtime import membership
+from stretto.runtime.launch import Place, launch
+
+
+def work(folder):
+    member = membership()
+    attempt = folder / f"attempt-{member.world.rank}"
+    first = not attempt.exists()
+    attempt.touch()
+    for each in (1.0, 2.0):
+        total = torch.tensor(each)
+        with member.together():
+            dist.all_reduce(total)
+        if first and member.world.rank == 1:
+            os.kill(os.getpid(), 9)
+    (folder / f"sum-{member.world.rank}").write_text(f"{total.item()}")
+
+
+if __name__ == "__main__":
+    *port, folder = sys.argv[1:]
+    if port:
+        place = Place(workers=2, nodes=2, rendezvous=f"127.0.0.1:{port[0]}", restarts=2)
+        launch([sys.executable, __file__, folder], place)
+    else:
+        work(Path(folder))

@@ -1,0 +1,145 @@
+"""Processes that are forked from one that has imported torch, which takes a fresh one seconds.
+
+`python nursery.py` is the one: it has a single thread, has computed nothing, and forks a process for each line that it
+reads. Such a process runs a script, a module or code as python would, to a normal end of the interpreter. All have
+the same hash seed.
+"""
+
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+IMPORTED = (  # torch.optim imports torch._dynamo at its first step
+    "torch._dynamo", "torch.distributed.tensor", "torch.distributed.tensor.parallel", "torch.fx", "stretto.trainer",
+    "stretto.runtime.ranks", "stretto.parallel.operator", "stretto.parallel.space", "stretto.collectives", "hypothesis",
+    "pytest", "sklearn.datasets", "stretto.runtime.launch", "stretto.study",
+)  # fmt: skip
+
+
+class Forked:
+    """One of these processes, with as much of subprocess.Popen as tests use. What it says is kept in files."""
+
+    def __init__(self, command, environment, folder=".", *, session=False):
+        assert command[0] == sys.executable, "what is forked is this python"
+        self.returncode = None
+        self._folder = tempfile.TemporaryDirectory()
+        self._place = Path(self._folder.name)
+        os.mkfifo(self._place / "status")
+        self._status = os.open(self._place / "status", os.O_RDWR)
+        request = {"words": command[1:], "environment": environment, "place": self._folder.name,
+                   "folder": str(Path(folder).absolute()), "session": session}  # fmt: skip
+        nursery().write(json.dumps(request).encode() + b"\n")
+        nursery().flush()
+        self.pid = self._read()
+
+    def _read(self):
+        return int.from_bytes(os.read(self._status, 4), "little", signed=True)
+
+    def poll(self):
+        """Its exit status, once it has one."""
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self.returncode = self._read()
+        return self.returncode
+
+    def wait(self, timeout=None):
+        """Its exit status. Raises TimeoutExpired."""
+        if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return self.poll()
+
+    def kill(self):
+        """End it, if it has not ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number):
+        """Nothing if it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def communicate(self, timeout=None):
+        """What it said on stdout and stderr; once."""
+        self.wait(timeout)
+        said = tuple((self._place / name).read_text() for name in ("out", "err"))
+        os.close(self._status)
+        self._folder.cleanup()
+        return said
+
+
+@functools.cache
+def nursery():
+    """Where requests are written; it is started with the first."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, env=environment, start_new_session=True
+    )
+    atexit.register(process.communicate)  # it ends when nothing more can come
+    return process.stdin
+
+
+def serve():
+    """Fork two processes for each request: one returns with it, the other tells of its id and of its end.
+
+    Returns None when no more can come.
+    """
+    while line := sys.stdin.buffer.readline():
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if os.fork():
+            continue
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            return request
+        with (Path(request["place"]) / "status").open("wb", buffering=0) as status:
+            status.write(child.to_bytes(4, "little", signed=True))
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            status.write(code.to_bytes(4, "little", signed=True))
+        os._exit(0)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def become(request):
+    """Be the process that was asked for, until it ends."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if request["session"]:
+        os.setsid()
+    for number, name, flags in ((0, os.devnull, os.O_RDONLY), (1, "out", os.O_WRONLY), (2, "err", os.O_WRONLY)):
+        os.dup2(os.open(Path(request["place"]) / name, flags | os.O_CREAT | os.O_APPEND), number)
+    sys.stdin = open(0)  # noqa: SIM115 (what the former one has read ahead is for others)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job has not
+    sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
+    sys.argv = request["words"]
+    if sys.argv[0] == "-m":
+        sys.path[0] = request["folder"]
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-c":
+        sys.path[0] = request["folder"]
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        __import__(name)
+    assert len(list(Path("/proc/self/task").glob("*"))) <= 1, "a thread would be missing in a fork"
+    gc.freeze()  # a fork that ends looks at these no more
+    wanted = serve()
+    if wanted is not None:
+        become(wanted)
