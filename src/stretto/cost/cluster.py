@@ -4,19 +4,18 @@ Workers are numbered group by group, node by node. Times are in seconds, memory 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from stretto.errors import UsageError, nearest
 
-FORWARD, BACKWARD = "forward", "backward"
-
 
 def positive(key: str, value: float | None, remedy: str) -> None:
     """Refuse what is no positive number."""
-    if value is not None and not 0 < value:
+    if value is not None and not value > 0:
         raise UsageError(f"{key} = {value:g}: it must be more than 0; {remedy}")
 
 
@@ -214,30 +213,24 @@ class Cluster:
         assert name is not None, "checked when the cluster was made"
         return self.links[name]
 
-    def slowest_link(self, workers: Sequence[int], num_bytes: float = 1e6) -> Link | None:
-        """The link that takes longest for a message, of all between some workers; None for a single one."""
-        firsts: dict[Place, list[int]] = {}
-        for worker in workers:
-            some = firsts.setdefault(self.place(worker), [])
-            if len(some) < 2:
-                some.append(worker)  # two of a node stand for all of it
-        chosen = [worker for some in firsts.values() for worker in some]
-        if len(firsts) > 2:  # one of each node of a group, and of each group, stands for all between them
-            chosen = self.ends(firsts)
-        pairs = [(a, b) for i, a in enumerate(chosen) for b in chosen[i + 1 :]]
-        return max((self.link(a, b) for a, b in pairs), key=lambda link: link.seconds(num_bytes), default=None)
+    def links_among(self, workers: Iterable[int]) -> list[Link]:
+        """Every sort of link between some workers."""
+        places = [self.place(worker) for worker in workers]
+        nodes = {group: {p.node for p in places if p.group == group} for group in {p.group for p in places}}
+        names = [self.between] if len(nodes) > 1 else []
+        names += [self.groups[group].between for group, among in nodes.items() if len(among) > 1]
+        names += [self.groups[place.group].within for place, number in Counter(places).items() if number > 1]
+        return [self.links[name] for name in dict.fromkeys(names) if name is not None]
 
-    def ends(self, firsts: Mapping[Place, Sequence[int]]) -> list[int]:
-        """Workers among which every sort of link occurs: two nodes of each group."""
-        nodes: dict[int, list[Sequence[int]]] = {}
-        for place, some in sorted(firsts.items(), key=lambda item: -len(item[1])):
-            nodes.setdefault(place.group, []).append(some)
-        return [worker for some in nodes.values() for each in some[:2] for worker in each]
+    def slowest_link(self, workers: Iterable[int], num_bytes: float = 1e6) -> Link | None:
+        """Of all links between some workers the one on which a message takes longest; None for a single worker."""
+        return max(self.links_among(workers), key=lambda link: link.seconds(num_bytes), default=None)
 
     def crowded(self, workers: Iterable[int]) -> tuple[bool, ...]:
         """Of each of some workers that compute at the same time, whether another one is on its node."""
         nodes = [self.place(worker).node for worker in workers]
-        return tuple(nodes.count(node) > 1 for node in nodes)
+        counts = Counter(nodes)
+        return tuple(counts[node] > 1 for node in nodes)
 
     def price_per_hour(self, workers: Iterable[int]) -> float | None:
         """Money for some workers; None if the price of one is not known."""

@@ -107,6 +107,9 @@ class Pair:
 
 def row(name: str, module: nn.Module, pair: Pair) -> LayerCost:
     """A row of the table."""
+    sizes: dict[str, Any] = {
+        key: pair.bytes(key) for key in ("activation", "shared", "input", "output", "loose_input", "loose_output")
+    }
     parameters = list(module.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return LayerCost(
@@ -120,7 +123,7 @@ def row(name: str, module: nn.Module, pair: Pair) -> LayerCost:
         parameter_tensors=len(trained),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         gradient_bytes=sum(p.numel() * p.element_size() for p in trained),
-        **{key: pair.bytes(key) for key in ("activation", "shared", "input", "output", "loose_input", "loose_output")},
+        **sizes,
     )
 
 
@@ -174,7 +177,7 @@ def current() -> FakeTensorMode | None:
 
 
 def faking() -> FakeTensorMode:
-    """Inside, models are made without memory for their parameters: `with faking(): model = ...`."""
+    """A mode for `with`: models made inside have parameters that take no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -301,7 +304,7 @@ def backwards(layer: Runnable, leaves: Inputs, outputs: Inputs) -> dict[str, Amo
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     trained = [parameter for parameter in layer.own if parameter.requires_grad]
     gradients = [torch.empty_like(root) for root in roots]
-    passes = {}
+    passes: dict[str, Amounts] = {}
     for kind, wanted in (("B", [*trained, *inputs]), ("I", inputs), ("W", trained)):
         with Operators() as operators:
             if roots and wanted:

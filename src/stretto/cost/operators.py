@@ -1,7 +1,7 @@
 """What torch's operators do, one by one: which sort they are, their FLOPs, and the bytes they read and write."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,22 +23,24 @@ SORTS = (  # what stands in an operator's name, the first that fits
 )
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "item")
-FORMULAS: Mapping[Any, Any] = {**flop_registry, **{kernel: shape_wrapper(f) for kernel, f in CPU_KERNELS.items()}}
+FORMULAS: dict[Any, Any] = dict(flop_registry)
+for _kernel, _formula in CPU_KERNELS.items():
+    FORMULAS[_kernel] = shape_wrapper(_formula)  # type: ignore[no-untyped-call]
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up what runs inside, by sort: [calls, FLOPs, bytes]. Views are free, and what only makes room."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.done: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write down what it does."""
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        name = func._schema.name.partition("::")[2]
-        if name not in FREE and not is_view(func):
+        space, _, name = func._schema.name.partition("::")
+        if space != "prim" and name not in FREE and not is_view(func):
             formula = FORMULAS.get(func._overloadpacket)
             flops = 0 if formula is None else formula(*args, **kwargs, out_val=made)
             taken = self.done[sort(name)]

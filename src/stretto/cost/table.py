@@ -217,4 +217,5 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
 
 def measured_of(content: Mapping[str, Any]) -> Measured:
     """Measured times from plain data."""
-    return Measured(**{k: Affine(**v) if isinstance(v, Mapping) else v for k, v in content.items()})
+    read: dict[str, Any] = {key: Affine(**v) if isinstance(v, Mapping) else v for key, v in content.items()}
+    return Measured(**read)

@@ -1,6 +1,6 @@
 """AlexNet (Krizhevsky et al. 2012) in one column, as the reference implementation of Caffe orders its layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 
 from torch import nn
@@ -19,11 +19,11 @@ def alexnet(*, classes: int = 1000) -> Recipe:
     def convolution(inputs: int, outputs: int, kernel: int, *, groups: int = 1, stride: int = 1) -> nn.Module:
         return nn.Conv2d(inputs, outputs, kernel, stride, padding=0 if stride > 1 else kernel // 2, groups=groups)
 
-    def activated(make: partial[nn.Module]) -> nn.Module:
+    def activated(make: Callable[[], nn.Module]) -> nn.Module:
         return nn.Sequential(make(), nn.ReLU(inplace=True))
 
     pool, norm = partial(nn.MaxPool2d, 3, 2), partial(nn.LocalResponseNorm, 5)
-    makes: Sequence[partial[nn.Module]] = [
+    recipe: Recipe = [
         partial(convolution, 3, 96, 11, stride=4), partial(nn.ReLU), pool, norm,
         partial(convolution, 96, 256, 5, groups=2), partial(nn.ReLU), pool, norm,
         partial(activated, partial(convolution, 256, 384, 3)),
@@ -34,7 +34,7 @@ def alexnet(*, classes: int = 1000) -> Recipe:
         partial(activated, partial(nn.Linear, 4096, 4096)),
         partial(nn.Linear, 4096, classes),
     ]  # fmt: skip
-    return list(makes)
+    return recipe
 
 
 def _flat(inputs: int, outputs: int) -> nn.Module:
