@@ -1,7 +1,7 @@
 """What torch's operators do, one by one: which sort they are, their FLOPs, and the bytes they read and write."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,19 @@ SORTS = (  # what stands in an operator's name, the first that fits
     ("embedding", ("embedding",)),
     ("pooling", ("pool",)),
     ("recurrence", ("rnn", "lstm", "gru")),
+    ("transcendental", ("gelu", "silu", "softmax", "tanh", "sigmoid", "exp", "log", "softplus", "mish", "erf")),
 )
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
+PRODUCTS = (  # whole names
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "mv",
+    "addmv",
+    "dot",
+    "linear",
+)
+SHORT = ("exp", "log", "erf")
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "item")
 FORMULAS: dict[Any, Any] = dict(flop_registry)
 for _kernel, _formula in CPU_KERNELS.items():
@@ -52,12 +63,18 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def sort(name: str) -> str:
     """Which sort of operator a name belongs to; element-wise, with sums and copies, where no other fits.
 
-    >>> sort("native_batch_norm_backward"), sort("addmm"), sort("gelu")
-    ('batch-norm', 'linear', 'elementwise')
+    >>> sort("native_batch_norm_backward"), sort("addmm"), sort("gelu"), sort("expand_copy")
+    ('batch-norm', 'linear', 'transcendental', 'elementwise')
     """
     if name in PRODUCTS:
         return "linear"
-    return next((kind for kind, parts in SORTS if any(part in name for part in parts)), "elementwise")
+    words = name.removeprefix("_").split("_")
+    return next((kind for kind, parts in SORTS if any(fits(part, name, words) for part in parts)), "elementwise")
+
+
+def fits(part: str, name: str, words: Sequence[str]) -> bool:
+    """Whether a name holds a part: exp is no part of expand, log none of logical."""
+    return part in words if part in SHORT else part in name
 
 
 def is_view(func: Any) -> bool:
