@@ -75,6 +75,7 @@ class Seen:
 
     passes: Mapping[str, Amounts]
     bytes: Mapping[str, int]
+    differentiated: bool
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def row(name: str, module: nn.Module, pair: Pair) -> LayerCost:
         backward=pair.works("B"),
         input_gradient=pair.works("I"),
         weight_gradient=pair.works("W"),
+        differentiated=pair.few.differentiated,
         parameters=sum(p.numel() for p in parameters),
         parameter_tensors=len(trained),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
@@ -221,7 +223,8 @@ def run(layers: Sequence[Runnable], inputs: Inputs) -> list[Seen]:
                 tensors = found.outputs
             else:
                 tensors = found.again(leaves)
-            seen.append(Seen(found.passes, found.bytes(leaves, tensors, before)))
+            wanted = any(leaf.requires_grad for leaf in leaves)
+            seen.append(Seen(found.passes, found.bytes(leaves, tensors, before), wanted))
             before |= found.kept(leaves, tensors)
     return seen
 

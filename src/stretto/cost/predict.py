@@ -131,16 +131,20 @@ def layer_times(costs: ModelCosts, machine: Machine, examples: float, *, optimiz
 
 
 def summed(layers: Sequence[LayerTimes]) -> LayerTimes:
-    """A stage of several layers: its weight gradient needs the input gradients of all layers but the first."""
+    """A stage of several layers: W is a whole backward above the lowest layer that has a weight gradient."""
     total = LayerTimes(*(sum(column) for column in zip(*layers, strict=True)))
-    return total._replace(weight_gradient=layers[0].weight_gradient + sum(each.backward for each in layers[1:]))
+    lowest = next((index for index, each in enumerate(layers) if each.weight_gradient), None)
+    if lowest is None:
+        return total
+    weights = layers[lowest].weight_gradient + sum(each.backward for each in layers[lowest + 1 :])
+    return total._replace(weight_gradient=weights)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
     """Seconds of a stage's actions on a micro-batch, and bytes.
 
-    The whole backward of the first stage has no input gradient to compute. `send` takes the output to the next stage,
+    The first stage has no input gradient to compute. `send` takes the output to the next stage,
     `send_back` the gradient of the input to the stage before; 0 where there is none, or on the same worker.
     `all_reduce` is what replicas take to sum their gradients. `input` and `output` bytes travel; `held` bytes are kept
     of each micro-batch between its forward and its backward; `parameters`, `gradients` and the optimizer's `state`
@@ -195,7 +199,7 @@ def stage_times(
         compute = LayerTimes(*(max(column) for column in zip(*replicas, strict=True)))
         found.append(
             StageTimes(
-                compute=compute if s else compute._replace(backward=compute.weight_gradient),
+                compute=compute if s else compute._replace(backward=compute.weight_gradient, input_gradient=0.0),
                 all_reduce=all_reduce_seconds(cluster, here, stage.gradient_bytes),
                 send=message_seconds(cluster, here, places[s + 1], stage.output.at(share))
                 if s + 1 < len(stages) else 0.0,

@@ -122,9 +122,9 @@ STEPS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
 
 
 def cases(*, quick: bool) -> Iterator[Case]:
-    """Everything that is measured; the two smallest of each sort if it is to be quick."""
+    """Everything that is measured; the smallest of each sort if it is to be quick."""
     for operator, makes in LAYERS:
-        for make in makes[: 2 if quick else None]:
+        for make in makes[: 3 if quick else None]:
             yield from passes(operator, *make())
     for size in COPIES:
         tensor = torch.zeros(size // 4)

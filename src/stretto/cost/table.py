@@ -94,6 +94,7 @@ class LayerCost:
     backward: Works
     input_gradient: Works
     weight_gradient: Works
+    differentiated: bool  # whether the input needs a gradient
     parameters: int  # numbers, those that are not trained too
     parameter_tensors: int  # those that are trained
     parameter_bytes: float
@@ -122,15 +123,17 @@ class LayerCost:
     def then(self, after: "LayerCost") -> "LayerCost":
         """This layer and the one behind it as one.
 
-        Its weight gradient needs the input gradients of all layers but the first, so it is a whole backward there.
+        A weight gradient is a whole backward of all layers above the lowest one that has something to train.
         """
+        trains = self.parameter_tensors > 0
         return LayerCost(
             name=f"{self.name.partition('..')[0]}..{after.name.rpartition('..')[2]}",
             type="stage",
             forward=together(self.forward, after.forward),
             backward=together(self.backward, after.backward),
-            input_gradient=together(self.input_gradient, after.input_gradient),
-            weight_gradient=together(self.weight_gradient, after.backward),
+            input_gradient=together(self.input_gradient, after.input_gradient) if self.differentiated else (),
+            weight_gradient=together(self.weight_gradient, after.backward) if trains else after.weight_gradient,
+            differentiated=self.differentiated,
             parameters=self.parameters + after.parameters,
             parameter_tensors=self.parameter_tensors + after.parameter_tensors,
             parameter_bytes=self.parameter_bytes + after.parameter_bytes,
@@ -141,12 +144,13 @@ class LayerCost:
             output=after.output,
             loose_input=self.loose_input,
             loose_output=after.loose_output,
-            measured=measured_together(self.measured, after.measured),
+            measured=measured_together(self, after),
         )
 
 
-def measured_together(first: Measured | None, after: Measured | None) -> Measured | None:
+def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
     """Measured times of two layers in a row; None unless both have them."""
+    first, after = below.measured, above.measured
     if first is None or after is None:
         return None
 
@@ -156,8 +160,8 @@ def measured_together(first: Measured | None, after: Measured | None) -> Measure
     return Measured(
         first.forward + after.forward,
         first.backward + after.backward,
-        both(first.input_gradient, after.input_gradient),
-        both(first.weight_gradient, after.backward),
+        both(first.input_gradient, after.input_gradient) if below.differentiated else Affine(),
+        both(first.weight_gradient, after.backward) if below.parameter_tensors else after.weight_gradient,
         None if first.update is None or after.update is None else first.update + after.update,
         max(first.residual, after.residual),
     )
