@@ -221,3 +221,15 @@ def test_every_published_network_is_made_of_layers():
         network = PUBLISHED[name]()
         assert len(network.recipe) > 10
         assert callable(network.loss)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_what_a_stage_holds_is_what_torch_s_allocator_gives_out(network):
+    layers, x = NETWORKS[network]()
+    model = nn.Sequential(*layers)
+    model(x)
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        output = model(x)  # and its graph, which keeps what a backward needs
+    given = sum(event.self_cpu_memory_usage for event in profile.key_averages())
+    assert output.requires_grad
+    assert layer_costs(layers, x).whole.held.at(len(x)) == given + x.nbytes
