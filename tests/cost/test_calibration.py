@@ -117,6 +117,7 @@ def test_measured_layers_have_lines_in_the_batch():
     assert min(each.at(64) for each in (last.backward, last.input_gradient, last.weight_gradient)) > 0
     assert (first.input_gradient, relu.weight_gradient, relu.update) == (Affine(), Affine(), 0.0)
     assert first.update > 0
+    assert 0 < timed.start < 0.01
     assert all(torch.equal(before[key], value) for key, value in nn.Sequential(*layers).state_dict().items())
     assert timed.stages([0, 3, 4])[0].measured.forward.at(4) > 0
     with pytest.raises(UsageError, match=r"examples of the batch sizes \[4\]"):

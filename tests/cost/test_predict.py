@@ -6,7 +6,18 @@ from torch import nn
 
 from stretto import UsageError
 from stretto.collectives import formula
-from stretto.cost import Cluster, Device, Group, Link, Measured, Rate, durations_of, layer_costs, stage_times
+from stretto.cost import (
+    Cluster,
+    Device,
+    Group,
+    Link,
+    Measured,
+    ModelCosts,
+    Rate,
+    durations_of,
+    layer_costs,
+    stage_times,
+)
 from stretto.cost.predict import Machine, all_reduce_seconds, layer_times, summed
 from stretto.cost.table import Affine
 from stretto.methods import method
@@ -56,9 +67,13 @@ def test_measured_times_come_first():
     costs = wide()
     line = Affine(1e-2, 1e-4)
     rows = [type(row)(**{**vars(row), "measured": Measured(line, line, line, line, 3e-3)}) for row in costs.layers]
-    times = layer_times(type(costs)(tuple(rows), costs.dtype), Machine(cluster().device(0), "float32"), 20)
+    measured = ModelCosts(tuple(rows), costs.dtype, start=1e-3)
+    times = layer_times(measured, Machine(cluster().device(0), "float32"), 20)
     assert times[1][:5] == pytest.approx((1.2e-2, 1.2e-2, 1.2e-2, 1.2e-2, 3e-3))
     assert summed(times).weight_gradient == pytest.approx(4 * 1.2e-2)
+    first, second = stage_times(measured, [0, 1, 4], cluster(), 20)
+    assert first.compute[:5] == pytest.approx((1.2e-2, 1.3e-2, 0, 1.3e-2, 3e-3))
+    assert second.compute[:5] == pytest.approx((3.6e-2, 3.7e-2, 3.7e-2, 3.7e-2, 9e-3))
 
 
 def test_stages_by_hand():

@@ -140,6 +140,12 @@ def summed(layers: Sequence[LayerTimes]) -> LayerTimes:
     return total._replace(weight_gradient=weights)
 
 
+def started(times: LayerTimes, start: float) -> LayerTimes:
+    """With what every backward takes once, if it has anything to do."""
+    kinds = ("backward", "input_gradient", "weight_gradient")
+    return times._replace(**{kind: getattr(times, kind) + start for kind in kinds if getattr(times, kind)})
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
     """Seconds of a stage's actions on a micro-batch, and bytes.
@@ -195,7 +201,7 @@ def stage_times(
     speeds = speeds_of(costs, cluster, places, share, dtype or costs.dtype, optimizer)
     found = []
     for s, (stage, here) in enumerate(zip(stages, places, strict=True)):
-        replicas = [summed(speeds[worker][bounds[s] : bounds[s + 1]]) for worker in here]
+        replicas = [started(summed(speeds[worker][bounds[s] : bounds[s + 1]]), costs.start) for worker in here]
         compute = LayerTimes(*(max(column) for column in zip(*replicas, strict=True)))
         found.append(
             StageTimes(

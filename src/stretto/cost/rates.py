@@ -100,12 +100,12 @@ def embedding(vocabulary: int, width: int, tokens: int) -> Make:
 
 pool = partial(nn.MaxPool2d, 3, 1, padding=1)
 mean = partial(nn.AvgPool2d, 3, 1, padding=1)
+NORMALISED = ((16, 8, 4), (32, 16, 16), (64, 16, 32))  # channels, side, batch
 LAYERS: tuple[tuple[str, Sequence[Make]], ...] = (
-    ("linear", [linear(64, 8), linear(64, 128), linear(256, 16), linear(256, 256), linear(1024, 16),
-                linear(1024, 128)]),
-    ("convolution", [convolution(16, 8, 4), convolution(16, 32, 8), convolution(64, 8, 4), convolution(64, 16, 16)]),
-    ("batch-norm", [image(partial(nn.BatchNorm2d, c), c, s, b) for c, s, b in ((16, 8, 4), (32, 16, 16),
-                                                                               (64, 16, 32))]),
+    ("linear", [linear(w, b) for w, b in ((64, 8), (64, 128), (256, 16), (256, 256), (1024, 16), (1024, 128))]),
+    ("convolution", [convolution(c, s, b) for c, s, b in ((16, 8, 4), (16, 32, 8), (32, 8, 32), (64, 16, 16),
+                                                          (128, 4, 16))]),
+    ("batch-norm", [image(partial(nn.BatchNorm2d, c), c, s, b) for c, s, b in NORMALISED]),
     ("layer-norm", [rows(partial(nn.LayerNorm, w), n, w) for n, w in ((32, 64), (512, 128), (1024, 512))]),
     ("attention", [attention(2, 32, 2), attention(4, 64, 8), attention(4, 256, 4)]),
     ("embedding", [embedding(512, 64, 128), embedding(2048, 128, 1024), embedding(4096, 256, 4096)]),

@@ -47,28 +47,51 @@ def with_times(
         for turn in range(1 + repeats):
             for inputs in given:
                 sweep(layers, tuple(x.to(device) for x in inputs), samples if turn else defaultdict(list))
+    start = starting(samples)
     rows = [
         replace(row, measured=measured(index, samples, sizes, layers, optimizer)) if index < len(layers) else row
         for index, row in enumerate(costs.layers)
     ]
-    return replace(costs, layers=tuple(rows))
+    return replace(costs, layers=tuple(rows), start=start)
+
+
+def starting(samples: Samples) -> float:
+    """What starting a backward takes, and take it off those of layers: a stage starts one for all of its layers."""
+    leaf = torch.zeros(1, requires_grad=True)
+    least: list[float] = []
+    for _ in range(2 + 3 * REPEATS):
+        timed(partial(torch.autograd.grad, leaf * 1, leaf), least)
+    start = statistics.median(least[2:])
+    for (_, kind, _), taken in samples.items():
+        if kind != "F":
+            taken[:] = [max(seconds - start, seconds / 10) for seconds in taken]
+    return start
 
 
 def sweep(layers: Sequence[nn.Module], inputs: Inputs, samples: Samples) -> None:
-    """Time all passes of each layer, one after the other."""
+    """Time a forward through all layers and a backward from the last one down, as in training: once for each half."""
     examples = inputs[0].shape[0]
-    for index, layer in enumerate(layers):
-        leaves = tuple(t.detach().requires_grad_(index > 0 and t.is_floating_point()) for t in inputs)
-        outputs = members(timed(partial(layer, *leaves), samples[index, "F", examples]))
-        roots = [tensor for tensor in outputs if tensor.requires_grad]
+    for kind in ("B", "I", "W"):
+        runs = []
+        tensors = inputs
+        for index, layer in enumerate(layers):
+            leaves = tuple(t.detach().requires_grad_(index > 0 and t.is_floating_point()) for t in tensors)
+            outputs = members(timed(partial(layer, *leaves), samples[index, "F", examples]))
+            runs.append((index, layer, leaves, outputs))
+            tensors = tuple(tensor.detach() for tensor in outputs)
+        while runs:
+            index, layer, leaves, outputs = runs.pop()  # its graph goes when the next one comes
+            backward(layer, leaves, outputs, kind, samples[index, kind, examples])
+
+
+def backward(layer: nn.Module, leaves: Inputs, outputs: Inputs, kind: str, samples: list[float]) -> None:
+    """Time a kind of backward of one layer, if it has any."""
+    roots = [tensor for tensor in outputs if tensor.requires_grad]
+    trained = [p for p in layer.parameters() if p.requires_grad and kind != "I"]
+    below = [leaf for leaf in leaves if leaf.requires_grad and kind != "W"]
+    if roots and (trained or below):
         gradients = [torch.ones_like(root) for root in roots]
-        trained = [p for p in layer.parameters() if p.requires_grad]
-        below = [leaf for leaf in leaves if leaf.requires_grad]
-        for kind, wanted in (("I", below), ("W", trained), ("B", [*trained, *below])):
-            if roots and wanted:
-                backward = partial(torch.autograd.grad, roots, wanted, gradients, retain_graph=True, allow_unused=True)
-                timed(backward, samples[index, kind, examples])
-        inputs = tuple(tensor.detach() for tensor in outputs)
+        timed(partial(torch.autograd.grad, roots, [*trained, *below], gradients, allow_unused=True), samples)
 
 
 def timed(call: Callable[[], T], samples: list[float]) -> T:

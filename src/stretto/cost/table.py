@@ -169,10 +169,14 @@ def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """A row for each layer, in order; `dtype` is that of the parameters (float32, bfloat16)."""
+    """A row for each layer, in order; `dtype` is that of the parameters (float32, bfloat16).
+
+    `start` seconds are what any backward takes beside its layers, whose measured times are without it.
+    """
 
     layers: tuple[LayerCost, ...]
     dtype: str
+    start: float = 0.0
 
     def stages(self, bounds: Sequence[int]) -> tuple[LayerCost, ...]:
         """A row for each stage: stage s holds the layers from bounds[s] up to bounds[s + 1].
@@ -199,7 +203,7 @@ class ModelCosts:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelCosts":
         """From what `to_dict` gave, also through JSON."""
-        return cls(tuple(layer_of(layer) for layer in content["layers"]), content["dtype"])
+        return cls(tuple(layer_of(layer) for layer in content["layers"]), content["dtype"], content["start"])
 
 
 def layer_of(content: Mapping[str, Any]) -> LayerCost:
