@@ -85,6 +85,7 @@ def test_an_interrupted_calibration_leaves_no_file(capsys, tmp_path, monkeypatch
 
     monkeypatch.setattr("stretto.study.machine.launch", interrupted)
     assert main(["calibrate", "--out", str(tmp_path / "cluster.toml")]) == 130
+    assert "interrupted; nothing has been written" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

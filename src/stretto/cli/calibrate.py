@@ -96,7 +96,10 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
         if launched > 1:
             return measure_here(quick=quick, load=os.getloadavg()[0], on_step=advance)
         assert workers is not None
-        return measure_on_processes(Place(workers=workers), quick=quick, on_step=advance)
+        try:
+            return measure_on_processes(Place(workers=workers), quick=quick, on_step=advance)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; nothing has been written") from None
 
 
 def tell_machine(found: "Findings", out: Path, *, json: bool, quiet: bool) -> None:
