@@ -1,4 +1,4 @@
-"""The simulator's model once more, as processes of simpy. Shares no code with the simulator, but the meaning of actions.
+"""The simulator's model once more, as processes of simpy; shares no code with it but the meaning of actions.
 
 A worker's lanes and the shared links are simpy resources, taken and given back. Who asks for a resource at the same
 instant is served by worker, then by program order: requests are put off until nothing else happens in that instant.

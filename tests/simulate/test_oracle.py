@@ -11,7 +11,7 @@ from stretto.schedule import Rules
 from stretto.schedule.recompute import with_recompute
 from stretto.schedule.reduce import with_reduce
 from stretto.schedule.replicas import with_agreement
-from stretto.simulate import Link, Network, compiled, simulate
+from stretto.simulate import Link, Network, simulate
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved(microbatches=4)", "zb-h1", "zb-v")
 ENDLESS = ("pb", "pipedream", "paci", "pipedream-2bw", "greedy", "overlapping", "overlapping(delay=1)", "chunked")

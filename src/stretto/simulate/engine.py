@@ -1,6 +1,7 @@
 """From a lowered schedule and its side tables to the times of everything: arrays in, arrays out."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,20 @@ def wires(lowered: Lowered, network: Network, sizes: Sizes) -> Wires:
         if alone or not hold[mine.any(axis=1)].any():
             place[mine] = -1
     return Wires(hold, latency, place, len(names))
+
+
+def rounded(turns: int, durations: Floats, wires: Wires) -> tuple[Floats, Wires]:
+    """Times as multiples of a power of two so small that none of their sums over so many turns is rounded.
+
+    Times that are multiples already, as whole numbers are, stay as they are; others change by less than 1e-8 of a turn.
+    """
+    longest = turns * (durations.sum() + wires.hold.sum() + wires.latency.sum())
+    unit = 2.0 ** (math.ceil(math.log2(longest)) - 52) if longest else 1.0
+
+    def near(times: Floats) -> Floats:
+        return np.round(times / unit) * unit
+
+    return near(durations), replace(wires, hold=near(wires.hold), latency=near(wires.latency))
 
 
 def sender_of(lowered: Lowered, passing: Passing) -> int:

@@ -102,17 +102,15 @@ class Timeline:
         An action that starts later than it would if what it waits for were there once it is made: the difference. And
         what replicas agree about, where the worker does not compute beside it.
         """
-        exposed = [0.0] * self.schedule.num_workers
-        collective = np.array([action.kind in COLLECTIVES for action in self.lowered.actions])
-        made = self._made_for()
-        for lane in self.lowered.lanes[: self.schedule.num_workers]:
-            walk = self.walk(lane)
-            if walk.starts.size:
-                free = np.concatenate(([0.0], walk.ends[:-1]))
-                there = np.maximum(free, made[walk.positions, walk.minibatches])
-                agreeing = (walk.ends - walk.starts)[collective[walk.positions]]
-                exposed[lane.worker] = in_turn(walk.starts - there) + in_turn(agreeing)
-        return tuple(exposed)
+        return tuple(in_turn(self.standing(worker)[1]) for worker in range(self.schedule.num_workers))
+
+    def standing(self, worker: int) -> "tuple[Walk, Floats]":
+        """The actions of a worker's compute lane, and how long it stands still for communication at each."""
+        walk = self.walk(self.lowered.lanes[worker])
+        free = np.concatenate(([0.0], walk.ends[:-1]))[: walk.starts.size]
+        there = np.maximum(free, self._made_for[walk.positions, walk.minibatches])
+        agrees = np.array([action.kind in COLLECTIVES for action in self.lowered.actions])[walk.positions]
+        return walk, walk.starts - there + (walk.ends - walk.starts) * agrees
 
     def walk(self, lane: Lane) -> "Walk":
         """The actions of a lane in its order."""
@@ -127,6 +125,7 @@ class Timeline:
         lengths = durations[positions, minibatches if durations.shape[1] > 1 else 0]
         return Walk(positions, minibatches, starts, starts + lengths)
 
+    @cached_property
     def _made_for(self) -> Floats:
         # Of each action: when the last of what it waits for had been made; a collective's result when that began.
         made = np.zeros_like(self.outcome.starts)
