@@ -70,6 +70,12 @@ class Lowered:
         """The lane of each action."""
         return tuple(number for number, lane in enumerate(self.lanes) for _ in range(lane.first, lane.last))
 
+    @cached_property
+    def beside(self) -> frozenset[str]:
+        """The kinds that a worker computes beside."""
+        lanes = self.lanes[self.schedule.num_workers :]
+        return frozenset(action.kind for lane in lanes for action in self.actions[lane.first : lane.last])
+
     def action(self, position: int, minibatch: int) -> Action:
         """An action with the micro-batch that it has for a minibatch."""
         kind, stage, offset = self.actions[position]
