@@ -93,3 +93,12 @@ def test_what_goes_at_different_paces_is_simulated_whole():
     assert found.turn is None
     assert found.makespan == 1 + 2 + 500 * 3
     assert found.full.spans[0].action == Action("F", 0, 0)
+
+
+@pytest.mark.parametrize("S", [1, 2, 5])
+def test_a_long_minibatch_is_a_stream_that_drains(S):
+    """1F1B with M micro-batches takes as long as PipeDream's order when M enter and it drains: F = 1, B = 2."""
+    for M in (4, 7, 64):
+        schedule, rules = stretto.method(f"1f1b(microbatches={M})").plan(S, S)
+        wanted = simulate(schedule, rules, 1, latency=0.5)
+        assert endless(*stretto.method("pipedream").plan(S, S), M, latency=0.5).makespan == wanted.makespan
