@@ -12,9 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from stretto.schedule import Action, Rules, Schedule
-from stretto.simulate import period, simulate
 from stretto.tracing import Recording, Span
-from stretto.tracing.simulated import recordings as simulated_recordings
 
 WAIT = "wait"
 CELLS = 18  # actions of a worker that a chart has room for
@@ -72,6 +70,9 @@ def timelines(
 
     Only the turns `among` these follow the schedule: a method's synchronous phases have another.
     """
+    from stretto.simulate import period, simulate  # numpy takes a while
+    from stretto.tracing.simulated import recordings as simulated_recordings
+
     turns = max(2, CELLS // max(map(len, schedule.body)))
     full = schedule.drain + 1
     steady = among[full:]

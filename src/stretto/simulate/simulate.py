@@ -1,46 +1,20 @@
 """Time on paper: when each action would start and end, given what each one costs."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 
-from stretto.errors import ScheduleError
-from stretto.schedule import Action, Rules, Schedule
+import numpy as np
+
+from stretto.errors import ScheduleError, UsageError
+from stretto.schedule import Action, Edge, Rules, Schedule
 from stretto.schedule.check import explain
-from stretto.schedule.span import Span
+from stretto.schedule.lower import Lowered, lower
+from stretto.simulate.engine import BUFFERED, RENDEZVOUS, Floats, Outcome, execute, wires
+from stretto.simulate.network import Link, Network, Sizes
+from stretto.simulate.noise import Noise
+from stretto.simulate.timeline import Timeline
 
 Durations = Callable[[Action], float]
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What a simulation gives: spans in the order they were worked out, and what can be read off them."""
-
-    schedule: Schedule
-    spans: tuple[Span, ...]
-    peak_graphs: tuple[int, ...]  # the most forwards that each stage held at once for their backward
-    peak_activations: tuple[int, ...]  # graphs and inputs that each worker held at once, all its stages together
-    peak_inputs: tuple[int, ...]  # the most inputs that each stage held at once for their recompute
-
-    @cached_property
-    def makespan(self) -> float:
-        """From the start to the end of the last action."""
-        return max((span.end for span in self.spans), default=0)
-
-    @cached_property
-    def busy(self) -> tuple[float, ...]:
-        """Time each worker computes."""
-        busy = [0.0] * self.schedule.num_workers
-        for span in self.spans:
-            busy[span.worker] += span.end - span.start
-        return tuple(busy)
-
-    @property
-    def bubble(self) -> float:
-        """Idle time as a share of all workers' time."""
-        total = self.makespan * self.schedule.num_workers
-        return max(0.0, (total - sum(self.busy)) / total) if total else 0.0
 
 
 def unit_costs(action: Action) -> float:
@@ -48,45 +22,64 @@ def unit_costs(action: Action) -> float:
     return {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "A": 0, "R": 0, "U": 0, "M": 0}[action.kind]
 
 
+def no_bytes(edge: Edge) -> float:
+    """The size of values that keep no lane busy."""
+    return 0.0
+
+
 def simulate(
-    schedule: Schedule, rules: Rules, turns: int, durations: Durations = unit_costs, *, latency: float = 0
+    schedule: Schedule,
+    rules: Rules,
+    turns: int,
+    durations: Durations = unit_costs,
+    *,
+    latency: float = 0,
+    network: Network | None = None,
+    sizes: Sizes = no_bytes,
+    sends: str = BUFFERED,
+    overlap: bool = False,
+    noise: Noise | None = None,
 ) -> Timeline:
     """Let `turns` turns enter and the pipeline drain. Times are in the unit of `durations`.
 
-    A value is there for its own worker at once, for another one `latency` later; sending keeps nobody busy, and what
-    the loader gives is there from the start.
+    A value is there for its own worker at once. For another one it is a message of `sizes(edge)` bytes: with the time
+    that they take on its link (`network`) it keeps the sender's send lane busy, and the receiver's receive lane as
+    from the link's latency later, or as from when that lane is free; on a link that several pairs share it waits its
+    turn in between. Every lane and every shared link takes messages one at a time, first come, first served; who comes
+    at the same time, in the order of the workers. `latency` is short for a network of nothing else.
+
+    Sending keeps nobody from computing. With `sends="buffered"` a message goes as soon as the send lane is free; with
+    "rendezvous" not before its receiver has come to the action that needs it. With `overlap` a worker computes while
+    its replicas agree (A, M). What the loader gives is there from the start.
+    `durations` and, if given, `noise` say how long each action takes, micro-batch by micro-batch.
     Raises ScheduleError at a deadlock, with who waits for what.
     """
-    queues = [deque(schedule.unroll(worker, turns)) for worker in range(schedule.num_workers)]
-    when = {edge: 0.0 for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
-    clocks = [0.0] * schedule.num_workers
-    spans: list[Span] = []
-    progress = True
-    while progress:
-        progress = False
-        for worker, queue in enumerate(queues):
-            while queue and all(edge in when for edge in rules.needs(queue[0])):
-                action, progress = queue.popleft(), True
-                start = max([clocks[worker], *(when[edge] for edge in rules.needs(action))])
-                clocks[worker] = end = start + durations(action)
-                spans.append(Span(worker, action, start, end))
-                for edge in rules.makes(action):
-                    when[edge] = end + latency * (schedule.worker_of.get(edge.stage, worker) != worker)
-    if any(queues):
-        raise ScheduleError(f"deadlock: {explain(queues, rules, set(when))}")
-    by_stage = [span.action.stage for span in spans]
-    graphs, inputs = (most_held(spans, rules, by_stage, schedule.num_stages, {value}) for value in ("graph", "input"))
-    by_worker = most_held(spans, rules, [span.worker for span in spans], schedule.num_workers, {"graph", "input"})
-    return Timeline(schedule, tuple(spans), graphs, by_worker, inputs)
+    if sends not in (BUFFERED, RENDEZVOUS):
+        raise UsageError(f"sends={sends!r}: choose {BUFFERED} or {RENDEZVOUS}")
+    lowered = lower(schedule, rules, overlap=overlap)
+    ways = wires(lowered, Network(Link(latency)) if network is None else network, sizes)
+    times = [[durations(lowered.action(p, n)) for n in range(turns)] for p in range(len(lowered.actions))]
+    table = np.array(times, np.float64).reshape(len(times), turns)
+    if noise is not None:
+        table = table * noise.factors(lowered, turns)
+    outcome = execute(lowered, turns, table, ways, sends=sends)
+    finished(lowered, rules, outcome)
+    return Timeline(lowered, rules, ways, outcome)
 
 
-def most_held(
-    spans: Sequence[Span], rules: Rules, places: Sequence[int], size: int, values: set[str]
-) -> tuple[int, ...]:
-    """The most of such values held at once in each of `size` places, given where each span belongs."""
-    held, peak = [0] * size, [0] * size
-    for span, place in zip(spans, places, strict=True):
-        held[place] += sum(edge.value in values for edge in rules.makes(span.action))
-        held[place] -= sum(edge.value in values for edge in rules.frees(span.action))
-        peak[place] = max(peak[place], held[place])
-    return tuple(peak)
+def finished(lowered: Lowered, rules: Rules, outcome: Outcome) -> None:
+    """Raise ScheduleError unless everything was done."""
+    schedule, turns = lowered.schedule, outcome.turns
+    if outcome.done == len(lowered.actions) * turns:
+        return
+    done = {lowered.action(position, minibatch) for position, minibatch in np.argwhere(outcome.starts >= 0).tolist()}
+    there = {edge for action in done for edge in rules.makes(action)}
+    there |= {edge for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
+    unrolled = [schedule.unroll(worker, turns) for worker in range(schedule.num_workers)]
+    left = [deque(action for action in own if action not in done) for own in unrolled]
+    raise ScheduleError(f"deadlock: {explain(left, rules, there)}")
+
+
+def table_of(lowered: Lowered, durations: Durations) -> Floats:
+    """The duration of every action where all minibatches are alike: one column."""
+    return np.array([[durations(action)] for action in lowered.actions], np.float64)

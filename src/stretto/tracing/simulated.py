@@ -1,10 +1,11 @@
 """A simulation, as if each of its workers had recorded it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from stretto.schedule import Edge, Rules
 from stretto.schedule.span import Span
 from stretto.simulate import Timeline
+from stretto.simulate.timeline import Message
 from stretto.tracing.naming import channel, worker_name
 from stretto.tracing.recording import Recording
 
@@ -14,11 +15,14 @@ UNIT = 1_000_000  # nanoseconds that stand for one unit of simulated time: Perfe
 def recordings(timeline: Timeline, rules: Rules, *, latency: float = 0, unit: float = UNIT) -> list[Recording]:
     """One recording a worker: what it computes, what it waits for meanwhile, what it sends and receives.
 
-    `latency` is the one that the timeline was simulated with; a wait is named after the action whose value came last.
+    A wait is named after the action whose value came last. Messages that take time have spans on the lanes "send" and
+    "receive", collectives that overlap with computing on "collective". `latency` is what the timeline was simulated
+    with; it knows that itself, and what is given here changes nothing.
     """
     schedule = timeline.schedule
     made = [Recording(worker, name=worker_name(worker, schedule)) for worker in range(schedule.num_workers)]
-    arrivals: dict[Edge, float] = {}
+    arrivals = {Edge(m.value, m.source, m.stage): m.arrival for m in timeline.messages}
+    beside = timeline.lowered.beside
     free = [0.0] * len(made)
 
     def at(time: float) -> int:
@@ -26,20 +30,35 @@ def recordings(timeline: Timeline, rules: Rules, *, latency: float = 0, unit: fl
 
     for span in timeline.spans:
         own = made[span.worker]
-        if span.start > free[span.worker]:
-            own.span("wait", last_of(span, rules, arrivals), at(free[span.worker]), at(span.start))
-        own.span("compute", span.action, at(span.start), at(span.end))
-        free[span.worker] = span.end
+        if span.action.kind in beside:
+            own.span("collective", span.action, at(span.start), at(span.end))
+        else:
+            if span.start > free[span.worker]:
+                own.span("wait", last_of(span, rules, arrivals), at(free[span.worker]), at(span.start))
+            own.span("compute", span.action, at(span.start), at(span.end))
+            free[span.worker] = span.end
         for edge in rules.makes(span.action):
-            home = schedule.worker_of.get(edge.stage, span.worker)  # the caller, who gets the loss, is everywhere
-            arrivals[edge] = span.end + latency * (home != span.worker)
-            if home != span.worker:
+            if schedule.worker_of.get(edge.stage, span.worker) == span.worker:  # the caller is everywhere
+                arrivals[edge] = span.end
+            else:
                 own.sent(channel(edge), span.action.microbatch, at(span.end))
-                made[home].received(channel(edge), span.action.microbatch, at(arrivals[edge]))
+    for message in timeline.messages:
+        record(message, made, at)
     return made
 
 
+def record(message: Message, made: Sequence[Recording], at: Callable[[float], int]) -> None:
+    """A message on the lanes of those who send and receive it."""
+    _, source, _, sender, receiver, sent, arrival, hold = message
+    name = channel(Edge(message.value, source, message.stage))
+    made[receiver].received(name, source.microbatch, at(arrival))
+    if hold:
+        made[sender].span("send", f"{name} {source.microbatch}", at(sent), at(sent + hold))
+        made[receiver].span("receive", f"{name} {source.microbatch}", at(arrival - hold), at(arrival))
+
+
 def last_of(span: Span, rules: Rules, arrivals: Mapping[Edge, float]) -> str:
-    """The action whose value arrived last of those that a span needed."""
+    """The action whose value arrived last of those that a span needed; its stage's merge where it needed none."""
     needs = [edge for edge in rules.needs(span.action) if edge in arrivals]
-    return str(max(needs, key=arrivals.__getitem__).source)
+    last = max(needs, key=arrivals.__getitem__, default=None)
+    return f"{span.action.stage}M" if last is None else str(last.source)

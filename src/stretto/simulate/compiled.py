@@ -1,0 +1,49 @@
+"""The kernel, compiled where that pays and numba is installed (the extra `fast`); the same functions either way."""
+
+import importlib.util
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from stretto.simulate import kernel
+from stretto.simulate.kernel import Program, State
+
+PAYS = 100_000  # actions from which on loading what was compiled (half a second) is made up for
+INNER = ("code_of", "push", "pop")
+
+
+def run(program: Program, state: State, actions: int) -> tuple[State, int]:
+    """Work out all times of so many `actions`: what holds them, and how many could be run."""
+    fast = compiled() if actions >= PAYS else None
+    if fast is not None:
+        return state, int(fast.run(program, state))
+    lists = State(*(as_list(each) for each in state))  # loops over lists take a third of the time of loops over arrays
+    return lists, kernel.run(Program(*(as_list(each) for each in program)), lists)
+
+
+def as_list(each: Any) -> Any:
+    """An array as a list, a number as it is."""
+    return each.tolist() if hasattr(each, "tolist") else each
+
+
+@cache
+def compiled() -> ModuleType | None:
+    """A second copy of the kernel's module, whose functions numba has compiled; None without numba.
+
+    The first call on a machine compiles, and numba keeps what it made beside the source, or in the user's cache.
+    """
+    if importlib.util.find_spec("numba") is None:
+        return None
+    import numba
+
+    name = f"{kernel.__name__}_compiled"
+    spec = importlib.util.spec_from_file_location(name, kernel.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for function in INNER:
+        setattr(module, function, numba.njit(getattr(module, function)))
+    module.run = numba.njit(cache=True)(module.run)  # type: ignore[attr-defined]
+    return module
