@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stretto.norms import group_norm
     from stretto.optim.scaling import scale_for_batch
     from stretto.splitting import split
-    from stretto.sync import AllReduce, DiLoCo, LocalSGD
+    from stretto.sync import AllReduce, DiLoCo, LocalSGD, ParameterServer
     from stretto.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -34,6 +34,7 @@ __all__ = [
     "LocalSGD",
     "Mesh",
     "Method",
+    "ParameterServer",
     "ScheduleError",
     "StrettoError",
     "Trainer",
@@ -54,6 +55,7 @@ _HOMES = {
     "LocalSGD": "stretto.sync",
     "Mesh": "stretto.mesh",
     "Method": "stretto.methods",
+    "ParameterServer": "stretto.sync",
     "Trainer": "stretto.trainer",
     "group_norm": "stretto.norms",
     "method": "stretto.methods",

@@ -32,7 +32,7 @@ from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.seeding import derive
 from stretto.stage import Loss, Practice, Stage, Target
-from stretto.sync import Sync
+from stretto.sync import Order, ParameterServer, Sync
 from stretto.sync import find as find_sync
 from stretto.team import Plan, State, find_team
 from stretto.trace import example_for_linear
@@ -80,6 +80,7 @@ class Trainer:
         sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
             gradient as without replicas, however the examples divide. "local-sgd(every=8)" and "diloco(every=8)", or
             stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
+            "parameter-server(staleness=4)", or stretto.ParameterServer(...), lets none wait for another's gradients.
             Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation and checkpoints.
         timeout: on several processes, how many seconds a worker waits for another before it gives up.
 
@@ -111,6 +112,7 @@ class Trainer:
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
             check_mesh(self.mesh)
             self.sync = find_sync(sync)
+            self.sync.check(self.mesh.data)
             self.method = find_method(method)
             self.seed = seed
             self.precision = Precision(precision)
@@ -147,7 +149,7 @@ class Trainer:
                 "not merge on both: use sync='all-reduce', or put both into one stage"
             )
         self.schedule, self.rules = self._plan(self.method.plan, workers)
-        self.lag = self.method.lag(num_stages)
+        self.lag = self.method.lag(num_stages) + self.sync.lag(self.mesh.data)
         self.placement = Placement(self.mesh, self.schedule.num_workers)
         self.heads = self._heads(heads, example, given)
         check_sharing(known, self.heads)
@@ -169,7 +171,8 @@ class Trainer:
         """One minibatch enters: x [N, ...] (or a tuple of such), y whatever the loss takes.
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
-        the one 2S steps ago for the others, and None before that one exists.
+        the one 2S steps ago for the others, and None before that one exists. (With a parameter server of staleness k,
+        k more: so far may replicas be apart.)
         """
         self._refuse_if_broken()
         with self._team.together():
@@ -180,9 +183,10 @@ class Trainer:
             self._interpreter.step(n, loads)
         self._entered += 1
         self._drained = False
-        self._collect_losses()
+        with self._team.together():
+            self._collect_losses()
         parts = self._losses.pop(n - self.lag, None)
-        return None if parts is None else add_up(parts)  # only now does the host wait for the device
+        return None if parts is None else sum(self._floats(parts))  # only now does the host wait for the device
 
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
@@ -195,11 +199,26 @@ class Trainer:
         if not self._drained:
             with self._running("flush"):
                 self._interpreter.drain(self._entered)
-                for stage in self._interpreter.every_stage:
-                    stage.settle_replicas()
+                self._collect_losses()
+                self._interpreter.settle()
             self._drained = True
-            self._collect_losses()
-        return [add_up(self._losses[n]) for n in sorted(self._losses)]
+        return [sum(self._floats(self._losses[n])) for n in sorted(self._losses)]
+
+    def order(self) -> Order | None:
+        """Which replica made each update of each stage on a parameter server, and how stale it was; flushes first.
+
+        On processes the whole is on rank 0, None elsewhere; None without a parameter server, too. Given to
+        `stretto.ParameterServer(order=...)`, or written and its path given, it makes another run come to the same
+        numbers.
+        """
+        self._pause()
+        with self._team.together():
+            return self._team.order()
+
+    def _pause(self) -> None:
+        # All processes are about to do something together. A server's bound may make one wait for an update of another.
+        if isinstance(self.sync, ParameterServer) and self.mesh.data > 1 and self._broken is None:
+            self.flush()
 
     def stops(self, wanted: bool) -> bool:
         """Whether to stop training now, because one process has `wanted` it: all stop after the same step.
@@ -227,7 +246,7 @@ class Trainer:
 
     @contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        before, idle = self._updates(), not self._interpreter.values
+        before, idle = self._updates(), self._interpreter.idle
         try:
             with self._team.together(), torch.enable_grad(), PreservedGenerator(self.device):
                 yield
@@ -249,7 +268,7 @@ class Trainer:
             )
 
     def _updates(self) -> list[int]:
-        return [stage.updates for stage in self._stages.values()]
+        return [stage.updates for stage in self._interpreter.every_stage]
 
     def _loads(self, x: Batch, y: Any) -> list[dict[str, Any]]:
         reads_x, reads_y = 0 in self._stages, any(head in self._stages for head in self.rules.reach.heads)
@@ -295,16 +314,17 @@ class Trainer:
         return {"activation": inputs, "target": Target(None if y is None else target_on(y, self.device), share)}
 
     def _collect_losses(self) -> None:
-        pieces, values = self.schedule.per_turn, self._interpreter.values
+        pieces = self.schedule.per_turn
         while self._finished < self._entered:
             edges = [self.rules.loss(self._finished * pieces + piece) for piece in range(pieces)]
-            if not all(edge in values for edge in edges):
+            if not self._interpreter.has(edges):
                 return
-            losses = self._interpreter.losses(edges)
-            self._losses[self._finished] = (
-                [loss / self.mesh.data for loss in losses] if self._agreement == "M" and self.mesh.data > 1 else losses
-            )
+            self._losses[self._finished] = self._interpreter.losses(edges)
             self._finished += 1
+
+    def _floats(self, losses: Sequence[Tensor]) -> list[float]:
+        # Losses of a minibatch's micro-batches carry their shares. Replicas that train by themselves tell their sum.
+        return [float(loss) / (self.mesh.data if self._agreement == "M" else 1) for loss in losses]
 
     # -- using what was trained -------------------------------------------------------------------------------------
 
@@ -314,11 +334,12 @@ class Trainer:
         return Chain(*self.stages)
 
     def evaluate(self, batches: Iterable[tuple[Batch, Any]]) -> dict[str, float]:
-        """Mean loss over the examples of `batches`, with the current weights; drains nothing.
+        """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
 
         With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
         output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
         """
+        self._pause()
         with self._team.together():
             self._team.refresh(self._stages, self.rules)
             return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
@@ -352,6 +373,7 @@ class Trainer:
         more, and on a CUDA device the host waits for each to end, so that its time is known. On several processes a
         collective: clocks are compared.
         """
+        self._pause()
         with self._team.together():
             return self._team.record([phase.interpreter for phase in self._phases.values()], self.device)
 
@@ -360,6 +382,7 @@ class Trainer:
 
         On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
         """
+        self._pause()
         with self._team.together():
             self._team.refresh(self._stages, self.rules)
             gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
@@ -390,7 +413,7 @@ class Trainer:
             seed=self.seed,
             precision=self.precision.name,
             entered=self._entered,
-            losses={n: [float(loss) for loss in losses] for n, losses in self._losses.items()},
+            losses={n: self._floats(losses) for n, losses in self._losses.items()},
             extra=extra or {},
         )
         with self._team.together():
@@ -402,6 +425,7 @@ class Trainer:
         Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
         seed or precision, or a method that is another or written otherwise.
         """
+        self._pause()
         with self._team.together():
             manifest = read_manifest(path)
             own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
@@ -415,7 +439,10 @@ class Trainer:
             self._load_stages(path)
             self._entered = manifest.entered
             self._finished = self._entered
-            self._losses = {n: list(torch.tensor(each, dtype=torch.float64)) for n, each in manifest.losses.items()}
+            whole = self.mesh.data if self._agreement == "M" else 1
+            self._losses = {
+                n: list(whole * torch.tensor(each, dtype=torch.float64)) for n, each in manifest.losses.items()
+            }
             self._drained, self._broken = True, None
             self._interpreter.restart(self._entered)
         return dict(manifest.extra)
@@ -497,7 +524,8 @@ class Trainer:
 
     def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
         pairs = ties.pairs(self._ties)
-        return plan(len(self.stages), workers, reduce=self.clip is not None, ties=pairs, agreement=self._agreement)
+        action = None if isinstance(self.sync, ParameterServer) else self._agreement  # that is part of an update
+        return plan(len(self.stages), workers, reduce=self.clip is not None, ties=pairs, agreement=action)
 
     def _make_stages(
         self, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None
@@ -543,11 +571,7 @@ class Trainer:
         if self.method.phases:
             schedule, rules = self._plan(self.method.synchronous_plan, workers)
             plans.append(Plan(schedule, rules, Delays(schedule)))
-        interpreters = self._team.interpreters(plans, self._replicas, self.lag, self.device)
+        lag = self.method.lag(len(self.stages))
+        interpreters = self._team.interpreters(plans, self._replicas, lag, self.device)
         both = zip((False, True), interpreters, zip(*practices, strict=True), strict=False)
         return {synchronous: Phase(interpreter, own) for synchronous, interpreter, own in both}
-
-
-def add_up(losses: list[Tensor]) -> float:
-    """The loss of a minibatch from those of its micro-batches, which carry their shares."""
-    return sum(float(loss) for loss in losses)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
+from typing import Protocol
+from weakref import WeakSet
 
 import torch.distributed as dist
 
@@ -19,6 +21,16 @@ from stretto.runtime.world import TIMEOUT, World, join
 LEAVING = timedelta(seconds=5)  # for the others to come to their end too
 
 
+class Service(Protocol):
+    """Something that answers other processes in threads of its own."""
+
+    def leave(self) -> None:
+        """This process asks no more: nobody has to wait for it."""
+
+    def close(self) -> None:
+        """Nobody will ask any more: end the threads."""
+
+
 class Member:
     """All trainers of a process share it. `together` is where it works with the others."""
 
@@ -27,7 +39,8 @@ class Member:
         self.status = Status()
         self._default = dist.group.WORLD
         self._group = world.group(TIMEOUT.total_seconds())
-        self._failures = Failures(world.store, world.rank)
+        self.failures = Failures(world.store, world.rank)
+        self.services: WeakSet[Service] = WeakSet()
         self._failed = False
         self._watchman = None if world.store is None else Watchman(self.status, world.store, world.rank)
         if self._watchman is not None:
@@ -55,7 +68,7 @@ class Member:
             if self._failed:
                 raise
             self._failed = True
-            raised = self._failures.translate(error, self.status.told(), self._chain)
+            raised = self.failures.translate(error, self.status.told(), self._chain)
             self._close()
             if raised is error:
                 raise
@@ -69,7 +82,7 @@ class Member:
         # The user's script has failed between two calls: do not keep the others waiting.
         if not self._failed:
             self._failed = True
-            self._failures.translate(error, self.status.told(), self._chain)
+            self.failures.translate(error, self.status.told(), self._chain)
         self._excepthook(kind, error, traceback)
 
     def _leave(self) -> None:
@@ -79,6 +92,8 @@ class Member:
                 contextlib.suppress(RuntimeError),
                 self.status.waiting("its end", (self.world.rank + 1) % self.world.size),
             ):
+                for service in self.services:
+                    service.leave()
                 # An error in a child of multiprocessing never comes to the excepthook: do not keep its parent waiting.
                 limit = None if multiprocessing.parent_process() is None else LEAVING
                 end = dist.barrier(group=self._group, async_op=True)
@@ -87,6 +102,8 @@ class Member:
         self._close()
 
     def _close(self) -> None:
+        for service in self.services:
+            service.close()
         if self._watchman is not None:
             self._watchman.end()
         if self.belongs:

@@ -1,5 +1,6 @@
 """How replicas of a pipeline stay together: choices, by name. No torch."""
 
-from stretto.sync.choice import AllReduce, DiLoCo, LocalSGD, Sync, find
+from stretto.sync.choice import AllReduce, DiLoCo, LocalSGD, ParameterServer, Sync, find
+from stretto.sync.order import Order
 
-__all__ = ["AllReduce", "DiLoCo", "LocalSGD", "Sync", "find"]
+__all__ = ["AllReduce", "DiLoCo", "LocalSGD", "Order", "ParameterServer", "Sync", "find"]

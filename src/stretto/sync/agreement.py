@@ -15,6 +15,9 @@ from stretto.sync.peers import Peers, Then
 class Agreement(ABC):
     """One copy of a stage's part in it."""
 
+    remembers = False  # whether it knows anything of the past that a checkpoint must hold
+    staleness: int | None = None  # how many updates of others came before the last one, where it is asynchronous
+
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
 
@@ -24,6 +27,11 @@ class Agreement(ABC):
 
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (they are)
         """Training pauses: copies are the same from here on."""
+
+    @property
+    def is_next(self) -> bool:
+        """Whether an update may be made now."""
+        return True
 
     def forget(self) -> None:
         """A meeting that has begun will not come to its end."""
@@ -107,6 +115,8 @@ class Average(Agreement):
 
 class Outer(Average):
     """The mean is where an outer step with Nesterov momentum goes; the step begins where the last one ended."""
+
+    remembers = True
 
     def __init__(self, peers: Peers, choice: DiLoCo, parameters: Sequence[Tensor]) -> None:
         super().__init__(peers, choice.every)
