@@ -66,9 +66,9 @@ def test_a_checkpoint_goes_on_with_another_number_of_replicas(tmp_path):
 SCRIPT = Path(__file__).with_name("faulty_replicas.py")
 
 
-def ended(kind, processes):
+def ended(kind, processes, sync="all-reduce"):
     """Exit statuses, and what each process said on stderr."""
-    started = start(processes, [sys.executable, str(SCRIPT), kind])
+    started = start(processes, [sys.executable, str(SCRIPT), kind, sync])
     try:
         for process in started:
             process.wait(120)

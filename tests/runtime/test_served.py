@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from runtime import served
+from runtime import replicated, served
 from runtime.processes import launch
 from runtime.test_bit_for_bit import same
+from runtime.test_replicas import ended, speakers
+from stretto import Mesh, ParameterServer
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +31,54 @@ def replayed(told, runs, workers):
             assert (each[number][1] is None) == (each[number][3] is None) == (rank > 0)
 
 
-TWO = [(method, 2, {"slow": 3}) for method in ("backprop", "1f1b")]
+def runs(replicas, *methods):
+    return [(method, replicas, {"slow": 3, **options}) for method, options in methods]
 
 
-def test_two_replicas():
-    told = launch(2, "runtime.served:train_all", TWO)
-    replayed(told, TWO, 1)
+def test_three_replicas_and_ten_thousand_updates():
+    """The bound is reached and never passed, whoever is slow; everything is logged; nobody listens after a flush."""
+    three, bound = runs(3, ("backprop", {}), ("1f1b", {"staleness": 2})), 5
+    told = launch(3, "runtime.served:all_of_three", three, 10_000, bound, timeout=400)
+    replayed([each[0] for each in told], three, 1)
+    order, _ = told[0][1]
+    assert [each[1] for each in told] == [(order, []), (None, []), (None, [])]
+    replicas, staleness = order.of(0), order.staleness[0]
+    assert len(replicas) == len(staleness) == 3 * 3334
+    assert [replicas.count(r) for r in range(3)] == [3334] * 3
+    taken = [0] * 3
+    for number, replica in enumerate(replicas):
+        assert staleness[number] == number - taken[replica]
+        taken[replica] = number + 1
+    assert max(staleness) == bound
+    turns = sum(a == b for a, b in zip(replicas, replicas[3:], strict=False))
+    assert turns < 0.9 * len(replicas), "replicas took turns"
+
+
+FOUR = runs(
+    2, ("backprop", {}), ("pb", {"precision": "bf16"}), ("pipedream", {"staleness": 1}), ("pb", {"clip": 0.1}),
+    ("pipedream-2bw", {}), ("1f1b", {"clip": 0.1}),
+)  # fmt: skip
+
+
+def test_two_pipelines_of_two(tmp_path):
+    told = launch(4, "runtime.served:all_of_four", FOUR, str(tmp_path / "checkpoint"), timeout=400)
+    replayed([each[0] for each in told], FOUR, 2)
+    sync = ParameterServer(staleness=1)
+    resumed = replicated.resume("pb", Mesh(data=2), str(tmp_path / "checkpoint"), sync=sync)
+    assert resumed.keys() == told[0][1].keys()  # numbers depend on the order, which was another one
+
+
+def test_a_killed_replica_is_missed_once_by_its_number():
+    statuses, said = ended("killed", 3, "parameter-server(staleness=4)")
+    assert sorted(statuses) == [-9, 1, 1]
+    assert statuses[2] == -9
+    assert len(speakers(said, "worker 2 is gone: it ended without a word")) == 1
+    assert len(speakers(said, "Traceback")) == 1
+
+
+def test_an_error_of_a_server_is_raised_where_it_happened():
+    """The optimizer of one shard fails while it serves, maybe in its thread: it is said once, and all end."""
+    statuses, said = ended("optimizer", 3, "parameter-server(staleness=4)")
+    assert statuses == [1, 1, 1]
+    assert speakers(said, "ValueError: a bad step") == [1]
+    assert speakers(said, "Traceback") == [1]

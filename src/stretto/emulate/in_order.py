@@ -44,7 +44,8 @@ class InOrder(Replicas):
         return Interpreter._run(self, action, needs)
 
     def _finish(self, until: int) -> None:
-        left = [f"{queue[0][0]} of replica {r}" for r, each in enumerate(self._all) for queue in each.queues if queue]
+        heads = [(r, queue[0][0]) for r, each in enumerate(self._all) for queue in each.queues if queue]
+        left = [f"{action} of replica {r}" for r, action in heads if action.kind == "U"]
         if left:
             raise UsageError(
                 f"the given order of updates does not fit this run: {', '.join(left)} wait for others; replay it with "

@@ -12,7 +12,8 @@ are those right after the update, in every shard.
 
 A thread for each other process listens; what it hears is answered at once, under one lock, or kept until it can be. It
 never waits for anything but the next message, and what goes wrong in it is raised where this process trains. Between a
-flush and the next step nobody listens: D I shall not ask, R all my updates are made, C what has changed, B goodbye.
+flush and the next step nobody listens: D I shall not ask, R I have come so far (all my updates are made; I have all
+weights), C what has changed, B goodbye.
 """
 
 import threading
@@ -120,18 +121,22 @@ class RemoteServers(Servers):
         """As `Link.settle`; the first stage does it for all."""
         if self._listeners:
             self.leave()
-            self.tell(Message("R"))
-            for peer in self._wires:
-                self._await("R", peer, 0, "its last update")
+            self._meet(1, "its last update")
             for each, used in self._used.items():
                 for shard in used:
                     self._send(shard, Message("C", each))
                 self._settled[each] = self._changes(each)
+            self._meet(2, "its flush")
             self._end()
         return self._settled.pop(stage, [])
 
+    def _meet(self, number: int, what: str) -> None:
+        self.tell(Message("R", number))
+        for peer in self._wires:
+            self._await("R", peer, number, what)
+
     def _end(self) -> None:
-        # Whoever says goodbye has all that it wants from here; so does everybody once listeners have heard it from all.
+        # Everybody has all answers: a goodbye is the last thing that anybody says.
         self.tell(Message("B"))
         for listener in self._listeners:
             listener.join()
