@@ -99,7 +99,8 @@ class TrainSettings(Settings):
     """Replicas of the pipeline, each on its part of every minibatch; --workers, the processes in all, are divided among
     them. Emulated without --workers."""
     sync: str = "all-reduce"
-    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", "local-sgd(every=8)", "diloco(every=8)"."""
+    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", "local-sgd(every=8)", "diloco(every=8)",
+    "parameter-server(staleness=4)"."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
     """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
     where gradients are delayed."""
@@ -203,7 +204,7 @@ def check(settings: Settings) -> None:
 def check_replicas(settings: TrainSettings) -> None:
     """Refuse replicas that the processes or the examples cannot be divided among."""
     at_least_one("data_parallel", settings.data_parallel)
-    find(settings.sync)
+    find(settings.sync).check(settings.data_parallel)
     if settings.workers is not None and settings.workers % settings.data_parallel:
         raise UsageError(
             f"workers={settings.workers} for data_parallel={settings.data_parallel}: each replica takes as many "

@@ -64,6 +64,9 @@ class Interpreter(ABC):
         """Whether nothing is in flight."""
         return not self.values
 
+    def pause(self) -> None:  # noqa: B027 (most have nothing)
+        """Everything is drained, and `settle` will come: no other replica has to wait for an update of this one."""
+
     def settle(self) -> None:
         """Training pauses, and everything is drained: losses are what they say, and copies of stages agree."""
         for stage in self.every_stage:

@@ -199,6 +199,7 @@ class Trainer:
         if not self._drained:
             with self._running("flush"):
                 self._interpreter.drain(self._entered)
+                self._interpreter.pause()
                 self._collect_losses()
                 self._interpreter.settle()
             self._drained = True
@@ -236,6 +237,7 @@ class Trainer:
     def _change_phase(self, n: int) -> None:
         phase = self._phases[self.method.phases.synchronous(n)]
         if phase is not self._phase:
+            self._pause()
             if not self._drained:
                 self._interpreter.drain(n)
                 self._drained = True

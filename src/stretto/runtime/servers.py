@@ -118,9 +118,8 @@ class RemoteServers(Servers):
         return answers
 
     def settle(self, stage: int) -> Sequence[Changes]:
-        """As `Link.settle`; the first stage does it for all."""
+        """As `Link.settle`, after `leave`; the first stage does it for all."""
         if self._listeners:
-            self.leave()
             self._meet(1, "its last update")
             for each, used in self._used.items():
                 for shard in used:
@@ -290,6 +289,10 @@ class Sums(Peers):
     def begin(self) -> None:
         """The servers may be asked."""
         self._servers.begin()
+
+    def leave(self) -> None:
+        """Losses of others may come only once they need not wait for updates of this replica."""
+        self._servers.leave()
 
     def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
         """Tell the others; finish those that nobody may be behind any more."""

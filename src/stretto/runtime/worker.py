@@ -66,6 +66,11 @@ class Worker(Interpreter):
         self._peers.add_up([total], lambda: None)
         return list(total)
 
+    def pause(self) -> None:
+        """Before this replica waits for others: they may wait for it."""
+        if self._peers is not None:
+            self._peers.leave()
+
     def settle(self) -> None:
         """Training pauses, and everything is drained."""
         if self._peers is not None:

@@ -124,13 +124,17 @@ class ParameterServer(Sync):
 
     def __post_init__(self) -> None:
         check_whole(self, "staleness", 0)
-        if isinstance(self.order, str):
-            object.__setattr__(self, "order", Order.read(self.order))
-        if not isinstance(self.order, Order | None):
+        if not isinstance(self.order, Order | str | None):
             raise UsageError(f"parameter-server: order={self.order!r}: give what Trainer.order() returned, or its path")
+        self.given()
 
     def __str__(self) -> str:
-        return f"{self.name}(staleness={self.staleness}{'' if self.order is None else f', order={self.order}'})"
+        order = repr(self.order) if isinstance(self.order, str) else self.order
+        return f"{self.name}(staleness={self.staleness}{'' if order is None else f', order={order}'})"
+
+    def given(self) -> Order:
+        """The order that replicas are to keep; without updates if none was given."""
+        return Order.read(self.order) if isinstance(self.order, str) else self.order or Order({}, {})
 
     def check(self, replicas: int) -> None:
         """Every replica's update comes after one of each other: less staleness than that cannot be."""

@@ -28,6 +28,9 @@ class Peers(ABC):
     def begin(self) -> None:  # noqa: B027 (most have nothing)
         """A step begins."""
 
+    def leave(self) -> None:  # noqa: B027 (most have nothing)
+        """A pause begins: this replica will make no update before the next `begin`."""
+
     def finish(self) -> None:  # noqa: B027 (most have nothing)
         """All of them have called all of it: whatever has begun comes to its end now."""
 

@@ -18,6 +18,7 @@ class Servers(ABC):
 
     def __init__(self, choice: ParameterServer, replicas: int) -> None:
         self.choice, self.replicas = choice, replicas
+        self._given = choice.given()
         self.tickets: dict[int, Tickets] = {}  # of the stages whose updates are counted here
 
     def join(
@@ -32,8 +33,7 @@ class Servers(ABC):
         """The replica's way to the stage's servers, which are made if they are to be here and are not yet."""
 
     def _count(self, stage: int) -> Tickets:
-        order = self.choice.order.of(stage) if isinstance(self.choice.order, Order) else ()
-        self.tickets[stage] = Tickets(stage, self.replicas, self.choice.staleness, order)
+        self.tickets[stage] = Tickets(stage, self.replicas, self.choice.staleness, self._given.of(stage))
         return self.tickets[stage]
 
     def order(self) -> Order:
