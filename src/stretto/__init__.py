@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stretto.norms import group_norm
     from stretto.optim.scaling import scale_for_batch
     from stretto.splitting import split
-    from stretto.sync import AllReduce, DiLoCo, FullyShard, LocalSGD
+    from stretto.sync import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer
     from stretto.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -35,6 +35,7 @@ __all__ = [
     "LocalSGD",
     "Mesh",
     "Method",
+    "ParameterServer",
     "ScheduleError",
     "StrettoError",
     "Trainer",
@@ -56,6 +57,7 @@ _HOMES = {
     "LocalSGD": "stretto.sync",
     "Mesh": "stretto.mesh",
     "Method": "stretto.methods",
+    "ParameterServer": "stretto.sync",
     "Trainer": "stretto.trainer",
     "group_norm": "stretto.norms",
     "method": "stretto.methods",

@@ -184,6 +184,24 @@ def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[
     return lambda _: step()
 
 
+def check_served(method: Method, sync: object) -> None:
+    """Raise UsageError for a method whose cures work on an optimizer that is not there, but at parameter servers."""
+    cure = method.cure
+    looks = [each for each in (cure.forward, cure.backward, cure.recompute) if isinstance(each, Prediction)]
+    wanted = {
+        "spike compensation": cure.spike,
+        "T1, which divides its rate,": cure.reschedule is not None,
+        "a prediction along its velocity or step": any(each.form != "weight" for each in looks),
+    }
+    needs = [what for what, is_wanted in wanted.items() if is_wanted]
+    if needs:
+        raise UsageError(
+            f"method {method} with {sync}: {' and '.join(needs)} needs the optimizer, which is at the servers, for all "
+            "replicas; use a method without it (pb, pb-lwpw, pipedream, pipedream-2bw, a synchronous one), or "
+            "sync='all-reduce'"
+        )
+
+
 def momentum_of(optimizer: Optimizer | None) -> float:
     """The momentum of SGD, the first beta of Adam and its kin, 0 where there is neither."""
     if optimizer is None:

@@ -105,7 +105,7 @@ class TrainSettings(Settings):
     """Processes that share each image: along its height, along its width."""
     sync: str = "all-reduce"
     """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
-    "local-sgd(every=8,start=100)", "diloco(every=8)"."""
+    "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
     """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
     where gradients are delayed."""
@@ -219,7 +219,7 @@ def check(settings: Settings) -> None:
 def check_replicas(settings: TrainSettings) -> None:
     """Refuse replicas that the processes or the examples cannot be divided among."""
     at_least_one("data_parallel", settings.data_parallel)
-    find(settings.sync)
+    find(settings.sync).check_replicas(settings.data_parallel)
     if len(settings.space) != 2:
         raise UsageError(f"space={settings.space}: give two numbers, along height and width: --space 2,1")
     mesh = settings.mesh

@@ -55,6 +55,23 @@ class Interpreter(ABC):
         """Take losses that are there. Those of replicas are added up: the same for all of them."""
         return [self.values.pop(edge) for edge in edges]
 
+    def has(self, edges: Sequence[Edge]) -> bool:
+        """Whether these values are there; those of emulated replicas too."""
+        return all(edge in self.values for edge in edges)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self.values
+
+    def pause(self) -> None:  # noqa: B027 (most have nothing)
+        """Everything is drained, and `settle` will come: no other replica has to wait for an update of this one."""
+
+    def settle(self) -> None:
+        """Training pauses, and everything is drained: losses are what they say, and copies of stages agree."""
+        for stage in self.every_stage:
+            stage.settle_replicas()
+
     @property
     def every_stage(self) -> list[Stage]:
         """The stages that live here, those of emulated replicas too."""
@@ -126,11 +143,15 @@ class Interpreter(ABC):
 def count(
     recording: Recording, interpreter: Interpreter, action: Action, operands: Mapping[str, Any], time: int
 ) -> None:
-    """Count, after an action, its stage's delay and the forwards it keeps something of for their backward.
+    """Count, after an action, its stage's delay, the forwards it keeps something of for their backward, and how stale
+    an update was on a parameter server.
 
     What the action consumed is still among the interpreter's values, what it made is not yet.
     """
     kind, stage, _ = action
+    agreement = interpreter.stages[stage].agreement
+    if kind == "U" and agreement is not None and agreement.staleness is not None:
+        recording.count(f"staleness of stage {stage}", time, agreement.staleness)
     if kind in BACKWARD:
         delay = interpreter.stages[stage].updates - operands["graph"].updates
         recording.count(f"delay of stage {stage}", time, delay)

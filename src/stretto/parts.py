@@ -13,7 +13,7 @@ from stretto.generator import PreservedGenerator
 from stretto.mesh import Mesh
 from stretto.schedule import Reach
 from stretto.seeding import derive
-from stretto.sync import FullyShard, Sync
+from stretto.sync import FullyShard, ParameterServer, Sync
 
 StageLike = nn.Module | Callable[[], nn.Module]
 
@@ -43,6 +43,11 @@ def check_mesh(mesh: Any, sync: Sync) -> None:
         raise UsageError(f"mesh={mesh!r}: give stretto.Mesh(data=2)")
     if mesh.tensor > 1 and mesh.space != (1, 1):
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
+    if mesh.inside > 1 and mesh.data > 1 and isinstance(sync, ParameterServer):
+        raise UsageError(
+            f"{mesh}: {sync} updates each process by itself, and those that share a stage have to stay together: "
+            "use tensor=1, space=(1, 1), or sync='all-reduce'"
+        )
     if mesh.tensor > 1 and mesh.data > 1 and isinstance(sync, FullyShard):
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or shared out among replicas ({sync}), not both")
 

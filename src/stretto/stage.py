@@ -210,7 +210,7 @@ class Stage:
             ("masters", self.masters if self.masters.copies else None),
             ("optimizer", self.optimizer),
             ("scheduler", self.scheduler),
-            ("agreement", self.agreement if self.agreement is not None and self.agreement.state_dict() else None),
+            ("agreement", self.agreement if self.agreement is not None and self.agreement.remembers else None),
         )
 
     def _first_forward(self, microbatch: int, operands: Mapping[str, Any], wanted: int) -> dict[str, Any]:

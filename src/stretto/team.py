@@ -14,9 +14,11 @@ from stretto import checkpoint
 from stretto.chain import Chain
 from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
+from stretto.emulate.in_order import InOrder
 from stretto.emulate.meeting import Meeting
 from stretto.emulate.recorder import record
 from stretto.emulate.replicas import Replicas
+from stretto.emulate.servers import LocalServers
 from stretto.errors import UsageError
 from stretto.evaluate import evaluate
 from stretto.interpreter import Interpreter
@@ -25,8 +27,9 @@ from stretto.parts import pick_device
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage import Loss, Stage
-from stretto.sync import AllReduce, Sync
+from stretto.sync import AllReduce, Order, ParameterServer, Sync
 from stretto.sync.peers import Peers
+from stretto.sync.servers import Servers
 from stretto.trace import trace
 from stretto.tracing import Recording
 from stretto.within import Within
@@ -70,8 +73,12 @@ class Team(ABC):
         """Leave each replica its share of the weights, if that is the choice."""
 
     @abstractmethod
-    def peers(self, sync: Sync) -> Peers:
+    def peers(self, sync: Sync) -> Peers | Servers:
         """What the copies of one stage in all replicas meet by. Raises UsageError if they cannot do as chosen."""
+
+    @abstractmethod
+    def order(self) -> Order | None:
+        """Of a parameter server, the updates of all stages, on the first process; None elsewhere and without one."""
 
     @abstractmethod
     def device(self, asked: str | torch.device) -> torch.device:
@@ -154,6 +161,7 @@ class Solo(Team):
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
+        self._servers: LocalServers | None = None
 
     def workers(self, asked: int | None, num_stages: int) -> int | None:
         """As asked."""
@@ -174,12 +182,19 @@ class Solo(Team):
     def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
         """Emulated replicas have everything: the numbers are the same."""
 
-    def peers(self, sync: Sync) -> Peers:
+    def peers(self, sync: Sync) -> Peers | Servers:
         """They take turns."""
+        if isinstance(sync, ParameterServer):
+            self._servers = self._servers or LocalServers(sync, self._mesh.data)
+            return self._servers
         hook = sync.hook if isinstance(sync, AllReduce) else None
         if hook == "powersgd" and not _alone.get():
             raise UsageError(f"{sync} is not emulated: start processes, or leave the hook out")
         return Meeting(self._mesh.data, hook)
+
+    def order(self) -> Order | None:
+        """All of it."""
+        return None if self._servers is None else self._servers.order()
 
     def device(self, asked: str | torch.device) -> torch.device:
         """As asked."""
@@ -191,7 +206,8 @@ class Solo(Team):
         """Emulators."""
         if len(replicas) == 1:
             return [Emulator(plan.schedule, plan.rules, replicas[0], plan.delays) for plan in plans]
-        return [Replicas(plan.schedule, plan.rules, replicas, plan.delays) for plan in plans]
+        kind = Replicas if self._servers is None else InOrder
+        return [kind(plan.schedule, plan.rules, replicas, plan.delays) for plan in plans]
 
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
         """One recording for each worker of the schedule."""

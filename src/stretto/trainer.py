@@ -33,7 +33,7 @@ from stretto.schedule import Delays, Rules, Schedule
 from stretto.seeding import derive
 from stretto.shards import is_sharded
 from stretto.stage import Loss, Practice, Stage, Target
-from stretto.sync import FullyShard, Sync
+from stretto.sync import FullyShard, Order, ParameterServer, Sync
 from stretto.sync import find as find_sync
 from stretto.team import Plan, State, find_team
 from stretto.trace import example_for_linear
@@ -85,6 +85,7 @@ class Trainer:
             each replica keeps only its share of weights, gradients and optimizer state: `stages` hold shares then, and
             `gather` makes whole weights of them. "local-sgd(every=8)" and "diloco(every=8)", or
             stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
+            "parameter-server(staleness=4)", or stretto.ParameterServer(...), lets none wait for another's gradients.
             Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation and checkpoints.
         timeout: on several processes, how many seconds a worker waits for another before it gives up.
 
@@ -116,6 +117,7 @@ class Trainer:
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
             self.sync = find_sync(sync)
             check_mesh(self.mesh, self.sync)
+            self.sync.check_replicas(self.mesh.data)
             self.method = find_method(method)
             self.seed = seed
             self.precision = Precision(precision)
@@ -147,6 +149,7 @@ class Trainer:
             ties.refuse(self._ties, self.method)
         self._agreement = self.sync.agreement if self.mesh.data > 1 or self.sync.agreement != "A" else None
         self._merges = self._agreement not in (None, "A")  # replicas are not always the same
+        self._tellers = self.mesh.data if self._merges else 1  # whose mean losses are added up
         if self._ties and (self._merges or isinstance(self.sync, FullyShard)):
             tied = self._ties[0]
             raise UsageError(
@@ -155,7 +158,7 @@ class Trainer:
             )
         self._share_stages()
         self.schedule, self.rules = self._plan(self.method.plan, workers)
-        self.lag = self.method.lag(num_stages)
+        self.lag = self.method.lag(num_stages) + self.sync.lag(self.mesh.data)
         self.placement = Placement(self.mesh, self.schedule.num_workers)
         self.heads = self._heads(heads, example, given)
         check_sharing(known, self.heads)
@@ -178,7 +181,8 @@ class Trainer:
         """One minibatch enters: x [N, ...] (or a tuple of such), y whatever the loss takes.
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
-        the one 2S steps ago for the others, and None before that one exists.
+        the one 2S steps ago for the others, and None before that one exists. (With a parameter server of staleness k,
+        k more: so far may replicas be apart.)
         """
         self._refuse_if_broken()
         with self._team.together():
@@ -189,9 +193,10 @@ class Trainer:
             self._interpreter.step(n, loads)
         self._entered += 1
         self._drained = False
-        self._collect_losses()
+        with self._team.together():
+            self._collect_losses()
         parts = self._losses.pop(n - self.lag, None)
-        return None if parts is None else add_up(parts)  # only now does the host wait for the device
+        return None if parts is None else sum(self._floats(parts))  # only now does the host wait for the device
 
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
@@ -204,11 +209,27 @@ class Trainer:
         if not self._drained:
             with self._running("flush"):
                 self._interpreter.drain(self._entered)
-                for stage in self._interpreter.every_stage:
-                    stage.settle_replicas()
+                self._interpreter.pause()
+                self._collect_losses()
+                self._interpreter.settle()
             self._drained = True
-            self._collect_losses()
-        return [add_up(self._losses[n]) for n in sorted(self._losses)]
+        return [sum(self._floats(self._losses[n])) for n in sorted(self._losses)]
+
+    def order(self) -> Order | None:
+        """Which replica made each update of each stage on a parameter server, and how stale it was; flushes first.
+
+        On processes the whole is on rank 0, None elsewhere; None without a parameter server, too. Given to
+        `stretto.ParameterServer(order=...)`, or written and its path given, it makes another run come to the same
+        numbers.
+        """
+        self._pause()
+        with self._team.together():
+            return self._team.order()
+
+    def _pause(self) -> None:
+        # All processes are about to do something together. A server's bound may make one wait for an update of another.
+        if isinstance(self.sync, ParameterServer) and self.mesh.data > 1 and self._broken is None:
+            self.flush()
 
     def stops(self, wanted: bool) -> bool:
         """Whether to stop training now, because one process has `wanted` it: all stop after the same step.
@@ -226,6 +247,7 @@ class Trainer:
     def _change_phase(self, n: int) -> None:
         phase = self._phases[self.method.phases.synchronous(n)]
         if phase is not self._phase:
+            self._pause()
             if not self._drained:
                 self._interpreter.drain(n)
                 self._drained = True
@@ -236,7 +258,7 @@ class Trainer:
 
     @contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        before, idle = self._updates(), not self._interpreter.values
+        before, idle = self._updates(), self._interpreter.idle
         try:
             with self._team.together(), torch.enable_grad(), PreservedGenerator(self.device):
                 yield
@@ -258,7 +280,7 @@ class Trainer:
             )
 
     def _updates(self) -> list[int]:
-        return [stage.updates for stage in self._stages.values()]
+        return [stage.updates for stage in self._interpreter.every_stage]
 
     def _loads(self, x: Batch, y: Any) -> list[dict[str, Any]]:
         reads_x, reads_y = 0 in self._stages, any(head in self._stages for head in self.rules.reach.heads)
@@ -304,16 +326,17 @@ class Trainer:
         return {"activation": inputs, "target": Target(None if y is None else target_on(y, self.device), share)}
 
     def _collect_losses(self) -> None:
-        pieces, values = self.schedule.per_turn, self._interpreter.values
+        pieces = self.schedule.per_turn
         while self._finished < self._entered:
             edges = [self.rules.loss(self._finished * pieces + piece) for piece in range(pieces)]
-            if not all(edge in values for edge in edges):
+            if not self._interpreter.has(edges):
                 return
-            losses = self._interpreter.losses(edges)
-            self._losses[self._finished] = (
-                [loss / self.mesh.data for loss in losses] if self._merges and self.mesh.data > 1 else losses
-            )
+            self._losses[self._finished] = self._interpreter.losses(edges)
             self._finished += 1
+
+    def _floats(self, losses: Sequence[Tensor]) -> list[float]:
+        # Losses of a minibatch's micro-batches carry their shares. Replicas that train by themselves tell their sum.
+        return [float(loss) / self._tellers for loss in losses]
 
     # -- using what was trained -------------------------------------------------------------------------------------
 
@@ -323,11 +346,12 @@ class Trainer:
         return Chain(*self.stages)
 
     def evaluate(self, batches: Iterable[tuple[Batch, Any]]) -> dict[str, float]:
-        """Mean loss over the examples of `batches`, with the current weights; drains nothing.
+        """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
 
         With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
         output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
         """
+        self._pause()
         with self._team.together():
             self._team.refresh(self._stages, self.rules)
             return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
@@ -366,6 +390,7 @@ class Trainer:
         more, and on a CUDA device the host waits for each to end, so that its time is known. On several processes a
         collective: clocks are compared.
         """
+        self._pause()
         with self._team.together():
             return self._team.record([phase.interpreter for phase in self._phases.values()], self.device)
 
@@ -374,6 +399,7 @@ class Trainer:
 
         On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
         """
+        self._pause()
         with self._team.together():
             self._team.refresh(self._stages, self.rules)
             gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
@@ -404,7 +430,7 @@ class Trainer:
             seed=self.seed,
             precision=self.precision.name,
             entered=self._entered,
-            losses={n: [float(loss) for loss in losses] for n, losses in self._losses.items()},
+            losses={n: self._floats(losses) for n, losses in self._losses.items()},
             extra=extra or {},
             parts=self._team.within.parts,
         )
@@ -418,6 +444,7 @@ class Trainer:
         Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
         seed or precision, or a method that is another or written otherwise.
         """
+        self._pause()
         with self._team.together():
             manifest = read_manifest(path)
             own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
@@ -437,7 +464,9 @@ class Trainer:
             self._load_stages(path)
             self._entered = manifest.entered
             self._finished = self._entered
-            self._losses = {n: list(torch.tensor(each, dtype=torch.float64)) for n, each in manifest.losses.items()}
+            self._losses = {
+                n: list(self._tellers * torch.tensor(each, dtype=torch.float64)) for n, each in manifest.losses.items()
+            }
             self._drained, self._broken = True, None
             self._interpreter.restart(self._entered)
         return dict(manifest.extra)
@@ -535,7 +564,8 @@ class Trainer:
 
     def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
         pairs = ties.pairs(self._ties)
-        return plan(len(self.stages), workers, reduce=self.clip is not None, ties=pairs, agreement=self._agreement)
+        action = None if isinstance(self.sync, ParameterServer) else self._agreement  # that is part of an update
+        return plan(len(self.stages), workers, reduce=self.clip is not None, ties=pairs, agreement=action)
 
     def _make_stages(
         self, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None
@@ -582,11 +612,7 @@ class Trainer:
         if self.method.phases:
             schedule, rules = self._plan(self.method.synchronous_plan, workers)
             plans.append(Plan(schedule, rules, Delays(schedule)))
-        interpreters = self._team.interpreters(plans, self._replicas, self.lag, self.device)
+        lag = self.method.lag(len(self.stages))
+        interpreters = self._team.interpreters(plans, self._replicas, lag, self.device)
         both = zip((False, True), interpreters, zip(*practices, strict=True), strict=False)
         return {synchronous: Phase(interpreter, own) for synchronous, interpreter, own in both}
-
-
-def add_up(losses: list[Tensor]) -> float:
-    """The loss of a minibatch from those of its micro-batches, which carry their shares."""
-    return sum(float(loss) for loss in losses)

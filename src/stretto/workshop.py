@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stretto import ties
-from stretto.assemble import Makings, build_practices, momentum_of
+from stretto.assemble import Makings, build_practices, check_served, momentum_of
+from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
 from stretto.methods import Method
 from stretto.methods.cure import Place
@@ -20,8 +21,10 @@ from stretto.seeding import derive
 from stretto.shards import is_sharded
 from stretto.stage import Loss, Practice, Stage
 from stretto.sync import FullyShard, Sync
-from stretto.sync.agreement import agreement
+from stretto.sync.agreement import Agreement, agreement
 from stretto.sync.peers import Peers
+from stretto.sync.served import Served
+from stretto.sync.servers import Servers
 from stretto.weights.sharded import Sharded
 from stretto.within import Within
 
@@ -57,7 +60,7 @@ class Workshop:
         """The one that makes a replica's stages."""
         return replace(self, replica=replica)
 
-    def make(self, index: int, module: nn.Module, head: nn.Module | None, peers: Peers | None = None) -> Made:
+    def make(self, index: int, module: nn.Module, head: nn.Module | None, peers: Peers | Servers | None = None) -> Made:
         """`peers` are the stage's copies in other replicas. Raises UsageError where the method cannot train it."""
         parts = [part for part in (module, head) if part is not None]
         borrows = ties.borrower_of(self.ties, index, module)
@@ -81,6 +84,10 @@ class Workshop:
             split, per_update = index in self.rules.split, self.rules.per_update
             weights = Sharded(module, per_update, split=split, reshard=self.sync.reshard)
             practices = (practices[0]._replace(weights=weights), practices[1])  # no other phases: one set of weights
+        meets = self._meets(index, [masters.of(p) for p in parameters], optimizer, peers)
+        if isinstance(meets, Served):
+            pushes = meets.step
+            practices = (practices[0]._replace(step=lambda _: pushes()), practices[1]._replace(step=lambda _: pushes()))
         stage = Stage(
             index,
             module,
@@ -90,7 +97,7 @@ class Workshop:
             head=head,
             optimizer=optimizer,
             scheduler=None
-            if self.scheduler is None or optimizer is None
+            if self.scheduler is None or optimizer is None or isinstance(meets, Served)
             else build_scheduler(self.scheduler, optimizer),
             split=index in self.rules.split,
             recompute=index in self.rules.recompute,
@@ -100,10 +107,35 @@ class Workshop:
             borrows=borrows,
             masters=masters,
             context=lambda: self.precision.forward(self.device),
-            agreement=None if peers is None else agreement(self.sync, peers, [masters.of(p) for p in parameters]),
+            agreement=meets,
             norms=self.within.norms(parts, masters),
         )
         return Made(stage, practices, None if optimizer is None else place)
+
+    def _meets(
+        self,
+        index: int,
+        parameters: list[Tensor],
+        optimizer: torch.optim.Optimizer | None,
+        peers: Peers | Servers | None,
+    ) -> Agreement | None:
+        if peers is None or (isinstance(peers, Servers) and optimizer is None):
+            return None
+        if isinstance(peers, Peers):
+            return agreement(self.sync, peers, parameters)
+        assert optimizer is not None, "there is something to serve"
+        check_served(self.method, self.sync)
+        return peers.join(index, self.replica, parameters, optimizer, self._step_shard)
+
+    def _step_shard(self, parameters: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = build_optimizer(self.optimizer, parameters)
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not stepped <= set(map(id, parameters)):
+            raise UsageError(
+                f"{self.sync}: the optimizer steps other parameters than it is given, which are a server's shard of a "
+                "stage: build it on those, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+            )
+        return optimizer, None if self.scheduler is None else build_scheduler(self.scheduler, optimizer)
 
     def _place(self, index: int, optimizer: torch.optim.Optimizer | None) -> Place:
         delay, recompute = self.delays.steady[index], self.delays.recompute[index]

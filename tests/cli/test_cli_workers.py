@@ -127,6 +127,21 @@ def test_replicas_that_share_out_their_weights(capsys, tmp_path):
     same_weights(tmp_path / "alone", tmp_path / "many")
 
 
+def test_replicas_with_a_parameter_server(capsys, tmp_path):
+    """The order of updates is not that of the emulation, but it is written, with the staleness of each."""
+    words = ("--data-parallel", "2", "--sync", "parameter-server(staleness=2)")
+    alone = train(capsys, *words, "--out", "alone")
+    many = train(capsys, *words, "--out", "many", "--workers", "2")
+    assert many["train_loss"] == pytest.approx(alone["train_loss"], rel=0.3)
+    for out in ("alone", "many"):
+        events = [json.loads(line) for line in (tmp_path / out / "events.jsonl").read_text().splitlines()]
+        (order,) = (event["stages"] for event in events if event["event"] == "order")
+        assert list(order) == ["0", "1", "2"]
+        for each in order.values():
+            assert len(each["replica"]) == len(each["staleness"]) == 2 * 30
+            assert max(each["staleness"]) <= 2
+
+
 def test_under_torchrun(capsys, tmp_path):
     words = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many"]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")

@@ -58,8 +58,8 @@ def test_a_checkpoint_goes_on_with_another_number_of_replicas(tmp_path):
 SCRIPT = Path(__file__).with_name("faulty_replicas.py")
 
 
-def run(kind, processes):
-    return ended(start(processes, [sys.executable, str(SCRIPT), kind]))
+def run(kind, processes, sync="all-reduce"):
+    return ended(start(processes, [sys.executable, str(SCRIPT), kind, sync]))
 
 
 def test_an_error_in_one_replica_ends_all_and_is_said_once():

@@ -1,7 +1,7 @@
 """Every worker on one device, in one process: exact numerics, delays included."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from stretto.errors import ScheduleError
 from stretto.interpreter import Interpreter
@@ -17,37 +17,50 @@ class Emulator(Interpreter):
         self, schedule: Schedule, rules: Rules, stages: Mapping[int, Stage], delays: Delays | None = None
     ) -> None:
         super().__init__(schedule, rules, stages, delays)
-        self._queues: list[deque[tuple[Action, tuple[Edge, ...]]]] = [deque() for _ in schedule.body]  # with needs
+        self.queues: list[deque[tuple[Action, tuple[Edge, ...]]]] = [deque() for _ in schedule.body]  # with needs
         self._waiting: dict[Edge, int] = {}
+        self.may: Callable[[Action], bool] = lambda _: True  # whether an action need not wait for anything else
 
     def restart(self, n: int) -> None:
         """Turn n comes next; whatever was in flight is dropped."""
         self._waiting.clear()
-        for queue in self._queues:
+        for queue in self.queues:
             queue.clear()
         super().restart(n)
 
     def _finish(self, until: int) -> None:
-        if any(self._queues):
-            left = [deque(action for action, _ in queue) for queue in self._queues]
+        if any(self.queues):
+            left = [deque(action for action, _ in queue) for queue in self.queues]
             raise ScheduleError(f"deadlock: {explain(left, self.rules, set(self.values))}")
 
     def _issue(self, n: int, until: int | None) -> None:
-        ready = deque(range(len(self._queues)))
-        for worker, queue in enumerate(self._queues):
+        self.enqueue(n, until)
+        self.pump()
+
+    def enqueue(self, n: int, until: int | None) -> None:
+        """Turn n's actions wait for their turn; those of micro-batches from `until` on never will."""
+        for worker, queue in enumerate(self.queues):
             for action in self.schedule.turn(worker, n, until, self._since):
                 queue.append((action, self._needs(action)))
+
+    def pump(self) -> bool:
+        """Run all that can run. Returns whether anything has."""
+        ready = deque(range(len(self.queues)))
+        before = [len(queue) for queue in self.queues]
         while ready:
             self._advance(ready.popleft(), ready)
+        return before != [len(queue) for queue in self.queues]
 
     def _advance(self, worker: int, ready: deque[int]) -> None:
-        queue = self._queues[worker]
+        queue = self.queues[worker]
         while queue:
             action, needs = queue[0]
             for edge in needs:
                 if edge not in self.values:
                     self._waiting[edge] = worker
                     return
+            if not self.may(action):
+                return
             queue.popleft()
             for edge in self._run(action, needs):
                 waiter = self._waiting.pop(edge, None)

@@ -62,6 +62,18 @@ class Failures:
             f"{self._rank} {doing}"
         )
 
+    def tell(self, error: BaseException) -> None:
+        """Something has gone wrong in a thread: whoever waits for this process learns of it before its error is raised.
+
+        That a peer is gone, its own thread or another process will find out.
+        """
+        if not isinstance(error, PeerLostError):
+            self._publish(f"{type(error).__name__}: {error}")
+
+    def known(self) -> bool:
+        """Whether some process has failed."""
+        return self._published(0) is not None
+
     def _roll_call(self, among: Sequence[int]) -> list[int]:
         # Those of several that do not answer; all who miss somebody come here.
         if self._store is None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
+from weakref import WeakSet
 
 import torch.distributed as dist
 
@@ -22,6 +24,16 @@ from stretto.runtime.world import TIMEOUT, World, join
 LEAVING = 5.0  # seconds for the others to come to their end too
 
 
+class Service(Protocol):
+    """Something that answers other processes in threads of its own."""
+
+    def leave(self) -> None:
+        """This process asks no more: nobody has to wait for it."""
+
+    def close(self) -> None:
+        """Nobody will ask any more: end the threads."""
+
+
 class Member:
     """All trainers of a process share it. `together` is where it works with the others."""
 
@@ -30,7 +42,8 @@ class Member:
         self.status = Status()
         self._default = dist.group.WORLD
         self._group = world.group(TIMEOUT.total_seconds())
-        self._failures = Failures(world.store, world.rank)
+        self.failures = Failures(world.store, world.rank)
+        self.services: WeakSet[Service] = WeakSet()
         self._failed = False
         self._watchman = None if world.store is None else Watchman(self.status, world.store, world.rank)
         if self._watchman is not None:
@@ -58,7 +71,7 @@ class Member:
             if self._failed:
                 raise
             self._failed = True
-            raised = self._failures.translate(error, self.status.told(), self._chain)
+            raised = self.failures.translate(error, self.status.told(), self._chain)
             self._close()
             if raised is error:
                 raise
@@ -72,7 +85,7 @@ class Member:
         # The user's script has failed between two calls: do not keep the others waiting.
         if not self._failed:
             self._failed = True
-            self._failures.translate(error, self.status.told(), self._chain)
+            self.failures.translate(error, self.status.told(), self._chain)
         self._excepthook(kind, error, traceback)
 
     def _leave(self) -> None:
@@ -80,6 +93,8 @@ class Member:
         if not self._failed and self.belongs:
             waiting = self.status.waiting("its end", (self.world.rank + 1) % self.world.size)
             with contextlib.suppress(RuntimeError), waiting:
+                for service in self.services:
+                    service.leave()
                 # An error in a child of multiprocessing never comes to the excepthook: do not keep its parent waiting.
                 if multiprocessing.parent_process() is None or self._others_leave(LEAVING):
                     dist.barrier(group=self._group)
@@ -101,6 +116,8 @@ class Member:
         return True
 
     def _close(self) -> None:
+        for service in self.services:
+            service.close()
         if self._watchman is not None:
             self._watchman.end()
         if self.belongs:

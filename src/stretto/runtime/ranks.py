@@ -4,8 +4,8 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial as bound
 from functools import reduce
@@ -21,6 +21,7 @@ from stretto.batch import inputs_on, target_on
 from stretto.checkpoint import Manifest
 from stretto.elsewhere import Elsewhere
 from stretto.emulate.meeting import Meeting
+from stretto.emulate.servers import LocalServers
 from stretto.errors import UsageError
 from stretto.evaluate import Tally, evaluating
 from stretto.flat import align, tensors_of
@@ -30,20 +31,22 @@ from stretto.parts import pick_device
 from stretto.precision import Precision
 from stretto.runtime.comrades import Comrades, Fellowship
 from stretto.runtime.direct import Direct, backend_between
-from stretto.runtime.failure import reaching
+from stretto.runtime.failure import PeerLostError, reaching
 from stretto.runtime.inside import inside
 from stretto.runtime.mailbox import Channel, Mailbox, channels
 from stretto.runtime.member import Member
 from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
+from stretto.runtime.servers import Post, RemoteServers, Sums
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of
 from stretto.schedule import Rules
 from stretto.shards import release
 from stretto.stage import Loss, Stage
-from stretto.sync import AllReduce, FullyShard, Sync
+from stretto.sync import AllReduce, FullyShard, Order, ParameterServer, Sync
 from stretto.sync.peers import Peers
+from stretto.sync.servers import Servers
 from stretto.team import Outputs, Plan, State, Team
 from stretto.trace import trace
 from stretto.tracing import Recording
@@ -63,6 +66,7 @@ class Ranks(Team):
         self.within = Within()
         self._placement = Placement(mesh, 1)  # until it is known how many workers there are
         self._fellowship: Fellowship | None = None
+        self._servers: LocalServers | RemoteServers | None = None
         self.world, self.status = member.world, member.status
         self.group = member.world.group(timeout)
         member.expect(timeout)
@@ -157,9 +161,34 @@ class Ranks(Team):
                 if module is not None and any(True for _ in module.parameters()):
                     shard(module, self._fellowship, sync, device)
 
-    def peers(self, sync: Sync) -> Peers:
+    def peers(self, sync: Sync) -> Peers | Servers:
         """The processes that hold the same stages."""
+        if isinstance(sync, ParameterServer):
+            self._servers = self._servers or self._serve(sync)
+            return self._servers
         return Meeting(1) if self._fellowship is None else Comrades(self._fellowship, sync)
+
+    def _serve(self, sync: ParameterServer) -> LocalServers | RemoteServers:
+        if self._fellowship is None:
+            return LocalServers(sync, 1)
+        post = Post(self._to, lambda rank: self._from(rank, self.cpu))
+        servers = RemoteServers(sync, self._fellowship, self.member.failures, post, self._timeout)
+        self.member.services.add(servers)
+        return servers
+
+    def order(self) -> Order | None:
+        """What each has counted, put together on the first."""
+        if self._servers is None:
+            return None
+        told = self._collect(as_tensor(json.dumps(self._servers.order().to_json()).encode()))
+        return Order.join(Order.of_json(json.loads(as_text(one))) for one in told) if self.is_first else None
+
+    def _sums(self) -> Peers | None:
+        if self._fellowship is None:
+            return None
+        if isinstance(self._servers, RemoteServers):
+            return Sums(self._servers, self._servers.choice.lag(self._mesh.data))
+        return Comrades(self._fellowship, AllReduce())
 
     def device(self, asked: str | torch.device) -> torch.device:
         """With "auto" or "cuda", a device of its own for each process of a machine."""
@@ -184,6 +213,7 @@ class Ranks(Team):
             status=self.status,
             direct=self._direct(used, device),
         )
+        sums = self._sums()
         return [
             Worker(
                 plan.schedule,
@@ -194,7 +224,7 @@ class Ranks(Team):
                 mailbox=mailbox,
                 lag=lag,
                 status=self.status,
-                peers=None if self._fellowship is None else Comrades(self._fellowship, AllReduce()),
+                peers=sums,
                 within=self.within,
             )
             for plan in plans
@@ -358,7 +388,18 @@ class Ranks(Team):
 
     def together(self) -> AbstractContextManager[None]:
         """An error here ends all processes: it is said once, by the process where it happened."""
-        return self.member.together()
+        return self._served_together() if isinstance(self._servers, RemoteServers) else self.member.together()
+
+    @contextmanager
+    def _served_together(self) -> Iterator[None]:
+        # Where a server has failed here, others have gone because of that.
+        with self.member.together():
+            try:
+                yield
+            except PeerLostError:
+                if isinstance(self._servers, RemoteServers) and self._servers.failure is not None:
+                    raise self._servers.failure from None
+                raise
 
     def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
         """Whoever wants it first names a step that nobody has reached; the others find it in the store."""

@@ -56,6 +56,8 @@ class Worker(Interpreter):
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
         """Turn n: run all of it, then hear of the minibatch whose turn it is."""
+        if self._peers is not None:
+            self._peers.begin()
         super().step(n, loads)
         self._hear(n - self._lag + 1)
 
@@ -67,6 +69,17 @@ class Worker(Interpreter):
         total = torch.stack(own)
         self._peers.add_up([total], lambda: None)
         return list(total)
+
+    def pause(self) -> None:
+        """Before this replica waits for others: they may wait for it."""
+        if self._peers is not None:
+            self._peers.leave()
+
+    def settle(self) -> None:
+        """Training pauses, and everything is drained."""
+        if self._peers is not None:
+            self._peers.finish()
+        super().settle()
 
     def begin(self, n: int) -> None:
         """Turn n comes next, and nothing is in flight."""

@@ -154,8 +154,8 @@ def rate_and_momentum(settings: config.TrainSettings) -> tuple[float, float]:
 
 
 def scheduler(settings: config.TrainSettings) -> Callable[[Any], Any] | None:
-    """What makes the learning-rate scheduler of a stage."""
-    steps = config.known(settings.steps)
+    """What makes the learning-rate scheduler of a stage, which counts its updates."""
+    steps = config.known(settings.steps) * find_sync(settings.sync).updates(settings.data_parallel)
     if settings.lr_warmup:
         updates = round(settings.lr_warmup * steps)
         start = min(config.known(settings.lr) / rate_and_momentum(settings)[0], 1) if settings.reference_batch else 0.0

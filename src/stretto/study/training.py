@@ -62,6 +62,9 @@ def run(
         with Request() if checkpoints.every else nullcontext() as request:
             train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
         record = make_record(settings, costs, progress)
+        order = trainer.order()
+        if order is not None:  # of a parameter server's updates, since the run began or went on
+            writer.event("order", stages=order.to_json())
         writer.event(record.status, step=progress.steps, **progress.final)
         writer.traces(recordings)
         weights = trainer.gather()  # every process has written what it writes when this one is through

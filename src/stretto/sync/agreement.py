@@ -16,6 +16,9 @@ from stretto.sync.peers import Peers, Then
 class Agreement(ABC):
     """One copy of a stage's part in it."""
 
+    remembers = False  # whether it knows anything of the past that a checkpoint must hold
+    staleness: int | None = None  # how many updates of others came before the last one, where it is asynchronous
+
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
 
@@ -33,6 +36,11 @@ class Agreement(ABC):
     def norms(self, own: Tensor) -> Tensor:
         """The norms of gradients, from those of what this copy has of each."""
         return own
+
+    @property
+    def is_next(self) -> bool:
+        """Whether an update may be made now."""
+        return True
 
     def forget(self) -> None:
         """A meeting that has begun will not come to its end."""
@@ -157,6 +165,8 @@ class PostLocal(Average):
 
 class Outer(Average):
     """The mean is where an outer step with Nesterov momentum goes; the step begins where the last one ended."""
+
+    remembers = True
 
     def __init__(self, peers: Peers, choice: DiLoCo, parameters: Sequence[Tensor]) -> None:
         super().__init__(peers, choice.every)

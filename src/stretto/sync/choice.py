@@ -7,6 +7,7 @@ from stretto.errors import UsageError, nearest
 from stretto.methods.method import Method
 from stretto.methods.table import parse
 from stretto.schedule.replicas import Agreement
+from stretto.sync.order import Order
 
 HOOKS = ("bf16", "fp16", "powersgd")
 
@@ -25,6 +26,17 @@ class Sync:
 
     def check(self, method: Method, precision: str | None) -> None:
         """Raise UsageError for training that replicas cannot share so."""
+
+    def check_replicas(self, replicas: int) -> None:
+        """Raise UsageError if so many replicas cannot stay together so."""
+
+    def lag(self, replicas: int) -> int:
+        """By how many minibatches more than without replicas the loss that a step returns is behind."""
+        return 0
+
+    def updates(self, replicas: int) -> int:
+        """How often a minibatch updates each stage, as its scheduler counts."""
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +141,69 @@ class DiLoCo(Sync):
             )
 
 
-CHOICES: dict[str, type[Sync]] = {each.name: each for each in (AllReduce, FullyShard, LocalSGD, DiLoCo)}
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Sync):
+    """Replicas never wait for each other's gradients: each pushes its own to servers and takes the newest weights.
+
+    Stale synchronous training with a bound on staleness instead of clocks (after Ho et al. 2013; Li et al. 2014). Of
+    each stage there is one sequence of updates. An update's *staleness* is how many others came between the weights
+    that its replica last took and the update; a replica has to wait where one more update would leave another one no
+    way to stay within `staleness`. With R replicas R - 1 is the least that can work.
+
+    The servers are the replicas' own processes: each keeps a shard of every stage's weights, with the user's optimizer
+    and scheduler for it, and answers while it computes. A minibatch makes R updates of each stage, one by each replica
+    with the gradient of its own part's mean loss: the scheduler counts all of them, and `clip` limits each. Gradients
+    that are sparse (`nn.Embedding(sparse=True)`) travel as the rows they touch, and so do the weights that come back.
+
+    `Trainer.step` returns losses `staleness` minibatches later than it would otherwise; so far a replica may be behind
+    another. Pauses need everybody: `evaluate`, `gather`, `save`, `load`, `record` flush first, and a script that stops
+    stepping in one process only has to call `flush`.
+
+    Which replica comes when is decided as it happens. `Trainer.order()` tells, and `order`, an `Order` or the path of a
+    written one, makes another run go the same way, on processes or on one device: to the same numbers, to the last bit.
+    On one device replicas take turns where `order` does not say otherwise.
+    """
+
+    name: ClassVar[str] = "parameter-server"
+    agreement: ClassVar[Agreement] = "M"
+    staleness: int = 4
+    order: Order | str | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(self, "staleness", 0)
+        if not isinstance(self.order, Order | str | None):
+            raise UsageError(f"parameter-server: order={self.order!r}: give what Trainer.order() returned, or its path")
+        self.given()
+
+    def __str__(self) -> str:
+        order = repr(self.order) if isinstance(self.order, str) else self.order
+        return f"{self.name}(staleness={self.staleness}{'' if order is None else f', order={order}'})"
+
+    def given(self) -> Order:
+        """The order that replicas are to keep; without updates if none was given."""
+        return Order.read(self.order) if isinstance(self.order, str) else self.order or Order({}, {})
+
+    def check_replicas(self, replicas: int) -> None:
+        """Every replica's update comes after one of each other: less staleness than that cannot be."""
+        if self.staleness < replicas - 1:
+            raise UsageError(
+                f"parameter-server: staleness={self.staleness} with {replicas} replicas: even if they take turns, "
+                f"{replicas - 1} updates of others come between a replica's weights and its own update; choose "
+                f"staleness={replicas - 1} or more, or sync='all-reduce', where gradients are never stale"
+            )
+
+    def lag(self, replicas: int) -> int:
+        """So many minibatches suffice for one replica to be outrun up to the bound."""
+        return self.staleness if replicas > 1 else 0
+
+    def updates(self, replicas: int) -> int:
+        """One for each replica."""
+        return replicas
+
+
+CHOICES: dict[str, type[Sync]] = {
+    each.name: each for each in (AllReduce, FullyShard, LocalSGD, DiLoCo, ParameterServer)
+}
 
 
 def find(sync: str | Sync) -> Sync:

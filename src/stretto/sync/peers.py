@@ -25,5 +25,14 @@ class Peers(ABC):
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
         """As `add_up`, compressed on the way if the user wants it."""
 
+    def begin(self) -> None:  # noqa: B027 (most have nothing)
+        """A step begins."""
+
+    def leave(self) -> None:  # noqa: B027 (most have nothing)
+        """A pause begins: this replica will make no update before the next `begin`."""
+
+    def finish(self) -> None:  # noqa: B027 (most have nothing)
+        """All of them have called all of it: whatever has begun comes to its end now."""
+
     def forget(self) -> None:  # noqa: B027 (most have nothing)
         """A meeting that has begun will not come to its end."""
