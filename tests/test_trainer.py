@@ -123,7 +123,7 @@ def test_nothing_is_kept_of_finished_minibatches(method):
     gc.collect()
     assert trainer._interpreter.values == {}
     assert not trainer._interpreter._waiting
-    assert not any(trainer._interpreter._queues)
+    assert not any(trainer._interpreter.queues)
     assert not any(ref() is not None for ref in alive)
     assert len(trainer._losses) <= trainer.lag
     assert all(p.grad is None for module in everything(trainer) if module for p in module.parameters())

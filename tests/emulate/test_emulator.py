@@ -70,7 +70,7 @@ def test_each_worker_does_its_list_and_nothing_is_left(plan):
     assert left <= {"loss"}
     assert max(sizes[8:]) <= max(sizes[:8])
     assert not emulator._waiting
-    assert not any(emulator._queues)
+    assert not any(emulator.queues)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -80,10 +80,10 @@ def test_as_much_is_done_in_a_turn_as_can_be(plan):
     emulator, _ = make(schedule, rules)
     for n in range(9):
         emulator.step(n, loads(schedule))
-        for queue in emulator._queues:
+        for queue in emulator.queues:
             assert not queue or not set(rules.needs(queue[0])) <= emulator.values.keys()
     if schedule.drain == 0 and plan.startswith(("backprop", "1f1b")):
-        assert not any(emulator._queues)
+        assert not any(emulator.queues)
 
 
 @pytest.mark.parametrize("plan", PLANS)
