@@ -7,6 +7,7 @@ import pytest
 
 from stretto.cli import main
 from stretto.collectives import ALGORITHMS, Calibration
+from stretto.cost import find_cluster
 
 SMALL = ["calibrate", "--collectives", "--sizes", "1024,65536"]
 
@@ -34,6 +35,59 @@ def test_a_calibration_of_two_processes(capsys, tmp_path):
     assert kept.fastest(2, 1024) == told["fastest"]["1024"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="starts processes by torch's launcher")
+def test_a_machine_as_a_cluster(capsys, tmp_path):
+    file = tmp_path / "cluster.toml"
+    assert main(["calibrate", "--quick", "--json", "--out", str(file)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    told = json.loads(captured.out)
+    cluster = find_cluster(str(file))
+    assert told["cluster"]["links"]["within"]["latency"] == cluster.link(0, 1).latency
+    assert cluster.num_workers == 2
+    device = cluster.device(0)
+    for operator in ("linear", "convolution", "batch-norm", "layer-norm", "attention", "embedding", "pooling"):
+        for direction in ("forward", "backward"):
+            rate = device.rates[operator][direction]
+            assert rate.seconds(4, 1e6, 1e6) > 0
+            assert rate.contention >= 1
+            assert rate.residual is not None
+    assert {"sgd", "adam", "copy", "elementwise", "transcendental"} < set(device.rates)
+    assert device.peak_of("float32") > 1e8
+    assert told["noise"] >= 0
+    assert [each.name for each in tmp_path.iterdir()] == ["cluster.toml"]
+
+
+def test_the_table_of_a_machine(capsys, tmp_path):
+    from stretto.cli.calibrate import tell_machine
+    from stretto.cost.machine import Findings
+    from stretto.cost.rates import Point
+
+    sizes = (1024, 1 << 20)
+    points = [Point("linear", "forward", (c, 1e9, 1e6), 0.1 + c * 1e-5, 0.15) for c in (1, 2)]
+    points.append(Point("copy", "forward", (1, 0, 2e6), 1e-3, 1e-3))
+    found = Findings(workers=2, per_node=2, points=tuple(points), within=tuple((n, 1e-4 + n * 1e-9) for n in sizes),
+                     between=(), additions=tuple((n, n * 1e-10) for n in sizes), load=0.0)  # fmt: skip
+    tell_machine(found, tmp_path / "c.toml", json=False, quiet=False)
+    told = capsys.readouterr().out
+    assert told.startswith("layers")
+    assert "messages within nodes: alpha 100 µs, beta 1.00 ms a MB, residual 0.0 %" in told
+    assert "additions: gamma 100 µs a MB" in told
+    assert "1.50x" in told
+    assert told.endswith("c.toml\n")
+    tell_machine(found, tmp_path / "c.toml", json=False, quiet=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_interrupted_calibration_leaves_no_file(capsys, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stretto.study.machine.launch", interrupted)
+    assert main(["calibrate", "--out", str(tmp_path / "cluster.toml")]) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_table(capsys, monkeypatch):
     from stretto.collectives import Link
     from stretto.collectives.calibration import Measured
@@ -52,7 +106,9 @@ def test_the_table(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["calibrate"], "say what to measure: --collectives"),
+        (["calibrate", "--sizes", "1024"], "sizes is for --collectives: add it, or leave sizes out"),
+        (["calibrate", "--per-node", "2"], "per_node is for --collectives"),
+        (["calibrate", "--workers", "1"], "workers=1: messages take two processes or more"),
         (SMALL, "workers=None: messages take two processes or more; give --workers 2"),
         ([*SMALL, "--workers", "1"], "workers=1"),
         (["calibrate", "--collectives", "--workers", "2", "--sizes", "7"], "sizes=7"),

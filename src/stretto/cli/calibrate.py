@@ -4,20 +4,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from stretto.cli.output import FLAG, aligned, print_json, write
+from stretto.cli.output import FLAG, aligned, print_json, write, writing_to
 from stretto.cli.progress import progress
 from stretto.words import WHOLE, WHOLES
 
 if TYPE_CHECKING:
     from stretto.collectives import Calibration
     from stretto.collectives.comparison import Row
+    from stretto.cost import Cluster
+    from stretto.cost.machine import Findings
 
+OUT = Path("cluster.toml")
 SIZES = tuple(1 << exponent for exponent in range(10, 27, 2))  # 1 KB to 64 MB
 
 
 def calibrate(
     *,
     collectives: Annotated[bool, FLAG] = False,
+    quick: Annotated[bool, FLAG] = False,
     workers: Annotated[int | None, WHOLE] = None,
     sizes: Annotated[tuple[int, ...], WHOLES] = SIZES,
     per_node: Annotated[int | None, WHOLE] = None,
@@ -25,40 +29,127 @@ def calibrate(
     json: Annotated[bool, FLAG] = False,
     quiet: Annotated[bool, FLAG] = False,
 ) -> None:
-    """Measure what messages and all-reduces take between processes, beside what formulas say.
+    """Measure this machine, and write it down as a cluster that stretto plan takes.
 
-    Starts the processes itself, of one thread each, or measures among those that torchrun or srun has started.
+    What layers of every sort take, forward and backward, alone and while others compute; steps of optimizers; copies;
+    messages and additions. Starts the processes itself, of one thread each, or measures among those that torchrun or
+    srun has started.
 
     Parameters
     ----------
     collectives
-        Measure all-reduces: every algorithm, torch's own, and a message's latency and time a byte.
+        Measure all-reduces instead: every algorithm, torch's own, and a message's latency and time a byte.
+    quick
+        Fewer and smaller layers, fewer repeats: some seconds instead of about a minute.
     workers
-        Number of processes to start.
+        Number of processes to start; 2 unless said otherwise, but with --collectives.
     sizes
-        Bytes of the tensors: 1024,65536. From 1 KB to 64 MB unless said otherwise.
+        With --collectives, bytes of the tensors: 1024,65536. From 1 KB to 64 MB unless said otherwise.
     per_node
-        How many consecutive processes the hierarchical algorithm takes for one node.
+        With --collectives, how many consecutive processes the hierarchical algorithm takes for one node.
     out
-        TOML file for the result, which all_reduce(..., algorithm="auto", calibration=Calibration.read(FILE)) uses.
+        TOML file for the result, cluster.toml unless said otherwise. With --collectives nothing is written unless it
+        is given, for all_reduce(..., algorithm="auto", calibration=Calibration.read(FILE)).
     json
         Print one JSON object on stdout, nothing else.
     quiet
         No progress, no table.
     """
-    from stretto.collectives.comparison import compared
-    from stretto.collectives.measure import steps_of
-    from stretto.errors import UsageError
     from stretto.runtime.world import place_in_job
 
-    if not collectives:
-        raise UsageError("say what to measure: --collectives")
     rank, launched = place_in_job()
+    silent = quiet or json or rank > 0
+    if collectives:
+        result = all_reduces(sizes, per_node, workers, launched=launched, silent=silent)
+        if result is not None:
+            tell_collectives(result, out, json=json, quiet=quiet)
+        return
+    only_with_collectives(sizes, per_node)
+    found = machine(workers if workers is not None or launched > 1 else 2, launched, quick=quick, silent=silent)
+    if found is not None:  # the first process tells it
+        tell_machine(found, out or OUT, json=json, quiet=quiet)
+
+
+def only_with_collectives(sizes: Sequence[int], per_node: int | None) -> None:
+    """Refuse options that would have no meaning."""
+    from stretto.errors import UsageError
+
+    for name, given in (("sizes", sizes != SIZES), ("per_node", per_node is not None)):
+        if given:
+            raise UsageError(f"{name} is for --collectives: add it, or leave {name} out")
+
+
+def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) -> "Findings | None":
+    """Measure layers and messages, on processes of its own or among those that are there."""
+    check((), None, workers, launched)
+    import os
+
+    from stretto.cost.machine import steps_of
+    from stretto.runtime.launch import Place
+    from stretto.study.machine import measure_here, measure_on_processes
+
+    with progress("calibrate", steps_of(quick), silent=silent) as bar:
+
+        def advance(_: int) -> None:
+            bar.advance(1)
+
+        if launched > 1:
+            return measure_here(quick=quick, load=os.getloadavg()[0], on_step=advance)
+        assert workers is not None
+        return measure_on_processes(Place(workers=workers), quick=quick, on_step=advance)
+
+
+def tell_machine(found: "Findings", out: Path, *, json: bool, quiet: bool) -> None:
+    """Write the cluster and say what it is."""
+    from stretto.cost.cluster_file import to_dict, write_cluster
+    from stretto.cost.machine import cluster_of
+
+    cluster = cluster_of(found)
+    with writing_to(out):
+        write_cluster(cluster, out)
+    if json:
+        print_json({"out": str(out), "noise": found.noise, "load": found.load, "cluster": to_dict(cluster)})
+    elif not quiet:
+        print(f"{cluster_in_words(cluster)}\n\n{cluster.sources['devices.cpu']}\nwritten to {out}")
+
+
+def cluster_in_words(cluster: "Cluster") -> str:
+    """Rates of the first device, and the links."""
+    from stretto.report.units import bytes_held, duration, flops, number, percent
+
+    device = cluster.device(0)
+    lines: list[tuple[str, ...]] = [("layers", "pass", "t0 a call", "FLOP/s", "bytes/s", "beside others", "residual")]
+    for operator, passes in device.rates.items():
+        for direction, rate in passes.items():
+            speed = flops(1 / rate.per_flop) if rate.per_flop else ""
+            moved = bytes_held(1 / rate.per_byte) if rate.per_byte else ""
+            lines.append((operator, direction, duration(rate.per_call), speed, moved, f"{number(rate.contention)}x",
+                          percent(rate.residual)))  # fmt: skip
+    links = [
+        f"messages {name} nodes: alpha {duration(link.latency)}, beta {duration(1e6 * link.seconds_per_byte)} a MB, "
+        f"residual {percent(link.residual)}"
+        for name, link in cluster.links.items()
+    ]
+    gamma = f"additions: gamma {duration(1e6 * device.reduction_seconds_per_byte)} a MB"
+    peak = f"fastest layer: {flops(device.peak_of('float32'))}/s, copies {bytes_held(device.memory_bandwidth)}/s"
+    return "\n".join([aligned(lines), "", peak, *links, gamma])
+
+
+def all_reduces(
+    sizes: Sequence[int], per_node: int | None, workers: int | None, *, launched: int, silent: bool
+) -> "Calibration | None":
+    """Measure all-reduces; None but on the first process."""
+    from stretto.collectives.measure import steps_of
+
     check(sizes, per_node, workers, launched)
-    with progress("all-reduce", steps_of(sizes), silent=quiet or json or rank > 0) as bar:
-        result = measured(sizes, per_node, None if launched > 1 else workers, lambda _: bar.advance(1))
-    if result is None:
-        return  # the first process tells it
+    with progress("all-reduce", steps_of(sizes), silent=silent) as bar:
+        return measured(sizes, per_node, None if launched > 1 else workers, lambda _: bar.advance(1))
+
+
+def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, quiet: bool) -> None:
+    """Write what was measured of all-reduces, and say it."""
+    from stretto.collectives.comparison import compared
+
     rows = compared(result)
     if out is not None:
         write(out, result.to_toml())

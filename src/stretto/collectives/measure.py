@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stretto import fitting
 from stretto.collectives.calibration import Calibration, Measured
 from stretto.collectives.formulas import Link
 from stretto.collectives.library.hierarchical import nodes_of
@@ -131,18 +132,5 @@ def slowest(group: dist.ProcessGroup, times: list[list[float]]) -> list[list[flo
 
 def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """(a, b) of seconds = a + b bytes, neither negative, with the smallest sum of squared relative errors."""
-    sums = [0.0] * 5
-    for size, seconds in points:
-        weight = 1 / seconds**2
-        for i, term in enumerate((1, size, size * size, seconds, size * seconds)):
-            sums[i] += weight * term
-    one, x, xx, y, xy = sums
-    determinant = one * xx - x * x
-    if determinant <= 1e-12 * one * xx:  # a single size
-        return 0.0, y / x if x else 0.0
-    intercept, slope = (y * xx - x * xy) / determinant, (one * xy - x * y) / determinant
-    if intercept < 0:
-        return 0.0, xy / xx
-    if slope < 0:
-        return y / one, 0.0
-    return intercept, slope
+    found = fitting.fit([(1, size) for size, _ in points], [seconds for _, seconds in points])
+    return found.rates[0], found.rates[1]

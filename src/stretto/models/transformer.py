@@ -36,6 +36,12 @@ def transformer(dataset: Dataset, *, depth: int = 4, width: int = 64, heads: int
     ]
 
 
+def language_model(vocabulary: int, context: int, *, depth: int, width: int, heads: int) -> Recipe:
+    """The same network without data, in finer layers: the embedding, `depth` blocks, the unembedding."""
+    block = partial(Block, width, heads, depth)
+    return [partial(Embedding, vocabulary, context, width), *[block] * depth, partial(Unembedding, vocabulary, width)]
+
+
 class Embedding(nn.Module):
     """Tokens int64 [N, T] -> [N, T, width]: what the token is plus where it stands, for T up to `context`."""
 

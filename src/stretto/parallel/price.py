@@ -3,7 +3,8 @@
 Y = W X, W: d_out x d_in. Pr processes split the weights (the mesh's axis "tensor"), Pc the batch (its axis "data"):
 Pr = 1 is data parallelism, Pc = 1 is operator parallelism. Three terms, each a sum over layers: outputs are gathered
 over Pr, gradients of inputs summed over Pr (not for the first layer, whose input needs none), gradients of weights
-summed over Pc. All-reduces send twice what a gather does.
+summed over Pc. All-reduces send twice what a gather does: where data and operator parallelism are compared, the 2 of
+weight gradients is easily left out.
 """
 
 from collections.abc import Sequence

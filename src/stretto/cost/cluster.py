@@ -1,0 +1,241 @@
+"""Machines to plan for: what their devices compute at, and what lies between them. No torch here.
+
+Workers are numbered group by group, node by node. Times are in seconds, memory in bytes, rates in FLOP/s and bytes/s.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from stretto.errors import UsageError, nearest
+
+
+def positive(key: str, value: float | None, remedy: str) -> None:
+    """Refuse what is no positive number."""
+    if value is not None and not value > 0:
+        raise UsageError(f"{key} = {value:g}: it must be more than 0; {remedy}")
+
+
+def none_negative(key: str, value: float | None, remedy: str) -> None:
+    """Refuse what is less than nothing, or no number."""
+    if value is not None and not 0 <= value < math.inf:
+        raise UsageError(f"{key} = {value:g}: it must be 0 or more; {remedy}")
+
+
+MEASURE = "take it from a data sheet, or measure it with stretto calibrate --out FILE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """How long operators of one sort take: seconds = calls x per_call + FLOPs x per_flop + bytes x per_byte.
+
+    With a batch of b examples, whose FLOPs and bytes grow with b, that is `t0 + b t1`. `contention` is how many times
+    as long they take while the node's other workers compute too. `residual` is the root mean square of the fit's
+    relative errors.
+    """
+
+    per_call: float = 0.0
+    per_flop: float = 0.0
+    per_byte: float = 0.0
+    contention: float = 1.0
+    residual: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("per_call", "per_flop", "per_byte", "residual"):
+            none_negative(key, getattr(self, key), "measure it again with stretto calibrate")
+        if not 1 <= self.contention < math.inf:
+            raise UsageError(f"contention = {self.contention:g}: it must be 1 or more; 1 says that nobody is disturbed")
+
+    def seconds(self, calls: float, flops: float, num_bytes: float) -> float:
+        """The time of so much work, while the other workers of the node are idle."""
+        return calls * self.per_call + flops * self.per_flop + num_bytes * self.per_byte
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What one worker computes with.
+
+    `peak` is FLOP/s by dtype. `rates` is by sort of operator ("linear", "convolution", ...) and pass ("forward",
+    "backward"; of optimizers "update"); a sort without a rate takes the roofline, max(FLOPs / peak, bytes /
+    memory_bandwidth). `reduction_bandwidth`: bytes a second that are added to others. `price_per_hour`: money.
+    """
+
+    memory: float
+    memory_bandwidth: float
+    peak: Mapping[str, float]
+    reduction_bandwidth: float | None = None
+    price_per_hour: float | None = None
+    rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in ("memory", "memory_bandwidth", "reduction_bandwidth"):
+            positive(key, getattr(self, key), MEASURE)
+        none_negative("price_per_hour", self.price_per_hour, "leave it out if it is not known")
+        if not self.peak:
+            raise UsageError(f"peak is empty: give FLOP/s of at least one dtype, float32 = 1e12; {MEASURE}")
+        for dtype, value in self.peak.items():
+            positive(f"peak.{dtype}", value, MEASURE)
+
+    @property
+    def reduction_seconds_per_byte(self) -> float:
+        """gamma: reading both and writing the sum, at the memory's bandwidth unless it was measured."""
+        return 1 / self.reduction_bandwidth if self.reduction_bandwidth else 3 / self.memory_bandwidth
+
+    def peak_of(self, dtype: str) -> float:
+        """FLOP/s at a dtype. Raises UsageError if it is not known."""
+        if dtype not in self.peak:
+            raise UsageError(f"no peak for {dtype!r}: {nearest(dtype, self.peak)}; add it to the cluster's file")
+        return self.peak[dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What a message takes: `latency` seconds, and its bytes at `bandwidth` bytes/s, one way.
+
+    `contention` is how many times as long it takes while both ends compute.
+    """
+
+    latency: float
+    bandwidth: float
+    contention: float = 1.0
+    residual: float | None = None
+
+    def __post_init__(self) -> None:
+        none_negative("latency", self.latency, MEASURE)
+        positive("bandwidth", self.bandwidth, MEASURE)
+        none_negative("residual", self.residual, "measure it again with stretto calibrate")
+        if not 1 <= self.contention < math.inf:
+            raise UsageError(f"contention = {self.contention:g}: it must be 1 or more; 1 says that nobody is disturbed")
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """beta."""
+        return 1 / self.bandwidth
+
+    def seconds(self, num_bytes: float) -> float:
+        """The time of one message: alpha + N beta."""
+        return self.latency + num_bytes / self.bandwidth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Nodes that are alike: `workers` devices each, joined by links that are named here."""
+
+    nodes: int
+    workers: int
+    device: str
+    within: str | None = None
+    between: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("nodes", "workers"):
+            if getattr(self, key) < 1:
+                raise UsageError(f"{key} = {getattr(self, key)}: it must be 1 or more; leave the group out instead")
+        if self.workers > 1 and self.within is None:
+            raise UsageError(f"within is missing: name the link between the {self.workers} workers of a node")
+        if self.nodes > 1 and self.between is None:
+            raise UsageError(f"between is missing: name the link between the {self.nodes} nodes")
+
+
+class Place(NamedTuple):
+    """Where a worker stands."""
+
+    group: int
+    node: int  # counted through all groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Groups of nodes. `between` joins different groups; `sources` says where figures come from, by their key.
+
+    Raises UsageError for a device or a link that is not there.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    devices: Mapping[str, Device]
+    links: Mapping[str, Link] = field(default_factory=dict)
+    between: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise UsageError("groups is empty: give at least one, [[groups]] with nodes, workers and device")
+        named = [(f"groups[{i}].{key}", getattr(g, key)) for i, g in enumerate(self.groups) for key in LINKED]
+        for key, link in [*named, ("between", self.between)]:
+            if link is not None and link not in self.links:
+                raise UsageError(f"{key} = {link!r}: there is no such link: {nearest(link, self.links)}")
+        for index, group in enumerate(self.groups):
+            if group.device not in self.devices:
+                raise UsageError(
+                    f"groups[{index}].device = {group.device!r}: there is no such device: "
+                    f"{nearest(group.device, self.devices)}"
+                )
+        if len(self.groups) > 1 and self.between is None:
+            raise UsageError(f"between is missing: name the link that joins the {len(self.groups)} groups")
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where each worker stands."""
+        places: list[Place] = []
+        node = 0
+        for index, group in enumerate(self.groups):
+            for _ in range(group.nodes):
+                places += [Place(index, node)] * group.workers
+                node += 1
+        return tuple(places)
+
+    @property
+    def num_workers(self) -> int:
+        """All devices."""
+        return sum(group.nodes * group.workers for group in self.groups)
+
+    def place(self, worker: int) -> Place:
+        """Where a worker stands. Raises UsageError if there are not so many."""
+        if not 0 <= worker < self.num_workers:
+            raise UsageError(
+                f"worker {worker} of cluster {self.name!r}, which has {self.num_workers}: use fewer, or add nodes"
+            )
+        return self.places[worker]
+
+    def device(self, worker: int) -> Device:
+        """What a worker computes with."""
+        return self.devices[self.groups[self.place(worker).group].device]
+
+    def link(self, a: int, b: int) -> Link:
+        """What lies between two workers."""
+        one, other = self.place(a), self.place(b)
+        group = self.groups[one.group]
+        name = self.between if one.group != other.group else group.within if one.node == other.node else group.between
+        assert name is not None, "checked when the cluster was made"
+        return self.links[name]
+
+    def links_among(self, workers: Iterable[int]) -> list[Link]:
+        """Every sort of link between some workers."""
+        places = [self.place(worker) for worker in workers]
+        nodes = {group: {p.node for p in places if p.group == group} for group in {p.group for p in places}}
+        names = [self.between] if len(nodes) > 1 else []
+        names += [self.groups[group].between for group, among in nodes.items() if len(among) > 1]
+        names += [self.groups[place.group].within for place, number in Counter(places).items() if number > 1]
+        return [self.links[name] for name in dict.fromkeys(names) if name is not None]
+
+    def slowest_link(self, workers: Iterable[int], num_bytes: float = 1e6) -> Link | None:
+        """Of all links between some workers the one on which a message takes longest; None for a single worker."""
+        return max(self.links_among(workers), key=lambda link: link.seconds(num_bytes), default=None)
+
+    def crowded(self, workers: Iterable[int]) -> tuple[bool, ...]:
+        """Of each of some workers that compute at the same time, whether another one is on its node."""
+        nodes = [self.place(worker).node for worker in workers]
+        counts = Counter(nodes)
+        return tuple(counts[node] > 1 for node in nodes)
+
+    def price_per_hour(self, workers: Iterable[int]) -> float | None:
+        """Money for some workers; None if the price of one is not known."""
+        prices = [self.device(worker).price_per_hour for worker in workers]
+        return None if any(price is None for price in prices) else sum(price or 0 for price in prices)
+
+
+LINKED = ("within", "between")

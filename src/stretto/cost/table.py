@@ -1,0 +1,225 @@
+"""What every layer of a model computes, moves and keeps: a table that predictions and plans read. No torch here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import reduce
+from itertools import pairwise
+from typing import Any, Literal
+
+from stretto.errors import UsageError
+
+Kind = Literal["F", "B", "I", "W"]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An amount that grows with the examples of a micro-batch: `fixed + b each`."""
+
+    fixed: float = 0.0
+    each: float = 0.0
+
+    @classmethod
+    def through(cls, few: tuple[int, float], many: tuple[int, float]) -> "Affine":
+        """The line through two points (examples, amount)."""
+        each = (many[1] - few[1]) / (many[0] - few[0])
+        return cls(few[1] - few[0] * each, each)
+
+    def at(self, examples: float) -> float:
+        """The amount for so many examples."""
+        return self.fixed + examples * self.each
+
+    def __add__(self, other: "Affine") -> "Affine":
+        return Affine(self.fixed + other.fixed, self.each + other.each)
+
+    def __sub__(self, other: "Affine") -> "Affine":
+        return Affine(self.fixed - other.fixed, self.each - other.each)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the operators of one sort do in one pass: how many there are, their FLOPs, the bytes they read and write."""
+
+    operator: str
+    calls: float
+    flops: Affine
+    bytes: Affine
+
+    def __add__(self, other: "Work") -> "Work":
+        assert self.operator == other.operator, "only work of one sort adds up"
+        return Work(self.operator, self.calls + other.calls, self.flops + other.flops, self.bytes + other.bytes)
+
+
+Works = tuple[Work, ...]  # one for each sort of operator, sorted
+
+
+def together(*passes: Works) -> Works:
+    """The work of several passes."""
+    found: dict[str, Work] = {}
+    for work in (each for works in passes for each in works):
+        found[work.operator] = found[work.operator] + work if work.operator in found else work
+    return tuple(found[operator] for operator in sorted(found))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured seconds, `t0 + b t1`: forward, whole backward, its halves where they were measured; a step's update.
+
+    `residual` is the largest relative error of these lines.
+    """
+
+    forward: Affine
+    backward: Affine
+    input_gradient: Affine | None = None
+    weight_gradient: Affine | None = None
+    update: float | None = None
+    residual: float = 0.0
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """A layer, or several that follow one another.
+
+    `backward` is B, `input_gradient` I and `weight_gradient` W, each as it runs alone: a layer of several operators
+    goes down its inside twice if I and W do. Where the input needs no gradient, B is W. FLOPs are torch's
+    (a multiplication and an addition are two; element-wise work counts nothing).
+
+    Bytes: `activation` is what autograd keeps for the backward, parameters excluded, each storage once; `shared` is
+    the part of it that earlier layers keep too, `input` and `output` travel between stages, and `loose_input`,
+    `loose_output` are the parts of them that the layer itself does not keep.
+    """
+
+    name: str
+    type: str
+    forward: Works
+    backward: Works
+    input_gradient: Works
+    weight_gradient: Works
+    differentiated: bool  # whether the input needs a gradient
+    parameters: int  # numbers, those that are not trained too
+    parameter_tensors: int  # those that are trained
+    parameter_bytes: float
+    gradient_bytes: float
+    activation: Affine
+    shared: Affine
+    input: Affine
+    output: Affine
+    loose_input: Affine
+    loose_output: Affine
+    measured: Measured | None = None
+
+    def works(self, kind: Kind) -> Works:
+        """What an action of a kind does."""
+        return {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[kind]
+
+    def flops(self, kind: Kind = "F") -> Affine:
+        """FLOPs of an action of a kind."""
+        return reduce(Affine.__add__, (work.flops for work in self.works(kind)), Affine())
+
+    @property
+    def held(self) -> Affine:
+        """Bytes that a stage of this layer alone keeps of a micro-batch from its forward to its backward."""
+        return self.activation + self.loose_input + self.loose_output
+
+    def then(self, after: "LayerCost") -> "LayerCost":
+        """This layer and the one behind it as one.
+
+        A weight gradient is a whole backward of all layers above the lowest one that has something to train.
+        """
+        trains = self.parameter_tensors > 0
+        return LayerCost(
+            name=f"{self.name.partition('..')[0]}..{after.name.rpartition('..')[2]}",
+            type="stage",
+            forward=together(self.forward, after.forward),
+            backward=together(self.backward, after.backward),
+            input_gradient=together(self.input_gradient, after.input_gradient) if self.differentiated else (),
+            weight_gradient=together(self.weight_gradient, after.backward) if trains else after.weight_gradient,
+            differentiated=self.differentiated,
+            parameters=self.parameters + after.parameters,
+            parameter_tensors=self.parameter_tensors + after.parameter_tensors,
+            parameter_bytes=self.parameter_bytes + after.parameter_bytes,
+            gradient_bytes=self.gradient_bytes + after.gradient_bytes,
+            activation=self.activation + after.activation - after.shared,
+            shared=self.shared,
+            input=self.input,
+            output=after.output,
+            loose_input=self.loose_input,
+            loose_output=after.loose_output,
+            measured=measured_together(self, after),
+        )
+
+
+def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
+    """Measured times of two layers in a row; None unless both have them."""
+    first, after = below.measured, above.measured
+    if first is None or after is None:
+        return None
+
+    def both(one: Affine | None, other: Affine | None) -> Affine | None:
+        return None if one is None or other is None else one + other
+
+    return Measured(
+        first.forward + after.forward,
+        first.backward + after.backward,
+        both(first.input_gradient, after.input_gradient) if below.differentiated else Affine(),
+        both(first.weight_gradient, after.backward) if below.parameter_tensors else after.weight_gradient,
+        None if first.update is None or after.update is None else first.update + after.update,
+        max(first.residual, after.residual),
+    )
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """A row for each layer, in order; `dtype` is that of the parameters (float32, bfloat16)."""
+
+    layers: tuple[LayerCost, ...]
+    dtype: str
+
+    def stages(self, bounds: Sequence[int]) -> tuple[LayerCost, ...]:
+        """A row for each stage: stage s holds the layers from bounds[s] up to bounds[s + 1].
+
+        Raises UsageError for bounds that leave layers out, or a stage without any.
+        """
+        number = len(self.layers)
+        if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != number or any(b <= a for a, b in pairwise(bounds)):
+            raise UsageError(
+                f"bounds={list(bounds)} for {number} layers: write 0, where each further stage begins, and {number}, "
+                "each larger than the one before"
+            )
+        return tuple(reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds))
+
+    @property
+    def whole(self) -> LayerCost:
+        """All layers as one."""
+        return reduce(LayerCost.then, self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "ModelCosts":
+        """From what `to_dict` gave, also through JSON."""
+        return cls(tuple(layer_of(layer) for layer in content["layers"]), content["dtype"])
+
+
+def layer_of(content: Mapping[str, Any]) -> LayerCost:
+    """A row from plain data."""
+    works = {"forward", "backward", "input_gradient", "weight_gradient"}
+    read: dict[str, Any] = {}
+    for key in (each.name for each in fields(LayerCost)):
+        value = content[key]
+        if key in works:
+            read[key] = tuple(
+                Work(w["operator"], w["calls"], Affine(**w["flops"]), Affine(**w["bytes"])) for w in value
+            )
+        elif key == "measured":
+            read[key] = None if value is None else measured_of(value)
+        else:
+            read[key] = Affine(**value) if isinstance(value, Mapping) else value
+    return LayerCost(**read)
+
+
+def measured_of(content: Mapping[str, Any]) -> Measured:
+    """Measured times from plain data."""
+    read: dict[str, Any] = {key: Affine(**v) if isinstance(v, Mapping) else v for key, v in content.items()}
+    return Measured(**read)

@@ -1,0 +1,70 @@
+"""Networks of papers, as what plans are made for: their layers and their input, without data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from stretto.errors import UsageError, nearest
+from stretto.models.alexnet import SIDE, alexnet
+from stretto.models.model import Loss, Recipe
+from stretto.models.resnet import resnet
+from stretto.models.transformer import language_model
+
+
+@dataclass(frozen=True)
+class Published:
+    """Layers in order, an example and its target for any number of examples, and the loss."""
+
+    recipe: Recipe
+    example: Callable[[int], Tensor]
+    target: Callable[[int], Tensor]
+    loss: Loss
+
+    def layers(self) -> list[nn.Module]:
+        """Make them; under `stretto.cost.faking()` without memory for their parameters."""
+        return [make() for make in self.recipe]
+
+
+def published(name: str) -> Published:
+    """A network of a paper by its name. Raises UsageError for one that is not here."""
+    if name not in PUBLISHED:
+        raise UsageError(f"unknown network {name!r}: {nearest(name, PUBLISHED)}")
+    return PUBLISHED[name]()
+
+
+def images(recipe: Recipe, side: int) -> Published:
+    """A network that says what is on an image."""
+    return Published(
+        recipe,
+        lambda examples: torch.empty(examples, 3, side, side),
+        lambda examples: torch.zeros(examples, dtype=torch.int64),
+        cross_entropy,
+    )
+
+
+def language(*, depth: int, width: int, heads: int, context: int, vocabulary: int) -> Published:
+    """A decoder that says which token comes next."""
+
+    def tokens(examples: int) -> Tensor:
+        return torch.zeros(examples, context, dtype=torch.int64)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output.flatten(0, 1), target.flatten())
+
+    recipe = language_model(vocabulary, context, depth=depth, width=width, heads=heads)
+    return Published(recipe, tokens, tokens, loss)
+
+
+PUBLISHED: Mapping[str, Callable[[], Published]] = {
+    "alexnet": lambda: images(alexnet(), SIDE),
+    "resnet50": lambda: images(resnet(depth=50), 224),
+    "resnet152": lambda: images(resnet(depth=152), 224),
+    "resnet152-4096": lambda: images(resnet(depth=152), 4096),
+    # Brown et al. 2020, table 2.1; dense attention everywhere
+    "gpt3-small": partial(language, depth=12, width=768, heads=12, context=2048, vocabulary=50257),
+    "gpt3-175b": partial(language, depth=96, width=12288, heads=96, context=2048, vocabulary=50257),
+}

@@ -1,0 +1,131 @@
+"""What calibration makes of measured times: the figures that they were made of."""
+
+import pytest
+import torch
+from torch import nn
+
+from stretto import UsageError
+from stretto.cost import Affine, layer_costs, with_times
+from stretto.cost.cluster_file import parse, to_toml
+from stretto.cost.machine import SIZES, Findings, cluster_of
+from stretto.cost.operators import Operators, sort
+from stretto.cost.rates import LAYERS, Point, cases, rates_of
+from stretto.cost.stopwatch import line
+
+ALPHA, BETA, GAMMA = 5e-5, 4e-10, 1.5e-10
+TRUTH = {"linear": (2e-5, 2e-11, 1e-10), "elementwise": (5e-6, 0.0, 2e-10)}  # t0, per FLOP, per byte
+
+
+def points(noise=0.0):
+    rng = torch.Generator().manual_seed(0)
+    found = []
+    for operator, (t0, per_flop, per_byte) in TRUTH.items():
+        for calls in (1, 4):
+            for size in (1e4, 1e6, 1e8):
+                for flops in (0.0, 1e3 * size) if per_flop else (0.0,):
+                    exact = calls * t0 + flops * per_flop + size * per_byte
+                    alone = exact * (1 + noise * float(torch.randn((), generator=rng)))
+                    found.append(Point(operator, "forward", (calls, flops, size), alone, 1.4 * exact, noise))
+    found.append(Point("copy", "forward", (1, 0, 1e6), 1e-3, 1e-3))
+    return tuple(found)
+
+
+def times(t0, per_byte):
+    return tuple((size, t0 + size * per_byte) for size in SIZES)
+
+
+def findings(**changes):
+    known = {"workers": 2, "per_node": 2, "points": points(), "within": times(ALPHA, BETA), "between": (),
+             "additions": times(1e-6, GAMMA), "load": 0.5}  # fmt: skip
+    return Findings(**{**known, **changes})
+
+
+def test_alpha_beta_gamma_t0_and_t1_are_recovered():
+    cluster = cluster_of(findings())
+    link, device = cluster.link(0, 1), cluster.device(0)
+    assert (link.latency, link.seconds_per_byte) == pytest.approx((ALPHA, BETA))
+    assert device.reduction_seconds_per_byte == pytest.approx(GAMMA)
+    for operator, truth in TRUTH.items():
+        rate = device.rates[operator]["forward"]
+        assert (rate.per_call, rate.per_flop, rate.per_byte) == pytest.approx(truth)
+        assert rate.contention == pytest.approx(1.4)
+        assert rate.residual < 1e-9
+    assert device.peak_of("float32") == pytest.approx(1e11 / (1e11 * 2e-11 + 1e8 * 1e-10 + 2e-5))
+    assert device.memory_bandwidth == pytest.approx(1e9)
+    assert parse(to_toml(cluster), "here") == cluster
+    assert "load of others when it began: 0.5" in cluster.sources["devices.cpu"]
+
+
+def test_noise_is_told_and_does_little_harm():
+    for operator, rates in rates_of(points(noise=0.03)).items():
+        if operator in TRUTH:
+            rate = rates["forward"]
+            assert (rate.per_call, rate.per_byte) == pytest.approx(TRUTH[operator][::2], rel=0.15)
+            assert 0.005 < rate.residual < 0.05
+
+
+def test_machines_with_a_worker_each_are_joined_by_what_was_measured_between_them():
+    cluster = cluster_of(findings(per_node=1, within=(), between=times(1e-3, 1e-8)))
+    assert (len({place.node for place in cluster.places}), cluster.crowded([0, 1])) == (2, (False, False))
+    assert cluster.link(0, 1).latency == pytest.approx(1e-3)
+    assert Findings.of(findings().to_dict()) == findings()
+
+
+def test_every_case_is_work_of_its_sort():
+    every = list(cases(quick=True))
+    assert {case.operator for case in every} == {*(operator for operator, _ in LAYERS), "copy", "sgd", "adam"}
+    for case in every:
+        calls, flops, num_bytes = case.amounts
+        assert calls >= 1
+        assert num_bytes > 0
+        assert (flops > 0) == (case.operator in ("linear", "convolution", "attention")), case.operator
+        case.call()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("convolution_backward", "convolution"), ("_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("native_layer_norm_backward", "layer-norm"), ("max_pool2d_with_indices", "pooling"),
+        ("embedding_dense_backward", "embedding"), ("_log_softmax_backward_data", "transcendental"), ("bmm", "linear"),
+        ("add", "elementwise"), ("expand_copy", "elementwise"), ("logical_and", "elementwise"), ("comm", "elementwise"),
+    ],
+)  # fmt: skip
+def test_sorts(name, expected):
+    assert sort(name) == expected
+
+
+def test_views_cost_nothing_and_a_look_up_its_rows():
+    x = torch.zeros(4, 6)
+    with Operators() as operators:
+        x.view(24).view(2, 12).transpose(0, 1).detach()
+    assert not operators.done
+    with Operators() as operators:
+        nn.functional.embedding(torch.tensor([1, 2]), torch.zeros(1000, 8))
+    assert operators.done["embedding"] == [1, 0, 2 * 8 + 2 * 2 * 8 * 4]
+
+
+def test_measured_layers_have_lines_in_the_batch():
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)), nn.ReLU(), nn.Linear(64, 8)]
+    before = {key: value.clone() for key, value in nn.Sequential(*layers).state_dict().items()}
+    costs = layer_costs(layers, torch.zeros(4, 64), loss=nn.functional.cross_entropy, target=torch.zeros(4).long())
+    examples = [torch.randn(n, 64) for n in (4, 64, 256)]
+    timed = with_times(costs, layers, examples, optimizer=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), repeats=3)
+    first, relu, last, loss = (row.measured for row in timed.layers)
+    assert loss is None
+    assert min(each.forward.at(64) for each in (first, relu, last)) > 0
+    assert min(each.at(64) for each in (last.backward, last.input_gradient, last.weight_gradient)) > 0
+    assert (first.input_gradient, relu.weight_gradient, relu.update) == (Affine(), Affine(), 0.0)
+    assert first.update > 0
+    assert all(torch.equal(before[key], value) for key, value in nn.Sequential(*layers).state_dict().items())
+    assert timed.stages([0, 3, 4])[0].measured.forward.at(4) > 0
+    with pytest.raises(UsageError, match=r"examples of the batch sizes \[4\]"):
+        with_times(costs, layers, [torch.zeros(4, 64)])
+
+
+def test_a_line_through_measured_batches():
+    found, residual = line([(b, 2e-4 + 3e-6 * b) for b in (1, 8, 64)])
+    assert (found.fixed, found.each) == pytest.approx((2e-4, 3e-6))
+    assert residual < 1e-9
+    # utilisation b / (b + t0 / t1), the lecture's curve: half at t0 / t1 examples
+    assert 64 / (64 + found.fixed / found.each) == pytest.approx(64 * found.each / found.at(64))

@@ -1,0 +1,159 @@
+"""Clusters: read back as written, those that come along, and what is refused with which words."""
+
+import subprocess
+import sys
+
+import pytest
+
+from stretto import UsageError
+from stretto.cost import Cluster, Device, Group, Link, Rate, find_cluster, read_cluster, write_cluster
+from stretto.cost.cluster_file import names, parse, to_toml
+
+DEVICE = Device(
+    memory=8e9, memory_bandwidth=1e10, peak={"float32": 1e11, "bfloat16": 2e11}, reduction_bandwidth=5e9,
+    price_per_hour=0.5,
+    rates={"linear": {"forward": Rate(per_call=1e-5, per_flop=1e-11, contention=1.3, residual=0.04)}},
+)  # fmt: skip
+NEAR, FAR, SEA = (Link(latency=a, bandwidth=b) for a, b in ((1e-5, 1e10), (1e-4, 1e8), (5e-2, 1e7)))
+CLUSTER = Cluster(
+    name="two sites",
+    groups=(
+        Group(nodes=2, workers=3, device="cpu", within="near", between="far"),
+        Group(nodes=1, workers=2, device="old", within="near"),
+    ),
+    devices={"cpu": DEVICE, "old": Device(memory=4e9, memory_bandwidth=5e9, peak={"float32": 1e10})},
+    links={"near": NEAR, "far": FAR, "sea": SEA},
+    between="sea",
+    sources={"links.sea": "assumed"},
+)
+
+
+def test_read_back_as_written(tmp_path):
+    file = tmp_path / "new" / "cluster.toml"
+    write_cluster(CLUSTER, file)
+    assert read_cluster(file) == CLUSTER == find_cluster(str(file))
+    assert [each.name for each in file.parent.iterdir()] == ["cluster.toml"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "cluster.toml"
+    write_cluster(CLUSTER, file)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stretto.cost.cluster_file.to_toml", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_cluster(CLUSTER, file)
+    assert read_cluster(file) == CLUSTER
+    assert [each.name for each in tmp_path.iterdir()] == ["cluster.toml"]
+
+
+def test_who_stands_where():
+    assert CLUSTER.num_workers == 8
+    assert [CLUSTER.place(w).node for w in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert (CLUSTER.link(0, 2), CLUSTER.link(2, 3), CLUSTER.link(3, 7), CLUSTER.link(6, 7)) == (NEAR, FAR, SEA, NEAR)
+    assert CLUSTER.device(5) == DEVICE
+    assert CLUSTER.device(6).peak_of("float32") == 1e10
+    assert CLUSTER.crowded([0, 3, 4]) == (False, True, True)
+    assert CLUSTER.price_per_hour([0, 1, 5]) == 1.5
+    assert CLUSTER.price_per_hour([0, 6]) is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "slowest"),
+    [([4], None), ([0, 1], NEAR), ([0, 1, 3], FAR), ([0, 3], FAR), ([1, 6], SEA), (range(8), SEA), ([6, 7], NEAR)],
+)
+def test_the_slowest_link_is_that_of_the_slowest_pair(workers, slowest):
+    pairs = [CLUSTER.link(a, b) for a in workers for b in workers if a < b]
+    assert CLUSTER.slowest_link(workers) == slowest
+    assert slowest == max(pairs, key=lambda link: link.seconds(1e6), default=None)
+    assert set(CLUSTER.links_among(workers)) == set(pairs)
+
+
+def test_rates_and_defaults():
+    assert DEVICE.rates["linear"]["forward"].seconds(2, 1e9, 1e6) == pytest.approx(2e-5 + 1e-2)
+    assert DEVICE.reduction_seconds_per_byte == 2e-10
+    assert CLUSTER.devices["old"].reduction_seconds_per_byte == 3 / 5e9
+    assert FAR.seconds(1e6) == pytest.approx(1e-4 + 1e-2)
+    with pytest.raises(UsageError, match=r"no peak for 'float16': did you mean 'bfloat16'"):
+        DEVICE.peak_of("float16")
+
+
+@pytest.mark.parametrize("name", names())
+def test_clusters_that_come_along_say_where_each_figure_is_from(name):
+    cluster = find_cluster(name)
+    figures = [f"devices.{device}.{key}" for device, each in cluster.devices.items()
+               for key in ("memory", "memory_bandwidth", "peak", "price_per_hour")
+               if getattr(each, key) is not None]  # fmt: skip
+    figures += [f"links.{link}.{key}" for link in cluster.links for key in ("latency", "bandwidth")]
+    for figure in figures:
+        assert figure in cluster.sources or figure.rpartition(".")[0] in cluster.sources, figure
+    for source in cluster.sources:
+        kind, name, *_ = source.split(".")
+        assert name in getattr(cluster, kind)
+    assert parse(to_toml(cluster), "here") == cluster
+
+
+def test_those_for_planning_on_paper():
+    shapes = {
+        name: (find_cluster(name).num_workers, len({p.node for p in find_cluster(name).places})) for name in names()
+    }
+    assert shapes == {
+        "8-nodes-of-8-h100": (64, 8), "128-nodes-of-8-h100": (1024, 128), "8-a100": (8, 1), "16-workstations": (16, 16),
+        "wide-area": (16, 2),
+    }  # fmt: skip
+    assert find_cluster("wide-area").link(0, 8).latency == 0.044
+
+
+TEXT = to_toml(CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("per_call = 1e-05", "per_call = -1e-05",
+         r"c.toml: devices.cpu.rates.linear.forward.per_call = -1e-05: it must be 0 or more; measure it again"),
+        ("bandwidth = 10000000000.0", "bandwidth = 0", r"bandwidth = 0: it must be more than 0; take it from a data"),
+        ("latency = 0.05", "latency = -0.05", r"c.toml: links.sea.latency = -0.05: it must be 0 or more"),
+        ("contention = 1.3", "contention = 0.5", r"contention = 0.5: it must be 1 or more"),
+        ("memory = 8000000000.0", "memory = nan", r"devices.cpu.memory = nan: it must be more than 0"),
+        ("memory = 8000000000.0", "memory = true", r"devices.cpu.memory = True: a number belongs here"),
+        ("memory = 8000000000.0", "mem = 8e9", r"devices.cpu.mem is no key of a cluster: did you mean 'memory'"),
+        ("memory = 8000000000.0", "", r"devices.cpu.memory is missing: add it"),
+        ("nodes = 2", "nodes = 0", r"groups\[0\].nodes = 0: it must be 1 or more"),
+        ("nodes = 2", "nodes = 1.5", r"groups\[0\].nodes = 1.5: a whole number belongs here"),
+        ('between = "far"', 'between = "fat"', r"groups\[0\].between = 'fat': there is no such link: .* 'far'"),
+        (', between = "far"', "", r"groups\[0\].between is missing: name the link between the 2 nodes"),
+        (', within = "near"', "", r"groups\[0\].within is missing: name the link between the 3 workers"),
+        ('between = "sea"\n', "", r"c.toml: between is missing: name the link that joins the 2 groups"),
+        ('device = "old"', 'device = "gold"', r"groups\[1\].device = 'gold': there is no such device: .* 'old'"),
+        ("name =", "nmae =", r"c.toml: nmae is no key of a cluster: did you mean 'name'"),
+        ("float32 = 100000000000.0", "float32 = 'fast'", r"cpu.peak.float32 = 'fast': a number belongs here"),
+        ("[links.near]", "[links]\nnear = 3\n[links.other]", r"links.near = 3: a table belongs here"),
+        ("name =", "name", r"c.toml is no TOML file"),
+    ],
+)  # fmt: skip
+def test_mistakes_say_file_key_value_bound_and_remedy(old, new, said, tmp_path):
+    assert old in TEXT
+    file = tmp_path / "c.toml"
+    file.write_text(TEXT.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(UsageError, match=said):
+        read_cluster(file)
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="no cluster '8-a10': did you mean '8-a100'"):
+        find_cluster("8-a10")
+    with pytest.raises(UsageError, match=r"no cluster in .*gone.toml: No such file.*stretto calibrate --out"):
+        find_cluster(str(tmp_path / "gone.toml"))
+    with pytest.raises(UsageError, match="worker 8 of cluster 'two sites', which has 8"):
+        CLUSTER.device(8)
+
+
+def test_clusters_tables_and_predictions_need_no_torch():
+    code = (
+        "import sys; from stretto.cost import find_cluster, ModelCosts, stage_times; "
+        "find_cluster('8-a100').link(0, 1); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
