@@ -70,7 +70,8 @@ def message(links: Sequence[Link], num_bytes: Numbers) -> Numbers:
     if not links:
         return np.zeros_like(num_bytes)
     times = [(link.latency + num_bytes / link.bandwidth) * link.contention for link in links]
-    return np.maximum.reduce(times)
+    slowest: Numbers = np.maximum.reduce(times)
+    return slowest
 
 
 def gathering(links: Sequence[Link], among: int, num_bytes: Numbers) -> Numbers:

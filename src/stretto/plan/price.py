@@ -22,7 +22,7 @@ take longer but for messages that wait for each other. Memory of a stage:
     versions x weights + gradients + optimizer's state (shared among replicas where sharded) + held x activations
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
@@ -55,7 +55,7 @@ class Times(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Bytes of the layers [i, j) at [i, j]; `input` at i, `output` at j, `head` at j: weights, gradients, state, held."""
+    """Bytes of the layers [i, j) at [i, j]; `input` at i, `output` at j."""
 
     parameters: Table
     gradients: Table
@@ -150,7 +150,7 @@ class Prices:
     def slowest(self, c: Candidate, worker: int) -> Times:
         """Times on the slowest machine of a worker's replicas."""
         kinds = self.where(c).machines[worker]
-        every = [self.times(kind, c.tensor, c.space, c.examples) for kind in kinds]
+        every = [self.times(kind, c.mesh.tensor, c.mesh.space, c.examples) for kind in kinds]
         return every[0] if len(every) == 1 else Times(*map(np.maximum.reduce, zip(*every, strict=True)))
 
     def _sizes(self, tensor: int, space: tuple[int, int], examples: float) -> Sizes:
@@ -188,7 +188,7 @@ class Prices:
     def stage(self, c: Candidate, s: int) -> Stage:
         """Stage s for all [i, j)."""
         worker, at, clock, place = s % c.pipeline, c.at(s), c.clock, self.where(c)
-        t, z = self.slowest(c, worker), self.sizes(c.tensor, c.space, c.examples)
+        t, z = self.slowest(c, worker), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
         forward, backward = t.forward, t.inputs + t.weights if clock.split and s else t.backward
         if c.microbatches > 1:
             backward = backward + t.accumulate
@@ -200,8 +200,8 @@ class Prices:
         ups, downs = (between(values) for values in self.inside(c.mesh, c.pipeline, worker, c.examples))
         forward, backward, none = forward + ups, backward + downs, np.zeros_like(forward)
         again, once = (forward, each) if c.recomputes(s) else (none, none)
-        among, links = c.data * c.space[0] * c.space[1], place.replicas[worker]
-        links = links if c.space == (1, 1) else (*links, *place.parts[worker])
+        among, links = c.mesh.data * c.mesh.space[0] * c.mesh.space[1], place.replicas[worker]
+        links = links if c.mesh.space == (1, 1) else (*links, *place.parts[worker])
         made = Stage(
             forward, backward + again, ups + downs, none, again, t.weights,
             none if s == c.stages - 1 else none + message(place.ahead[worker], z.output),
@@ -212,18 +212,18 @@ class Prices:
 
     def sharded(self, c: Candidate, s: int, whole: Stage) -> Stage:
         """The stage with weights, gradients and state shared among replicas."""
-        worker, place, z = s % c.pipeline, self.where(c), self.sizes(c.tensor, c.space, c.examples)
-        gather = gathering(place.replicas[worker], c.data, z.parameters)
-        scatter = scattering(place.replicas[worker], c.data, z.gradients, place.gamma)
-        update = whole.update / c.data
+        worker, place, z = s % c.pipeline, self.where(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        gather = gathering(place.replicas[worker], c.mesh.data, z.parameters)
+        scatter = scattering(place.replicas[worker], c.mesh.data, z.gradients, place.gamma)
+        update = whole.update / c.mesh.data
         if c.shard == "fully-shard":
-            static = z.parameters + z.gradients + (z.parameters + z.state) / c.data
+            static = z.parameters + z.gradients + (z.parameters + z.state) / c.mesh.data
             return whole._replace(reduce=gather + scatter, update=update, static=static)
         gathers = gather * (3 if c.recomputes(s) else 2) + scatter
         return whole._replace(
             forward=whole.forward + gather, backward=whole.backward + gathers - gather, gathers=gathers,
             reduce=np.zeros_like(update), update=update,
-            static=(z.parameters + z.gradients + z.state) / c.data + 2 * z.largest,
+            static=(z.parameters + z.gradients + z.state) / c.mesh.data + 2 * z.largest,
         )  # fmt: skip
 
     def head(self, c: Candidate, worker: int) -> "Head":
@@ -233,7 +233,8 @@ class Prices:
         rows = self.seconds(heads, self.where(c).machines[worker], c.examples)
 
         def behind(values: Sequence[float] | Numbers) -> Table:
-            return np.concatenate([[0.0], np.asarray(values)])[None, :]
+            table: Table = np.concatenate([[0.0], np.asarray(values)])[None, :]
+            return table
 
         return Head(
             behind(rows[:, 0]),
@@ -246,7 +247,8 @@ class Prices:
 
     def tables(self, c: Candidate) -> list[Row]:
         """Fill, load and bytes of every stage; loads are infinite where a worker's memory is too small."""
-        place, known, rows = self.where(c), {}, []
+        place, rows = self.where(c), []
+        known: dict[Hashable, tuple[Stage, Table, Table]] = {}
         for s in range(c.stages):
             worker = s % c.pipeline
             key = (
@@ -256,7 +258,8 @@ class Prices:
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
-                known[key] = (stage, *(np.where(self.valid, table, inf) for table in times_of(c, s, stage)))
+                fill, load = times_of(c, s, stage)
+                known[key] = stage, np.where(self.valid, fill, inf), np.where(self.valid, load, inf)
             stage, fill, load = known[key]
             taken = stage.static + c.clock.held(c.at(s)) * stage.each + stage.once
             room = place.memory[worker] / c.clock.chunks
@@ -272,16 +275,20 @@ class Prices:
         """The way to cut the layers that needs least memory, whether or not it fits."""
         return partition([np.where(self.valid, row.bytes, inf) for row in rows])
 
+    def at(self, c: Candidate, bounds: Sequence[int]) -> list[Stage]:
+        """Every stage where the layers are cut: numbers instead of tables."""
+        return [Stage(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
+
     def terms(self, c: Candidate, bounds: Sequence[int]) -> dict[str, float]:
         """What a step's seconds are made of: those of the busiest stage, and the bubble that filling makes."""
-        own = [Stage(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
+        own = self.at(c, bounds)
         priced = [times_of(c, s, stage) for s, stage in enumerate(own)]
         busiest = max(range(len(own)), key=lambda s: priced[s][1])
-        x, (fill, load) = own[busiest], priced[busiest]
+        x, load = own[busiest], priced[busiest][1]
         turns, ends = c.microbatches * c.clock.chunks, c.clock.chunks
         parts = {
-            "compute": turns * (x.forward + x.backward - x.inside - x.gathers - x.again),
-            "recompute": turns * x.again,
+            "computing": turns * (x.forward + x.backward - x.inside - x.gathers - x.again),
+            "computing again": turns * x.again,
             "inside stages": turns * x.inside,
             "gathering weights": turns * x.gathers,
             "all-reduce": ends * x.reduce,

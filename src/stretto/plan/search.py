@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stretto.plan.bound import Bounds
@@ -26,7 +26,6 @@ class Plan:
     seconds: float
     value: float
     bytes: tuple[float, ...]
-    terms: dict[str, float]
     money: float | None = None
     simulated: bool = False
 
@@ -58,7 +57,7 @@ def search(
     aim, prices = objective or Objective(), prices or Prices(problem)
     bounds = Bounds(prices)
     every = list(candidates(problem))
-    found: list[tuple[float, Candidate, Plan]] = []
+    found: list[tuple[float, tuple[object, ...], Plan]] = []
     priced = 0
     for least, c in in_order(every, aim, prices, bounds):
         if len(found) == keep and least > found[-1][0]:
@@ -66,23 +65,28 @@ def search(
         plan = plan_of(c, aim, prices)
         priced += 1
         if plan is not None:
-            found = sorted([*found, (plan.value, c, plan)], key=lambda each: each[:2])[:keep]
+            found = sorted([*found, (plan.value, c.order, plan)], key=lambda each: each[:2])[:keep]
     return Found(tuple(plan for _, _, plan in found), len(every), priced, time.perf_counter() - begin, prices)
 
 
 def in_order(
     every: Iterable[Candidate], aim: Objective, prices: Prices, bounds: Bounds
-) -> Iterable[tuple[float, Candidate]]:
+) -> Iterator[tuple[float, Candidate]]:
     """Candidates whose weights could fit, the most promising first, each with its lower bound."""
-    heap = []
-    for c in every:
+    heap: list[tuple[float, int, bool, Candidate]] = []
+    for index, c in enumerate(every):
         if bounds.fits(c):
             room = bounds.bytes(c) / c.pipeline
             least = room if aim.goal == "memory" else bounds.seconds(c) * aim.factor(c, prices.where(c).price)
-            heap.append((least, c))
+            heap.append((least, index, aim.goal == "memory", c))
     heapq.heapify(heap)
     while heap:
-        yield heapq.heappop(heap)
+        least, index, sure, c = heapq.heappop(heap)
+        if sure:
+            yield least, c
+        elif bounds.reaches(c):
+            tighter = bounds.tighter(c) * aim.factor(c, prices.where(c).price)
+            heapq.heappush(heap, (max(least, tighter), index, True, c))
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
@@ -114,5 +118,5 @@ def planned(
     value = max(taken) if aim.goal == "memory" else seconds * aim.factor(c, price)
     return Plan(
         candidate=c, bounds=bounds, formula=seconds, seconds=seconds, value=value, bytes=tuple(taken),
-        terms=prices.terms(c, bounds), money=None if price is None else price / 3600 * seconds,
+        money=None if price is None else price / 3600 * seconds,
     )  # fmt: skip

@@ -11,15 +11,15 @@ def by_tensor(layer: LayerCost, parts: int) -> LayerCost:
     """A process's part of a layer whose weights are cut in `parts`; its input and output stay whole."""
     if parts == 1 or not layer.parameters:
         return layer
-    whole = layer.shared + Affine()
-    inside = layer.activation - whole
+    inside = layer.activation - layer.shared
+    done = {key: works(getattr(layer, key), parts, fixed=True) for key in PASSES}
     return replace(
         layer,
-        **{key: works(getattr(layer, key), parts, fixed=True) for key in PASSES},
+        **done,  # type: ignore[arg-type]
         parameters=layer.parameters // parts,
         parameter_bytes=layer.parameter_bytes / parts,
         gradient_bytes=layer.gradient_bytes / parts,
-        activation=whole + scaled(inside, parts, fixed=True),
+        activation=layer.shared + scaled(inside, parts, fixed=True),
         measured=measured(layer.measured, parts, fixed=True),
     )
 
@@ -28,16 +28,18 @@ def by_space(layer: LayerCost, parts: int, side: int) -> LayerCost:
     """A process's slab of a layer that takes an image of `side` rows; its weights stay whole."""
     if parts == 1 or not side:
         return layer
-    sizes = ("activation", "shared", "input", "output", "loose_input", "loose_output")
+    done = {key: works(getattr(layer, key), parts, fixed=False) for key in PASSES}
+    kept = {key: scaled(getattr(layer, key), parts, fixed=False) for key in SIZES}
     return replace(
         layer,
-        **{key: works(getattr(layer, key), parts, fixed=False) for key in PASSES},
-        **{key: scaled(getattr(layer, key), parts, fixed=False) for key in sizes},
+        **done,  # type: ignore[arg-type]
+        **kept,  # type: ignore[arg-type]
         measured=measured(layer.measured, parts, fixed=False),
     )
 
 
 PASSES = ("forward", "backward", "input_gradient", "weight_gradient")
+SIZES = ("activation", "shared", "input", "output", "loose_input", "loose_output")
 
 
 def works(passes: Works, parts: int, *, fixed: bool) -> Works:
@@ -72,7 +74,7 @@ def measured(times: Measured | None, parts: int, *, fixed: bool) -> Measured | N
 
 
 def sums_of(layer: LayerCost) -> int:
-    """All-reduces that a layer cut by its weights takes in a forward: one a pair of cut operators (Shoeybi et al. 2019).
+    """All-reduces of a layer cut by its weights in a forward: one a pair of cut operators (Shoeybi et al. 2019).
 
     A block has two, one behind attention and one behind its MLP; another layer with weights one.
     """

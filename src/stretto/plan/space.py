@@ -1,37 +1,32 @@
 """Everything that is tried: data x pipeline x tensor x space x method x micro-batches x recompute x sharding."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from stretto.mesh import Mesh
 from stretto.plan.clock import CLOCKS, At, Clock
 from stretto.plan.problem import Problem
 
 
-@dataclass(frozen=True, order=True, kw_only=True)
-class Candidate:
-    """One way to train, but for where the layers are cut. `pipeline` is the number of workers that hold stages."""
+class Candidate(NamedTuple):
+    """One way to train, but for where the layers are cut. `pipeline` is the number of workers that hold stages.
 
-    pipeline: int = 1
-    tensor: int = 1
-    space: tuple[int, int] = (1, 1)
-    data: int = 1
+    `microbatches` are those of a turn, `batch` the examples of a step.
+    """
+
+    pipeline: int
+    mesh: Mesh
+    batch: int
     method: str = "backprop"
+    microbatches: int = 1
     recompute: bool = False
     shard: str = "none"
-    microbatches: int = 1  # of a turn
-    batch: int = 1
 
     @property
     def clock(self) -> Clock:
         """What is known of its method."""
         return CLOCKS[self.method]
-
-    @property
-    def mesh(self) -> Mesh:
-        """Its axes besides the pipeline."""
-        return Mesh(data=self.data, tensor=self.tensor, space=self.space)
 
     @property
     def workers(self) -> int:
@@ -41,12 +36,17 @@ class Candidate:
     @property
     def stages(self) -> int:
         """How many parts the model is cut into."""
-        return self.pipeline * self.clock.chunks
+        return self.pipeline * CLOCKS[self.method].chunks
 
     @property
     def examples(self) -> float:
         """Of a micro-batch of one replica."""
-        return self.batch / (self.data * self.microbatches)
+        return self.batch / (self.mesh.data * self.microbatches)
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """What decides between equals: fewer workers, shorter pipelines, simpler ways."""
+        return (self.workers, *self._replace(mesh=self.mesh.tensor), self.mesh.space)  # type: ignore[arg-type]
 
     def at(self, stage: int) -> At:
         """A stage."""
@@ -74,8 +74,8 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
             for pipeline, batch in product(divisors(outer), problem.batch_sizes):
                 data = outer // pipeline
                 if batch % data == 0:
-                    axes = Candidate(pipeline=pipeline, tensor=tensor, space=space, data=data, batch=batch)
-                    yield from ways(problem, axes)
+                    mesh = Mesh(data=data, tensor=tensor, space=space)
+                    yield from ways(problem, Candidate(pipeline, mesh, batch))
 
 
 def inner(problem: Problem, workers: int) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -98,14 +98,18 @@ def ways(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
             continue
         if problem.stages is not None and stages not in problem.stages:
             continue
+        shards = problem.shards if clock.drains and shareable(axes.mesh) else [x for x in problem.shards if x == "none"]
         for count in counts_of(problem, axes, method):
-            for recompute, shard in product(problem.recompute, problem.shards):
-                found = Candidate(
-                    pipeline=axes.pipeline, tensor=axes.tensor, space=axes.space, data=axes.data, batch=axes.batch,
-                    method=method, microbatches=count, recompute=recompute, shard=shard,
-                )  # fmt: skip
-                if allowed(found):
-                    yield found
+            found = axes._replace(method=method, microbatches=count)
+            gains = clock.drains and found._replace(recompute=True).recomputes(0)
+            for recompute, shard in product(problem.recompute, shards):
+                if gains or not recompute:
+                    yield found._replace(recompute=recompute, shard=shard)
+
+
+def shareable(mesh: Mesh) -> bool:
+    """Whether replicas have something to share: weights that stand still while they are used, whole in each of them."""
+    return mesh.data > 1 and mesh.space == (1, 1)
 
 
 def suits(method: str, pipeline: int) -> bool:
@@ -117,7 +121,7 @@ def suits(method: str, pipeline: int) -> bool:
 
 def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:
     """Into how many micro-batches a replica's share of a minibatch may be cut."""
-    clock, share = CLOCKS[method], axes.batch // axes.data
+    clock, share = CLOCKS[method], axes.batch // axes.mesh.data
     if clock.cut is None:
         yield 1
         return
@@ -131,13 +135,6 @@ def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:
         if method == "interleaved" and count % max(1, count // axes.pipeline):
             continue  # rounds must be equally long
         yield count
-
-
-def allowed(found: Candidate) -> bool:
-    """Whether recomputing gains anything, and sharding has something to share and weights that stand still."""
-    if found.recompute and not (found.clock.drains and found.recomputes(0)):
-        return False
-    return found.shard == "none" or (found.data > 1 and found.clock.drains and found.space == (1, 1))
 
 
 def divisors(number: int) -> list[int]:
