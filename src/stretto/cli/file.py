@@ -10,14 +10,8 @@ from cyclopts import Token
 
 from stretto.errors import UsageError, nearest
 
-TAKES_PATH = (
-    "--out",
-    "--svg",
-    "--trace",
-    "--plan",
-    "--cluster",
-    "--diff",
-)  # options whose value may end in .toml and is no configuration
+# options whose value may end in .toml and is no configuration
+TAKES_PATH = ("--out", "--svg", "--trace", "--plan", "--cluster", "--diff")
 
 
 def file_first(words: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ def plan(
     cluster: str | None = None,
     model: str = "mlp",
     model_options: Annotated[dict[str, Option] | None, OPTIONS] = None,
-    data: str = "digits",
+    data: str | None = None,
     data_options: Annotated[dict[str, Option] | None, OPTIONS] = None,
     optimizer: str = "auto",
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None,
@@ -66,7 +66,7 @@ def plan(
     model_options
         Its options: --model-options.width 256.
     data
-        Data set of a built-in network.
+        Data set of a built-in network; digits, or pydoc for a transformer, unless said otherwise.
     data_options
         Its options.
     optimizer
@@ -126,8 +126,9 @@ def plan(
     given = {name: Penalty(float(value), "given") for name, value in (penalties or {}).items()}
     aim = Objective(goal=objective, critical_batch=critical_batch, least_steps=least_steps, penalties=given)  # type: ignore[arg-type]
     chosen = ("all",) if objective == "loss" and methods == ("synchronous",) else methods
+    usual = "pydoc" if model == "transformer" else "digits"
     found_costs = costed(
-        model, model_options or {}, data, data_options or {}, optimizer, dtype=dtype,
+        model, model_options or {}, data or usual, data_options or {}, optimizer, dtype=dtype,
         heads=any(name in clocks(chosen) for name in ("greedy", "overlapping")),
     )  # fmt: skip
     problem = Problem(
@@ -148,7 +149,9 @@ def plan(
         "candidates": found.candidates,
         "priced": found.priced,
         "search_seconds": found.seconds,
-        **{key: known[key] for key in ("plan", "predicted", "objective")}, "plan": str(out), "chosen": known["plan"],
+        "chosen": known["plan"],
+        "predicted": known["predicted"],
+        "objective": known["objective"],
     }  # fmt: skip
     if explain:
         told["explain"] = explained(problem, aim, plans[0], found.prices)
@@ -245,9 +248,7 @@ def in_words(told: Mapping[str, Any]) -> str:
     from stretto.report.units import duration
 
     chosen, predicted = told["chosen"], told["predicted"]
-    axes = (
-        f"data {chosen['data']} x pipeline {chosen['pipeline']} x tensor {chosen['tensor']} x space {chosen['space']}"
-    )
+    axes = " x ".join(f"{axis} {chosen[axis]}" for axis in ("data", "pipeline", "tensor", "space"))
     rows = [
         ("method", chosen["method"]),
         ("axes", f"{axes} = {chosen['workers']} workers"),
@@ -255,7 +256,11 @@ def in_words(told: Mapping[str, Any]) -> str:
         ("sharding", chosen["sharding"]),
         ("batch size", str(chosen["batch_size"])),
         ("a step", f"{duration(predicted['seconds_per_step'])} (by {predicted['by']})"),
-        *((f"  {name.replace('_', ' ')}", duration(value)) for name, value in predicted["seconds"].items() if value),
+        *(
+            (f"  {name.replace('_', ' ')}", duration(value))
+            for name, value in predicted["seconds"].items()
+            if abs(value) > 1e-9 * predicted["closed_form_seconds"]
+        ),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
     ]
     lines = [aligned(rows)]

@@ -208,4 +208,4 @@ def count(c: Candidate) -> int:
     """How many turns of the busiest stage a step has, but for what fills it."""
     if c.clock.chunks > 1:
         return c.microbatches * c.clock.chunks + c.pipeline - 1
-    return c.microbatches - fills(c)
+    return c.microbatches - (fills(c) and not c.clock.late)

@@ -152,7 +152,10 @@ def remedy(problem: Problem) -> str:
                 f"It would fit with {what}: {c} on {c.workers} workers (pipeline {c.pipeline}, replicas {c.mesh.data}, "
                 f"tensor {c.mesh.tensor}, sharding {c.shard}), {size(max(found.best.bytes))} on the fullest worker"
             )
-    return "Nor would it fit on 64 times as many workers: a single layer is too large; cut it into several, or take devices with more memory"
+    return (
+        "Nor would it fit on 64 times as many workers: a single layer is too large; cut it into several, or take "
+        "devices with more memory"
+    )
 
 
 def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -179,15 +182,9 @@ def grown(cluster: Cluster, workers: int) -> Cluster:
     if last.between is not None:
         grown_last = replace(last, nodes=last.nodes + -(-missing // last.workers))
     else:
-        grown_last = replace(
-            last, workers=last.workers + -(-missing // last.nodes), within=last.within or first_link(cluster)
-        )
+        within = last.within or next(iter(cluster.links), None)
+        grown_last = replace(last, workers=last.workers + -(-missing // last.nodes), within=within)
     return replace(cluster, groups=(*others, grown_last))
-
-
-def first_link(cluster: Cluster) -> str | None:
-    """Any link."""
-    return next(iter(cluster.links), None)
 
 
 def size(num_bytes: float) -> str:

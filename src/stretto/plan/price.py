@@ -12,7 +12,8 @@ For stage s of S with the layers [i, j), M micro-batches a turn:
                  max(forward + backward, x)              hidden: the PB clock, methods with losses of their own
 
     step       = sum fill + max((M - 1) turn + end), fill = forward + backward + 2x      synchronous
-                 (of zb-h1 without 2W in all stages but the first: late weight gradients fill the bubble)
+                 sum bubble + 2x + max(M turn + end)                                    zb-h1; the bubble of all stages
+                     but the first is forward + backward, without 2W if W <= F + I and M >= S
                  max((M v + W - 1) turn + v end)                                        interleaved, v stages a worker
                  max(M turn + end)                                                      without a drain
 
@@ -133,7 +134,7 @@ class Prices:
         costs, cluster = ModelCosts(tuple(layers), self.dtype), self.problem.cluster
         machines = [Machine(cluster.devices[kind.device], self.dtype, kind.crowded) for kind in kinds]
         times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
-        rows = np.maximum.reduce([np.array(each) for each in times])
+        rows: Table = np.maximum.reduce([np.array(each) for each in times])
         rows[:, UPDATE] *= 2 if self.problem.masters else 1  # float32 numbers beside weights of two bytes
         return rows
 
@@ -332,15 +333,16 @@ def turn_of(c: Candidate, x: Stage) -> Table:
 
 def times_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
     """Fill and load of a stage, as the text above has them."""
-    turn, end = turn_of(c, x), x.reduce + x.update
-    fill = x.forward + x.backward + 2 * x.message
-    if c.clock.late and s:
-        fill = np.maximum(fill - 2 * x.late, 2 * x.message)
+    turn, end, work = turn_of(c, x), x.reduce + x.update, x.forward + x.backward
+    if c.clock.late:
+        hides = (2 * x.late <= work) & (c.microbatches >= c.stages)
+        bubble = np.where(hides, work - 2 * x.late, work) if s else 0.0 * work
+        return bubble + 2 * x.message, c.microbatches * turn + end
     if c.clock.chunks > 1:
         count = c.microbatches * c.clock.chunks + c.pipeline - 1
-        return fill, count * turn + c.clock.chunks * end
+        return work, count * turn + c.clock.chunks * end
     count = c.microbatches - 1 if c.clock.drains else c.microbatches
-    return fill, count * turn + end
+    return work + 2 * x.message, count * turn + end
 
 
 def late_weights(weights: Numbers, backward: Numbers) -> Table:
@@ -353,7 +355,8 @@ def late_weights(weights: Numbers, backward: Numbers) -> Table:
     begin = np.append(weights, 0.0)[lowest]
     above = sums[None, :] - sums[np.minimum(lowest + 1, layers)][:, None]
     columns = np.arange(layers + 1)
-    return np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
+    found: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
+    return found
 
 
 def running_max(values: Numbers) -> Table:
