@@ -11,7 +11,7 @@ import numpy as np
 
 from stretto.mesh import Mesh
 from stretto.plan.partition import least_bottleneck
-from stretto.plan.places import Kind, message
+from stretto.plan.places import Kind, Numbers, message
 from stretto.plan.price import UPDATE, Prices, Table, between, fills
 from stretto.plan.space import Candidate
 
@@ -28,16 +28,18 @@ class Axes(NamedTuple):
 
 
 class Least(NamedTuple):
-    """Of all layers on the fastest machine: a forward and a backward, a forward, an input gradient, an update.
+    """Of all layers on the fastest machine: a forward and a backward, a forward, an update.
 
-    `gap` is the most by which a whole backward of a layer exceeds its weight gradient; `forward_share` and
-    `input_share` the largest shares of a forward, and of an input gradient, in a layer's forward and backward.
+    `split` is a forward with I and W on their own but for the first stage's I, at least: a stage's W goes whole through
+    its layers with weights, but for `gap` at most. `forward_share` and `input_share` are the largest shares of a
+    forward, and of an input gradient, in a layer's forward and backward.
     """
 
     whole: float
     forward: float
-    inputs: float
     update: float
+    separate: float
+    split: float
     gap: float
     forward_share: float
     input_share: float
@@ -84,12 +86,14 @@ class Bounds:
         if lowest < len(weights):
             down[lowest] = min(down[lowest], weights[lowest])
         each = forward + down
-        some = each > 0
+        trains = weights > 0
+        separate = forward + np.where(trains, np.minimum(down, weights), 0.0)
         halves = np.where(np.arange(len(weights)) > lowest, inputs, 0.0)
         return Least(
-            float(each.sum()), float(forward.sum()), float(halves.sum()), float(rows[:, UPDATE].sum()),
-            float((backward - weights).max()), float((forward[some] / each[some]).max(initial=0.0)),
-            float((halves[some] / each[some]).max(initial=0.0)),
+            float(each.sum()), float(forward.sum()), float(rows[:, UPDATE].sum()), float(separate.sum()),
+            float((forward + np.where(trains, down, 0.0) + halves).sum()),
+            float((backward - weights)[trains].max(initial=0.0)), share(forward, each),
+            share(halves, forward + np.where(trains, down, 0.0)),
         )  # fmt: skip
 
     def _told(self, mesh: Mesh, pipeline: int, examples: float) -> tuple[float, float]:
@@ -112,13 +116,16 @@ class Bounds:
         mesh, clock, axes, stages = c.mesh, c.clock, self.axes(c.mesh, c.pipeline), c.stages
         least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
         inside, travel = self.told(mesh, c.pipeline, c.examples)
-        whole = least.whole + inside
-        parts = float(stages)
+        whole, parts = least.whole + inside, float(stages)
+        if clock.split and stages > 1:
+            parts_with_inputs = parts + least.input_share
+            together = (least.split - stages * least.gap) / parts_with_inputs
+            if together > least.separate / parts:
+                whole, parts = least.split - stages * least.gap + inside, parts_with_inputs
+            else:
+                whole = least.separate + inside
         if c.recompute:  # of all stages but perhaps the last
             whole, parts = whole + least.forward, parts + least.forward_share
-        if clock.split and stages > 1:  # I and W of all stages but the first, where W goes up again through most layers
-            whole = max(whole, whole + least.inputs - stages * least.gap - 1e-9 * whole)
-            parts += least.input_share
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
         turn = whole + (2 * travel * clock.chunks if clock.messages == "exposed" else 0.0)
@@ -202,6 +209,12 @@ class Bounds:
     def _kept(self, tensor: int, space: tuple[int, int], examples: float) -> Table:
         layers = self.prices.layers(tensor, space)
         return between(np.array([max(0.0, (x.activation - x.shared).at(examples)) for x in layers]))
+
+
+def share(part: Numbers, whole: Numbers) -> float:
+    """The largest share of a part, infinite where there is nothing but it."""
+    found = np.divide(part, whole, out=np.full_like(part, np.inf), where=whole > 0)
+    return float(np.where(part > 0, found, 0.0).max(initial=0.0))
 
 
 def count(c: Candidate) -> int:
