@@ -16,7 +16,7 @@ EIGHTH = Fraction(1, 8)
 def draw(seed):
     """A small problem as plain numbers."""
     dice = random.Random(seed)
-    workers = dice.choice([1, 2, 4, 4, 8])
+    workers = dice.choice([1, 2, 2, 4, 4, 4, 4, 8])
     per_node = dice.choice([1, 2, 4])
     many = max(1, -(-workers // per_node))
 
@@ -26,8 +26,8 @@ def draw(seed):
             "w": dice.randint(1, 9) if weights else 0, "weights": weights, "kept": dice.randint(0, 64),
         }  # fmt: skip
 
-    batch = 4 if workers == 8 else dice.choice([4, 8])
-    sizes = [8 * dice.randint(1, 16) for _ in range(dice.randint(3, 5) + 1)]
+    batch = 4 if workers > 2 else 8
+    sizes = [8 * dice.randint(1, 16) for _ in range(dice.randint(3, 4 if workers > 2 else 5) + 1)]
     layers = [
         layer(dice.choice([0, 64, 256, 1024])) | {"in": sizes[k], "out": sizes[k + 1]} for k in range(len(sizes) - 1)
     ]
