@@ -10,6 +10,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,7 @@ def partitions() -> dict[str, object]:
             load = rng.uniform(1, 2, (DEVICES, LAYERS + 1, LAYERS + 1))
             load[:, np.tril(np.ones(load.shape[1:], dtype=bool))] = np.inf
             fill = rng.uniform(1, 2, load.shape)
-            times.append(timed(lambda load=load, fill=fill: partition(load, fill if filled else None))[:2])
+            times.append(timed(partial(partition, load, fill if filled else None))[:2])
         found[name] = summary(times)
     return found
 

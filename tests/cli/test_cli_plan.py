@@ -46,8 +46,8 @@ def mistake(capsys, *words):
 
 def test_a_plan_is_written_trained_and_drawn(capsys, tmp_path, cluster):
     file = tmp_path / "plan.toml"
-    told = run(capsys, "plan", "--workers", 2, "--cluster", cluster(), "--out", file, "--methods", "1f1b", "--stages", 2,
-               "--all-workers", "--batch-size", 64, "--explain", "--export", "torch")  # fmt: skip
+    told = run(capsys, "plan", "--workers", 2, "--cluster", cluster(), "--out", file, "--methods", "1f1b",
+               "--stages", 2, "--all-workers", "--batch-size", 64, "--explain", "--export", "torch")  # fmt: skip
     assert told["plan"] == str(file)
     assert told["predicted_seconds"] > 0
     assert len(told["predicted_bytes"]) == 2
