@@ -86,10 +86,11 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
         x, y = found.example(EXAMPLES), found.target(EXAMPLES)
     x = x.to(kind) if x.is_floating_point() else x
     costs = layer_costs(layers, x, loss=found.loss, target=y)
-    features = outputs(layers, x)
+    features = outputs(layers, x) if heads or x.dim() == 4 else []
     batch, usual = PAPERS.get(name, (256, "sgd"))
     return Costed(
-        name, costs, heads_of(features, found.loss, y) if heads else None, sides([x, *features[:-1]]), batch,
+        name, costs, heads_of(features, found.loss, y) if heads else None,
+        sides([x, *features[:-1]] if features else []), batch,
         usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
     )  # fmt: skip
 
