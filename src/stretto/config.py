@@ -103,6 +103,8 @@ class TrainSettings(Settings):
     """Processes that share the weights of each stage; --workers are divided among them, too."""
     space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
     """Processes that share each image: along its height, along its width."""
+    bounds: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Where stages begin, and the number of blocks: 0,2,5 (a plan's); cut evenly unless said otherwise."""
     sync: str = "all-reduce"
     """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
     "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""

@@ -2,7 +2,7 @@
 
 import itertools
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -10,7 +10,8 @@ from cyclopts import Token
 
 from stretto.errors import UsageError, nearest
 
-TAKES_PATH = ("--out", "--svg", "--trace")  # options whose value may end in .toml and is no configuration
+# options whose value may end in .toml and is no configuration
+TAKES_PATH = ("--out", "--svg", "--trace", "--plan", "--cluster", "--diff")
 
 
 def file_first(words: list[str]) -> list[str]:
@@ -18,7 +19,10 @@ def file_first(words: list[str]) -> list[str]:
     found = [
         i
         for i, (before, word) in enumerate(itertools.pairwise(words), start=1)
-        if word.endswith(".toml") and not word.startswith("-") and before not in TAKES_PATH
+        if word.endswith(".toml")
+        and not word.startswith("-")
+        and before not in TAKES_PATH
+        and words[i - 2 : i - 1] != ["--diff"]  # the second of two
     ]
     if len(found) > 1:
         raise UsageError(f"{len(found)} configuration files ({', '.join(words[i] for i in found)}): give one")
@@ -27,12 +31,20 @@ def file_first(words: list[str]) -> list[str]:
 
 def settings_from_file(app: Any, commands: tuple[str, ...], arguments: Any) -> None:
     """Cyclopts calls this between reading the words and converting them: give open options the file's values."""
-    given = next((argument for argument in arguments if argument.name == "CONFIG" and argument.tokens), None)
-    if given is None:
-        return
-    file = Path(given.tokens[0].value)
     options = {spelled(argument.name[2:]): argument for argument in arguments if argument.name.startswith("--")}
-    for key, value in read(file).items():
+    given = next((argument for argument in arguments if argument.name == "CONFIG" and argument.tokens), None)
+    if given is not None:
+        fill(options, Path(given.tokens[0].value), read(Path(given.tokens[0].value)))
+    if commands == ("train",) and options["plan"].tokens:
+        from stretto.plan.file import training_of
+
+        planned = Path(options["plan"].tokens[0].value)
+        fill(options, planned, training_of(planned))
+
+
+def fill(options: Mapping[str, Any], file: Path, content: Mapping[str, Any]) -> None:
+    """Give options that are still open the values of a file."""
+    for key, value in content.items():
         argument = options.get(spelled(key))
         if argument is None:
             raise UsageError(f"{file}: unknown key {key!r}: {nearest(key, options)}")

@@ -10,9 +10,10 @@ from stretto.words import WHOLE
 
 
 def show(
-    method: str,
+    method: str | None = None,
     /,
     *,
+    plan: Path | None = None,
     stages: Annotated[int, WHOLE] = 4,
     workers: Annotated[int | None, WHOLE] = None,
     microbatches: Annotated[int | None, WHOLE] = None,
@@ -28,6 +29,8 @@ def show(
     ----------
     method
         Method with its options, e.g. greedy or "overlapping(delay=1)".
+    plan
+        File that stretto plan wrote, instead of a method, stages and workers.
     stages
         Number of stages.
     workers
@@ -43,10 +46,18 @@ def show(
         Print one JSON object on stdout, nothing else.
     """
     from stretto.cli.layout import lay_out
+    from stretto.errors import UsageError
+    from stretto.plan.file import read_plan
     from stretto.schedule import draw
     from stretto.schedule.export import to_csv
     from stretto.simulate import simulate, unit_costs
 
+    if (method is None) == (plan is None):
+        raise UsageError("show draws a method or a plan: give one of both, greedy or --plan plan.toml")
+    if plan is not None:
+        planned = read_plan(plan)["plan"]
+        method, stages, workers = planned["method"], planned["stages"], planned["pipeline"]
+    assert method is not None
     layout = lay_out(method, stages, workers, microbatches)
     chosen, schedule, rules, turns = layout.method, layout.schedule, layout.rules, layout.turns
     timeline = simulate(schedule, rules, turns)

@@ -26,6 +26,7 @@ def train(
     *,
     settings: Annotated[TrainSettings, Parameter(name="*")] = TrainSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
+    plan: Path | None = None,
     trace: Path | None = None,
     resume: Annotated[bool, FLAG] = False,
     restarts: Annotated[int, WHOLE] = 0,
@@ -40,6 +41,8 @@ def train(
     ----------
     config
         TOML file with any of the options below; those on the command line win.
+    plan
+        File that stretto plan wrote: method, stages, workers, batch size, model. Options beside it win.
     trace
         File for a trace that ui.perfetto.dev shows (.pftrace): what each worker did, and when. `stretto report` then
         has a timeline, too.

@@ -188,7 +188,7 @@ class Cluster:
                 node += 1
         return tuple(places)
 
-    @property
+    @cached_property
     def num_workers(self) -> int:
         """All devices."""
         return sum(group.nodes * group.workers for group in self.groups)

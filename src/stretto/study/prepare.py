@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from stretto import config, data, models
+from stretto.chain import Chain
 from stretto.cost import Costs, measure
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
@@ -102,7 +104,7 @@ def prepare(settings: config.TrainSettings) -> Prepared:
     model = build_model(settings, settings.seed)
     example = loaded.train.x[:batch_size]
     trainer = Trainer(
-        split(model.layers, config.known(settings.stages), example=example),
+        stages_of(settings, model, example),
         model.loss,
         optimizer(settings),
         settings.method,
@@ -123,6 +125,20 @@ def prepare(settings: config.TrainSettings) -> Prepared:
             f"batch_size={batch_size}: use --batch-size {pieces * replicas} or more, or fewer microbatches="
         )
     return Prepared(settings, loaded, model, trainer)
+
+
+def stages_of(settings: config.TrainSettings, model: models.Model, example: torch.Tensor) -> list[nn.Module]:
+    """The model cut where the settings say, or evenly."""
+    if settings.bounds is None:
+        return split(model.layers, config.known(settings.stages), example=example)
+    bounds, blocks = settings.bounds, len(model.layers)
+    rising = all(after > before for before, after in pairwise(bounds))
+    if len(bounds) != config.known(settings.stages) + 1 or bounds[0] != 0 or bounds[-1] != blocks or not rising:
+        raise UsageError(
+            f"bounds={list(bounds)} for {settings.stages} stages of {blocks} blocks: give 0, where each further stage "
+            f"begins, and {blocks}, each larger than the one before"
+        )
+    return [Chain(*model.layers[start:stop]) for start, stop in pairwise(bounds)]
 
 
 def costs_of(prepared: Prepared) -> Costs:

@@ -1,0 +1,133 @@
+"""The models that the command line plans for: their costs, from real modules or from such without memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stretto.cost.table import LayerCost, ModelCosts
+from stretto.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+EXAMPLES = 2  # of the batch that costs are read off
+
+
+@dataclass(frozen=True)
+class Costed:
+    """A model's costs. `trained` are its settings for `stretto train`, None for one without data."""
+
+    name: str
+    costs: ModelCosts
+    heads: tuple[LayerCost, ...] | None
+    sides: tuple[int, ...]
+    batch_size: int
+    optimizer: str
+    trained: Mapping[str, Any] | None
+    layers: tuple[str, ...]
+
+
+PAPERS = {"gpt3-175b": (1536, "adam"), "gpt3-small": (256, "adam")}  # batch of 3.2 and 0.5 million tokens, Brown et al.
+
+
+def costed(
+    name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str,
+    *, dtype: str = "float32", heads: bool = True,
+) -> Costed:  # fmt: skip
+    """Read costs off a built-in model on its data, or off a published network. Raises UsageError for any other."""
+    from stretto.models.published import PUBLISHED
+    from stretto.models.table import MODELS
+
+    if name in MODELS:
+        return built_in(name, model_options, data, data_options, optimizer)
+    if name not in PUBLISHED:
+        raise UsageError(f"unknown model {name!r}: {nearest(name, [*MODELS, *PUBLISHED])}")
+    if model_options:
+        raise UsageError(f"model_options: network {name!r} is as published and takes none")
+    return of_paper(name, optimizer, dtype=dtype, heads=heads)
+
+
+def built_in(
+    name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str
+) -> Costed:
+    """A network that `stretto train` can train."""
+    from stretto.config import TrainSettings, known
+    from stretto.cost.layers import layer_costs
+    from stretto.study.prepare import build_model, dataset, resolve
+
+    given = TrainSettings(
+        model=name, model_options=dict(model_options), data=data, data_options=dict(data_options), optimizer=optimizer
+    )
+    settings = resolve(given)
+    loaded, model = dataset(settings), build_model(settings)
+    x, y = loaded.train.x[:EXAMPLES], loaded.train.y[:EXAMPLES]
+    costs = layer_costs(model.layers, x, loss=model.loss, target=y)
+    features = outputs(model.layers, x)
+    wanted = {key: getattr(given, key) for key in ("model", "model_options", "data", "data_options", "optimizer")}
+    trained = {key: value for key, value in wanted.items() if value not in ({}, "auto")}
+    return Costed(
+        name, costs, heads_of(features, model.loss, y), sides([x, *features[:-1]]), known(settings.batch_size),
+        settings.optimizer, trained, tuple(map(str, range(len(model.layers)))),
+    )  # fmt: skip
+
+
+def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
+    """A published network, of which nothing is allocated."""
+    import torch
+
+    from stretto.cost.layers import layer_costs
+    from stretto.models.published import published
+
+    found, kind = published(name), getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise UsageError(f"dtype={dtype!r}: choose float32 or bfloat16")
+    with torch.device("meta"):
+        layers = [layer.to(kind) for layer in found.layers()]
+        x, y = found.example(EXAMPLES), found.target(EXAMPLES)
+    x = x.to(kind) if x.is_floating_point() else x
+    costs = layer_costs(layers, x, loss=found.loss, target=y)
+    features = outputs(layers, x) if heads or x.dim() == 4 else []
+    batch, usual = PAPERS.get(name, (256, "sgd"))
+    return Costed(
+        name, costs, heads_of(features, found.loss, y) if heads else None,
+        sides([x, *features[:-1]] if features else []), batch,
+        usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
+    )  # fmt: skip
+
+
+def outputs(layers: "list[nn.Module]", x: "Tensor") -> "list[Tensor]":
+    """What each layer gives; nothing of them changes."""
+    import torch
+
+    from stretto.splitting.undisturbed import home, undisturbed
+
+    found = []
+    with torch.no_grad(), undisturbed(layers, home(layers)):
+        for layer in layers:
+            x = layer(x)
+            found.append(x)
+    return found
+
+
+def heads_of(features: "list[Tensor]", loss: Any, target: "Tensor") -> tuple[LayerCost, ...] | None:
+    """What an auxiliary head behind each layer costs, its loss included; None where there is no head for one."""
+    import torch
+
+    from stretto.cost.layers import layer_costs
+    from stretto.heads import build
+
+    rows = []
+    for index, feature in enumerate(features[:-1]):
+        try:
+            with torch.device(feature.device):
+                head = build("auto", index, (feature,), features[-1]).to(feature.dtype)
+        except UsageError:
+            return None
+        costs = layer_costs([head], feature, loss=loss, target=target)
+        rows.append(costs.layers[0].then(costs.layers[1]))
+    return (*rows, rows[-1]) if rows else None
+
+
+def sides(inputs: "list[Tensor]") -> tuple[int, ...]:
+    """The rows of the image that each layer takes; 0 for one that takes none."""
+    return tuple(int(x.shape[-2]) if x.dim() == 4 else 0 for x in inputs)

@@ -1,0 +1,368 @@
+"""What a candidate costs for every way to cut its layers: tables for `partition`, and the terms of one way.
+
+For stage s of S with the layers [i, j), M micro-batches a turn:
+
+    forward    = sum F                        + sums of outputs inside the stage + halos + gathered weights
+    backward   = sum B, of stage 0 its W;     + sums of input gradients + halos + gathered weights, scattered gradients
+                 I + W where they are split;    + forward where it is run again; + adding up, if M > 1
+    x          = a message to stage s + 1, as long as one back
+    end        = replicas' all-reduce (or what sharding makes of it) + update
+    turn       = forward + backward + 2x      messages exposed: 1f1b, zb-h1, interleaved, pipedream and its kin
+                 max(forward, x) + max(backward, x)      streamed: gpipe
+                 max(forward + backward, x)              hidden: the PB clock, methods with losses of their own
+
+    step       = sum fill + max((M - 1) turn + end), fill = forward + backward + 2x      synchronous
+                 sum bubble + 2x + max(M turn + end)                                    zb-h1; the bubble of all stages
+                     but the first is forward + backward, without 2W if W <= F + I and M >= S
+                 max((M v + W - 1) turn + v end)                                        interleaved, v stages a worker
+                 max(M turn + end)                                                      without a drain
+
+For equal stages the synchronous lines are the schedules' exact times, (M + S - 1) turn + end; unequal stages never
+take longer but for messages that wait for each other. Memory of a stage:
+
+    versions x weights + gradients + optimizer's state (shared among replicas where sharded) + held x activations
+"""
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.cost.predict import Machine, layer_times
+from stretto.cost.table import LayerCost, ModelCosts
+from stretto.mesh import Mesh
+from stretto.plan.partition import Partition, partition
+from stretto.plan.places import Kind, Numbers, Places, all_reduce, gathering, message, scattering
+from stretto.plan.problem import Problem
+from stretto.plan.share import halo_seconds, shared, sums_of
+from stretto.plan.space import Candidate
+
+Table = NDArray[np.float64]
+
+
+class Times(NamedTuple):
+    """Seconds of the layers [i, j) as one stage, at [i, j]; of a micro-batch, but for `update`."""
+
+    forward: Table
+    backward: Table
+    inputs: Table
+    weights: Table
+    update: Table
+    accumulate: Table
+
+
+class Sizes(NamedTuple):
+    """Bytes of the layers [i, j) at [i, j]; `input` at i, `output` at j."""
+
+    parameters: Table
+    gradients: Table
+    state: Table
+    held: Table
+    largest: Table  # weights of one layer
+    input: Numbers
+    output: Numbers
+
+
+class Stage(NamedTuple):
+    """A stage that holds [i, j), at [i, j]: seconds of one micro-batch (`reduce`, `update` of a turn), and bytes.
+
+    `inside`, `gathers` and `again` are parts of forward and backward together: what processes that share the stage tell
+    each other, what sharding gathers and scatters, what is run again. `each` bytes are kept of every micro-batch that
+    is held, `once` bytes of one.
+    """
+
+    forward: Table
+    backward: Table
+    inside: Table
+    gathers: Table
+    again: Table
+    late: Table  # of the backward, what fills a bubble
+    message: Table
+    reduce: Table
+    update: Table
+    static: Table
+    each: Table
+    once: Table
+
+
+class Row(NamedTuple):
+    """A stage's tables: seconds it adds to the fill and to the load, bytes it takes."""
+
+    fill: Table
+    load: Table
+    bytes: Table
+
+
+def between(values: Numbers) -> Table:
+    """Sums over [i, j) at [i, j]."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    table: Table = sums[None, :] - sums[:, None]
+    return table
+
+
+class Prices:
+    """Prices of all candidates of a problem; what several of them share is worked out once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.dtype = problem.dtype or problem.costs.dtype
+        self.sides = problem.sides or (0,) * len(problem.layers)
+        self.places = lru_cache(maxsize=None)(self._places)
+        self.layers = lru_cache(maxsize=None)(self._layers)
+        self.rows = lru_cache(maxsize=None)(self._rows)
+        self.inside = lru_cache(maxsize=1024)(self._inside)
+        self.times = lru_cache(maxsize=256)(self._times)
+        self.sizes = lru_cache(maxsize=256)(self._sizes)
+        self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
+
+    def _places(self, mesh: Mesh, pipeline: int) -> Places:
+        return Places.of(self.problem.cluster, mesh, pipeline)
+
+    def where(self, c: Candidate) -> Places:
+        """The machines and links of a candidate."""
+        return self.places(c.mesh, c.pipeline)
+
+    def _layers(self, tensor: int, space: tuple[int, int]) -> list[LayerCost]:
+        return shared(self.problem.layers, tensor, space, self.sides)
+
+    def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[Kind], examples: float) -> Table:
+        """Times of layers on the slowest of some machines: [layers, 6] as `LayerTimes` has them."""
+        costs, cluster = ModelCosts(tuple(layers), self.dtype), self.problem.cluster
+        machines = [Machine(cluster.devices[kind.device], self.dtype, kind.crowded) for kind in kinds]
+        times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
+        rows: Table = np.maximum.reduce([np.array(each) for each in times])
+        rows[:, UPDATE] *= 2 if self.problem.masters else 1  # float32 numbers beside weights of two bytes
+        return rows
+
+    def _rows(self, kind: Kind, tensor: int, space: tuple[int, int], examples: float) -> Table:
+        return self.seconds(self.layers(tensor, space), [kind], examples)
+
+    def _times(self, kind: Kind, tensor: int, space: tuple[int, int], examples: float) -> Times:
+        forward, backward, inputs, weights, update, accumulate = self.rows(kind, tensor, space, examples).T
+        late = late_weights(weights, backward)
+        whole, halves = between(backward), between(inputs)
+        whole[0], halves[0] = late[0], 0.0  # nobody waits for the gradient of the data
+        return Times(between(forward), whole, halves, late, between(update), between(accumulate))
+
+    def slowest(self, c: Candidate, worker: int) -> Times:
+        """Times on the slowest machine of a worker's replicas."""
+        kinds = self.where(c).machines[worker]
+        every = [self.times(kind, c.mesh.tensor, c.mesh.space, c.examples) for kind in kinds]
+        return every[0] if len(every) == 1 else Times(*map(np.maximum.reduce, zip(*every, strict=True)))
+
+    def _sizes(self, tensor: int, space: tuple[int, int], examples: float) -> Sizes:
+        layers = self.layers(tensor, space)
+
+        def amounts(key: str) -> Numbers:
+            return np.array([getattr(layer, key).at(examples) for layer in layers])
+
+        weights = np.array([layer.parameter_bytes for layer in layers])
+        held = between(amounts("activation") - amounts("shared"))
+        held += np.append(amounts("shared") + amounts("loose_input"), 0.0)[:, None]
+        held += np.concatenate([[0.0], amounts("loose_output")])[None, :]
+        return Sizes(
+            between(weights),
+            between(np.array([layer.gradient_bytes for layer in layers])),
+            between(np.array([self.problem.state(layer) for layer in layers])),
+            held,
+            running_max(weights),
+            np.append(amounts("input"), 0.0),
+            np.concatenate([[0.0], amounts("output")]),
+        )
+
+    def _inside(self, mesh: Mesh, pipeline: int, worker: int, examples: float) -> tuple[Numbers, Numbers]:
+        place = self.places(mesh, pipeline)
+        layers, links = self.problem.layers, place.parts[worker]
+        times = np.array([sums_of(layer) if mesh.tensor > 1 else 0 for layer in layers], dtype=float)
+        outputs, inputs = (np.array([getattr(x, key).at(examples) for x in layers]) for key in ("output", "input"))
+        forward = times * all_reduce(links, mesh.tensor, outputs, place.gamma)
+        backward = times * all_reduce(links, mesh.tensor, inputs, place.gamma)
+        if mesh.space != (1, 1):
+            halos = halo_seconds(layers, self.sides, mesh.space, links, examples)
+            forward, backward = forward + halos, backward + halos
+        return forward, backward
+
+    def stage(self, c: Candidate, s: int) -> Stage:
+        """Stage s for all [i, j)."""
+        worker, at, clock, place = s % c.pipeline, c.at(s), c.clock, self.where(c)
+        t, z = self.slowest(c, worker), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        forward, backward = t.forward, t.inputs + t.weights if clock.split and s else t.backward
+        if c.microbatches > 1:
+            backward = backward + t.accumulate
+        static, gradients, update, each = z.parameters * clock.versions(at) + z.state, z.gradients, t.update, z.held
+        if clock.heads(at):
+            head = self.head(c, worker)
+            forward, backward, update = forward + head.forward, backward + head.backward, update + head.update
+            static, gradients, each = static + head.static, gradients + head.gradients, each + head.held
+        ups, downs = (between(values) for values in self.inside(c.mesh, c.pipeline, worker, c.examples))
+        forward, backward, none = forward + ups, backward + downs, np.zeros_like(forward)
+        again, once = (forward, each) if c.recomputes(s) else (none, none)
+        among, links = c.mesh.data * c.mesh.space[0] * c.mesh.space[1], place.replicas[worker]
+        links = links if c.mesh.space == (1, 1) else (*links, *place.parts[worker])
+        made = Stage(
+            forward, backward + again, ups + downs, none, again, t.weights,
+            none if s == c.stages - 1 else none + message(place.ahead[worker], z.output),
+            all_reduce(links, among, gradients, place.gamma), update, static + gradients,
+            none + z.input[:, None] if c.recomputes(s) else each, once,
+        )  # fmt: skip
+        return made if c.shard == "none" else self.sharded(c, s, made)
+
+    def sharded(self, c: Candidate, s: int, whole: Stage) -> Stage:
+        """The stage with weights, gradients and state shared among replicas."""
+        worker, place, z = s % c.pipeline, self.where(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        gather = gathering(place.replicas[worker], c.mesh.data, z.parameters)
+        scatter = scattering(place.replicas[worker], c.mesh.data, z.gradients, place.gamma)
+        update = whole.update / c.mesh.data
+        if c.shard == "fully-shard":
+            static = z.parameters + z.gradients + (z.parameters + z.state) / c.mesh.data
+            return whole._replace(reduce=gather + scatter, update=update, static=static)
+        gathers = gather * (3 if c.recomputes(s) else 2) + scatter
+        return whole._replace(
+            forward=whole.forward + gather, backward=whole.backward + gathers - gather, gathers=gathers,
+            reduce=np.zeros_like(update), update=update,
+            static=(z.parameters + z.gradients + z.state) / c.mesh.data + 2 * z.largest,
+        )  # fmt: skip
+
+    def head(self, c: Candidate, worker: int) -> "Head":
+        """What a head behind layer j - 1 adds, at [0, j]."""
+        heads = self.problem.heads
+        assert heads is not None, "methods with heads are tried only where their costs are known"
+        rows = self.seconds(heads, self.where(c).machines[worker], c.examples)
+
+        def behind(values: Sequence[float] | Numbers) -> Table:
+            table: Table = np.concatenate([[0.0], np.asarray(values)])[None, :]
+            return table
+
+        return Head(
+            behind(rows[:, 0]),
+            behind(rows[:, 1]),
+            behind(rows[:, UPDATE]),
+            behind([head.parameter_bytes + self.problem.state(head) for head in heads]),
+            behind([head.gradient_bytes for head in heads]),
+            behind([head.activation.at(c.examples) for head in heads]),
+        )
+
+    def tables(self, c: Candidate) -> list[Row]:
+        """Fill, load and bytes of every stage; loads are infinite where a worker's memory is too small."""
+        place, rows = self.where(c), []
+        known: dict[Hashable, tuple[Stage, Table, Table]] = {}
+        for s in range(c.stages):
+            worker = s % c.pipeline
+            key = (
+                place.machines[worker], *(tuple(map(id, links[worker]))
+                for links in (place.ahead, place.replicas, place.parts)),
+                s == 0, s == c.stages - 1, c.clock.versions(c.at(s)), c.recomputes(s), c.clock.heads(c.at(s)),
+            )  # fmt: skip
+            if key not in known:
+                stage = self.stage(c, s)
+                fill, load = times_of(c, s, stage)
+                known[key] = stage, np.where(self.valid, fill, inf), np.where(self.valid, load, inf)
+            stage, fill, load = known[key]
+            taken = stage.static + c.clock.held(c.at(s)) * stage.each + stage.once
+            room = place.memory[worker] / c.clock.chunks
+            rows.append(Row(fill, np.where(taken <= room, load, inf), taken))
+        return rows
+
+    def cut(self, c: Candidate, rows: Sequence[Row]) -> Partition | None:
+        """The fastest way to cut the layers; None if none fits."""
+        fill = [row.fill for row in rows] if fills(c) else None
+        return partition([row.load for row in rows], fill)
+
+    def least_memory(self, rows: Sequence[Row]) -> Partition | None:
+        """The way to cut the layers that needs least memory, whether or not it fits."""
+        return partition([np.where(self.valid, row.bytes, inf) for row in rows])
+
+    def at(self, c: Candidate, bounds: Sequence[int]) -> list[Stage]:
+        """Every stage where the layers are cut: numbers instead of tables."""
+        return [Stage(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
+
+    def terms(self, c: Candidate, bounds: Sequence[int]) -> dict[str, float]:
+        """What a step's seconds are made of: those of the busiest stage, and the bubble that filling makes."""
+        own = self.at(c, bounds)
+        priced = [times_of(c, s, stage) for s, stage in enumerate(own)]
+        busiest = max(range(len(own)), key=lambda s: priced[s][1])
+        x, load = own[busiest], priced[busiest][1]
+        turns, ends = c.microbatches * c.clock.chunks, c.clock.chunks
+        parts = {
+            "computing": turns * (x.forward + x.backward - x.inside - x.gathers - x.again),
+            "computing again": turns * x.again,
+            "inside stages": turns * x.inside,
+            "gathering weights": turns * x.gathers,
+            "all-reduce": ends * x.reduce,
+            "update": ends * x.update,
+        }
+        total = load + (sum(each for each, _ in priced) if fills(c) else 0.0)
+        turn = turn_of(c, x)
+        parts["messages"] = turns * (turn - x.forward - x.backward)
+        parts["bubble"] = total - sum(parts.values())
+        return {name: float(value) for name, value in parts.items()}
+
+
+class Head(NamedTuple):
+    """What a head adds to a stage."""
+
+    forward: Table
+    backward: Table
+    update: Table
+    static: Table
+    gradients: Table
+    held: Table
+
+
+UPDATE = 4  # the column of `LayerTimes`
+
+
+def fills(c: Candidate) -> bool:
+    """Whether the sum of fills is part of a step; interleaved has it in its load."""
+    return c.clock.drains and c.clock.chunks == 1
+
+
+def turn_of(c: Candidate, x: Stage) -> Table:
+    """What a micro-batch keeps a stage busy for, messages that nothing hides included."""
+    work = x.forward + x.backward
+    if c.clock.messages == "exposed":
+        return work + 2 * x.message
+    if c.clock.messages == "streamed":
+        return np.maximum(x.forward, x.message) + np.maximum(x.backward, x.message)
+    return np.maximum(work, x.message)
+
+
+def times_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
+    """Fill and load of a stage, as the text above has them."""
+    turn, end, work = turn_of(c, x), x.reduce + x.update, x.forward + x.backward
+    if c.clock.late:
+        hides = (2 * x.late <= work) & (c.microbatches >= c.stages)
+        bubble = np.where(hides, work - 2 * x.late, work) if s else 0.0 * work
+        return bubble + 2 * x.message, c.microbatches * turn + end
+    if c.clock.chunks > 1:
+        count = c.microbatches * c.clock.chunks + c.pipeline - 1
+        return work, count * turn + c.clock.chunks * end
+    count = c.microbatches - 1 if c.clock.drains else c.microbatches
+    return work + 2 * x.message, count * turn + end
+
+
+def late_weights(weights: Numbers, backward: Numbers) -> Table:
+    """W of [i, j): that of the lowest layer with something to train, and whole backwards of those above it."""
+    layers = len(weights)
+    lowest = np.full(layers + 1, layers)
+    for layer in reversed(range(layers)):
+        lowest[layer] = layer if weights[layer] else lowest[layer + 1]
+    sums = np.concatenate([[0.0], np.cumsum(backward)])
+    begin = np.append(weights, 0.0)[lowest]
+    above = sums[None, :] - sums[np.minimum(lowest + 1, layers)][:, None]
+    columns = np.arange(layers + 1)
+    found: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
+    return found
+
+
+def running_max(values: Numbers) -> Table:
+    """The largest of [i, j) at [i, j]."""
+    layers = len(values)
+    table = np.zeros((layers + 1, layers + 1))
+    for i in range(layers):
+        table[i, i + 1 :] = np.maximum.accumulate(values[i:])
+    return table

@@ -1,0 +1,77 @@
+"""What is planned: a model, a cluster, and which ways to train are allowed."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from stretto.cost.cluster import Cluster
+from stretto.cost.predict import optimizer_of
+from stretto.cost.table import LayerCost, ModelCosts
+from stretto.errors import UsageError
+from stretto.plan.clock import FAMILIES, clocks
+
+SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A model on the first `workers` of a cluster.
+
+    `batch_sizes` are those of a step. `methods` are names, families ("synchronous", "asynchronous", "local") or "all".
+    `recompute`, `shards`, `tensors` and `spaces` say what may be tried; tensor and space never both. `heads[l]` is
+    what an auxiliary head behind layer l costs; methods with losses of their own need them. `sides[l]` is the number
+    of rows (and columns) of the image that layer l takes, 0 where it takes none; space needs them.
+    `masters`: the optimizer keeps float32 copies of weights of 2 bytes, and float32 numbers of its own.
+    `all_workers`: no plan for fewer.
+    """
+
+    costs: ModelCosts
+    cluster: Cluster
+    workers: int
+    batch_sizes: tuple[int, ...]
+    optimizer: str = "sgd"
+    dtype: str | None = None
+    methods: tuple[str, ...] = ("synchronous",)
+    recompute: tuple[bool, ...] = (False, True)
+    shards: tuple[str, ...] = SHARDS
+    tensors: tuple[int, ...] = (1, 2, 4, 8, 16)
+    spaces: tuple[tuple[int, int], ...] = ((1, 1), (2, 1), (4, 1), (2, 2))
+    microbatches: tuple[int, ...] | None = None
+    stages: tuple[int, ...] | None = None
+    heads: tuple[LayerCost, ...] | None = None
+    sides: tuple[int, ...] | None = None
+    masters: bool = False
+    all_workers: bool = False
+
+    def __post_init__(self) -> None:
+        optimizer_of(self.optimizer)
+        clocks(self.methods)
+        if not 1 <= self.workers <= self.cluster.num_workers:
+            raise UsageError(
+                f"workers={self.workers} of cluster {self.cluster.name!r}, which has {self.cluster.num_workers}: "
+                f"choose from 1 to {self.cluster.num_workers}, or another cluster"
+            )
+        for name in ("batch_sizes", "tensors", "microbatches", "stages"):
+            for value in getattr(self, name) or ():
+                if value < 1:
+                    raise UsageError(f"{name} lists {value}: whole numbers of at least 1")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The methods; those with heads only where it is known what heads cost."""
+        return tuple(name for name in clocks(self.methods) if self.heads is not None or name not in FAMILIES["local"])
+
+    @cached_property
+    def layers(self) -> tuple[LayerCost, ...]:
+        """The layers; the loss belongs to the last one."""
+        *rows, last = self.costs.layers
+        return (*rows[:-1], rows[-1].then(last)) if last.type == "Loss" and rows else self.costs.layers
+
+    def state(self, layer: LayerCost) -> float:
+        """Bytes that the optimizer keeps of a layer."""
+        states = optimizer_of(self.optimizer).states
+        numbers = layer.gradient_bytes / (layer.parameter_bytes / layer.parameters) if layer.parameters else 0
+        return 4 * (1 + states) * numbers if self.masters else states * layer.gradient_bytes
+
+    def but(self, **changes: object) -> "Problem":
+        """The same with other limits."""
+        return replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,120 @@
+"""stretto plan, and what runs and draws its files."""
+
+import json
+import tomllib
+
+import pytest
+
+from stretto.cli import main
+
+CLUSTER = """
+name = "four"
+groups = [{ nodes = 1, workers = 4, device = "cpu", within = "loop" }]
+[devices.cpu]
+memory = %s
+memory_bandwidth = 1e10
+price_per_hour = 0.1
+[devices.cpu.peak]
+float32 = 5e10
+[links.loop]
+latency = 5e-5
+bandwidth = %s
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    def write(memory="4e9", bandwidth="2e9"):
+        file = tmp_path / "cluster.toml"
+        file.write_text(CLUSTER % (memory, bandwidth))
+        return str(file)
+
+    return write
+
+
+def run(capsys, *words):
+    assert main([*map(str, words), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def mistake(capsys, *words):
+    assert main([*map(str, words)]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_plan_is_written_trained_and_drawn(capsys, tmp_path, cluster):
+    file = tmp_path / "plan.toml"
+    told = run(capsys, "plan", "--workers", 2, "--cluster", cluster(), "--out", file, "--methods", "1f1b",
+               "--stages", 2, "--all-workers", "--batch-size", 64, "--explain", "--export", "torch")  # fmt: skip
+    assert told["plan"] == str(file)
+    assert told["predicted_seconds"] > 0
+    assert len(told["predicted_bytes"]) == 2
+    assert told["candidates"] >= told["priced"] > 0
+    assert told["search_seconds"] > 0
+    assert {each["choice"].split()[0] for each in told["explain"]} >= {"recompute", "micro-batches"}
+    known = tomllib.loads(file.read_text())
+    assert known["train"]["bounds"] == known["plan"]["bounds"]
+    assert known["plan"]["pipeline"] == 2
+    assert sum(known["predicted"]["seconds"].values()) == pytest.approx(known["predicted"]["closed_form_seconds"])
+    assert (tmp_path / "plan.csv").read_text().startswith("0F0,")
+    assert list(json.loads((tmp_path / "plan.split.json").read_text())) == [str(known["plan"]["bounds"][1])]
+    drawn = run(capsys, "show", "--plan", file)
+    assert (drawn["method"], drawn["stages"]) == (known["plan"]["method"], 2)
+    settings = run(capsys, "train", "--plan", file, "--dry-run", "--steps", 3)
+    for key in ("method", "bounds", "workers", "stages", "batch_size"):
+        assert settings[key] == known["train"][key]
+    assert run(capsys, "train", "--plan", file, "--dry-run", "--batch-size", 32)["batch_size"] == 32
+    words = ["--method", known["plan"]["method"], "--stages", 2, "--steps", 2]
+    trained = run(capsys, "train", *words, "--bounds", "0,3,8", "--model-options.depth", 8, "--out", tmp_path / "run")
+    assert trained["steps"] == 2
+
+
+def test_two_plans_differ(capsys, tmp_path, cluster):
+    files = [tmp_path / "a.toml", tmp_path / "b.toml"]
+    for file, batch in zip(files, (32, 64), strict=True):
+        run(capsys, "plan", "--workers", 2, "--cluster", cluster(), "--out", file, "--batch-size", batch)
+    rows = {row["key"]: row for row in run(capsys, "plan", "--diff", *files)["differences"]}
+    assert (rows["plan.batch_size"]["a"], rows["plan.batch_size"]["b"]) == (32, 64)
+    assert run(capsys, "plan", "--diff", files[0], files[0])["differences"] == []
+
+
+def test_a_frontier_of_time_memory_and_money(capsys, tmp_path, cluster):
+    told = run(capsys, "plan", "--workers", 4, "--cluster", cluster(), "--out", tmp_path / "p.toml", "--frontier",
+               "--methods", "all", "--batch-size", 64)  # fmt: skip
+    points = [(each["seconds"], each["bytes"], each["money"]) for each in told["frontier"]]
+    assert len(points) > 1
+    for one in points:
+        assert not any(other != one and all(a <= b for a, b in zip(other, one, strict=True)) for other in points)
+
+
+def test_the_time_to_a_loss_weighs_penalties(capsys, tmp_path, cluster):
+    words = ["plan", "--workers", 4, "--cluster", cluster(), "--out", tmp_path / "p.toml", "--objective", "loss",
+             "--critical-batch", 100, "--least-steps", 50, "--batch-size", "32,64,128", "--methods", "1f1b,pb",
+             "--stages", 4]  # fmt: skip
+    told = run(capsys, *words, "--penalties.pb", 1000)
+    assert told["chosen"]["method"].startswith("1f1b")
+    assert told["objective"]["penalty_is"] == "law"
+    assert told["objective"]["steps"] == pytest.approx(50 * (1 + 100 / told["chosen"]["batch_size"]))
+    given = run(capsys, *words, "--penalties.pb", 0.001)
+    assert (given["chosen"]["method"], given["objective"]["penalty_is"]) == ("pb", "given")
+
+
+def test_what_cannot_fit_is_told_with_a_plan_that_would(capsys, cluster):
+    told = mistake(capsys, "plan", "--workers", 2, "--cluster", cluster(memory="2e5"), "--batch-size", 64)
+    for part in ("no plan fits", "worker 0", "more than its memory of 200 kB", "times as many workers"):
+        assert part in told
+
+
+def test_mistakes_in_clusters_and_options(capsys, cluster, tmp_path):
+    assert "links.loop.bandwidth = -1" in mistake(capsys, "plan", "--cluster", cluster(bandwidth="-1.0"))
+    file = tmp_path / "cluster.toml"
+    file.write_text((CLUSTER % ("4e9", "2e9")).replace('within = "loop"', 'within = "lop"'))
+    assert "there is no such link" in mistake(capsys, "plan", "--cluster", file)
+    assert "cluster is missing" in mistake(capsys, "plan")
+    assert "did you mean '1f1b'" in mistake(capsys, "plan", "--cluster", cluster(), "--methods", "1f1")
+    assert "critical" in mistake(capsys, "plan", "--cluster", cluster(), "--objective", "loss")
+    assert "choose from 1 to 4" in mistake(capsys, "plan", "--cluster", cluster(), "--workers", 9)
+    assert "no plan in" in mistake(capsys, "train", "--plan", tmp_path / "none.toml")
+    assert "a method or a plan" in mistake(capsys, "show")

@@ -1,0 +1,108 @@
+"""The planner's best against everything there is, exactly: all numbers are such that floats hold them."""
+
+import random
+from fractions import Fraction
+
+import pytest
+from brute_force import best, step
+
+from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
+from stretto.cost.table import Affine
+from stretto.plan import Problem, search
+
+EIGHTH = Fraction(1, 8)
+
+
+def draw(seed):
+    """A small problem as plain numbers."""
+    dice = random.Random(seed)
+    workers = dice.choice([1, 2, 2, 4, 4, 4, 4, 8])
+    per_node = dice.choice([1, 2, 4])
+    many = max(1, -(-workers // per_node))
+
+    def layer(weights):
+        return {
+            "f": dice.randint(1, 9), "b": dice.randint(1, 20), "i": dice.randint(1, 9),
+            "w": dice.randint(1, 9) if weights else 0, "weights": weights, "kept": dice.randint(0, 64),
+        }  # fmt: skip
+
+    batch = 4 if workers > 2 else 8
+    sizes = [8 * dice.randint(1, 16) for _ in range(dice.randint(3, 4 if workers > 2 else 5) + 1)]
+    layers = [
+        layer(dice.choice([0, 64, 256, 1024])) | {"in": sizes[k], "out": sizes[k + 1]} for k in range(len(sizes) - 1)
+    ]
+    return {
+        "workers": workers, "per_node": per_node, "batch": batch, "layers": layers,
+        "heads": [layer(32) for _ in layers], "paces": [dice.choice([1, 1, 2]) for _ in range(many)],
+        "near": (dice.choice([0, 1, 4]), EIGHTH), "far": (dice.choice([2, 8]), Fraction(1, dice.choice([1, 4]))),
+        "gamma": Fraction(1, 16), "bandwidth": 256, "step": Fraction(1, 64),
+        "memory": dice.choice([1 << 20, 1 << 13, 1 << 12, 3 << 10]),
+    }  # fmt: skip
+
+
+def row(name, x):
+    """A layer as the planner takes it: its FLOPs are its time at pace 1."""
+
+    def work(value):
+        return (Work("linear", 1, Affine(0, value), Affine()),) if value else ()
+
+    return LayerCost(
+        name=name, type="Linear", forward=work(x["f"]), backward=work(x["b"]), input_gradient=work(x["i"]),
+        weight_gradient=work(x["w"]), differentiated=True, parameters=x["weights"], parameter_tensors=1,
+        parameter_bytes=x["weights"], gradient_bytes=x["weights"], activation=Affine(0, x["kept"]), shared=Affine(),
+        input=Affine(0, x.get("in", 1)), output=Affine(0, x.get("out", 1)), loose_input=Affine(),
+        loose_output=Affine(),
+    )  # fmt: skip
+
+
+def problem(n):
+    """The same for the planner."""
+
+    def device(pace):
+        rate = Rate(per_flop=float(pace))
+        return Device(
+            memory=n["memory"], memory_bandwidth=n["bandwidth"], reduction_bandwidth=float(1 / n["gamma"]),
+            peak={"float32": 1.0},
+            rates={"linear": {"forward": rate, "backward": rate}, "sgd": {"update": Rate(per_byte=pace / 64)}},
+        )  # fmt: skip
+
+    links = {name: Link(latency=n[name][0], bandwidth=float(1 / n[name][1])) for name in ("near", "far")}
+    groups = tuple(
+        Group(nodes=1, workers=n["per_node"], device=f"pace{pace}", within="near", between="far") for pace in n["paces"]
+    )
+    cluster = Cluster(
+        name="c", groups=groups, devices={f"pace{p}": device(p) for p in n["paces"]}, links=links, between="far"
+    )
+    return Problem(
+        costs=ModelCosts(tuple(row(str(k), x) for k, x in enumerate(n["layers"])), "float32"), cluster=cluster,
+        workers=n["workers"], batch_sizes=(n["batch"],), methods=("all",), tensors=(1, 2, 4),
+        heads=tuple(row(f"head{k}", x) for k, x in enumerate(n["heads"])), optimizer="plain",
+    )  # fmt: skip
+
+
+def shard_name(name):
+    return {"none": "none", "fully-shard": "keep", "fully-shard(reshard=True)": "reshard"}[name]
+
+
+@pytest.fixture(autouse=True)
+def _an_optimizer_without_state(monkeypatch):
+    from stretto.cost import predict
+
+    monkeypatch.setitem(predict.OPTIMIZERS, "plain", predict.Optimizer("sgd", 0, 5))
+
+
+@pytest.mark.parametrize("seed", range(64))
+def test_the_best_of_all(seed):
+    n = draw(seed)
+    found = search(problem(n))
+    looked, least = best(n)
+    assert found.candidates == looked
+    if least is None:
+        assert found.best is None
+        return
+    assert found.best is not None
+    assert Fraction(found.best.formula) == least
+    c = found.best.candidate
+    way = (c.pipeline, c.mesh.data, c.mesh.tensor, c.method, c.microbatches, c.recompute, shard_name(c.shard))
+    assert step(n, way, found.best.bounds) == least
+    assert max(found.best.bytes) <= n["memory"]

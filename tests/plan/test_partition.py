@@ -1,0 +1,57 @@
+"""Layers to stages: against every partition there is, and as large as it gets."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from stretto.plan.partition import partition
+
+
+def tables(stages, layers, rng, holes=0.1):
+    load = rng.integers(1, 50, (stages, layers + 1, layers + 1)).astype(float)
+    load[rng.random(load.shape) < holes] = np.inf
+    fill = rng.integers(0, 50, load.shape).astype(float)
+    load[:, np.tril(np.ones((layers + 1, layers + 1), dtype=bool))] = np.inf
+    return list(load), list(fill)
+
+
+def every(stages, layers):
+    return [(0, *inner, layers) for inner in itertools.combinations(range(1, layers), stages - 1)]
+
+
+def cost(bounds, load, fill):
+    pairs = list(itertools.pairwise(bounds))
+    loads = [table[pair] for table, pair in zip(load, pairs, strict=True)]
+    return max(loads) + (0 if fill is None else sum(t[pair] for t, pair in zip(fill, pairs, strict=True)))
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_the_best_of_all_partitions(seed, filled):
+    rng = np.random.default_rng(seed)
+    layers = int(rng.integers(1, 9))
+    stages = int(rng.integers(1, layers + 1))
+    load, fill = tables(stages, layers, rng)
+    wanted = min(cost(bounds, load, fill if filled else None) for bounds in every(stages, layers))
+    found = partition(load, fill if filled else None)
+    if wanted == np.inf:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.value == wanted == cost(found.bounds, load, fill if filled else None)
+
+
+def test_more_stages_than_layers():
+    assert partition([np.zeros((3, 3))] * 3) is None
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_hundred_layers_on_64_devices_within_a_second(filled):
+    load, fill = tables(64, 100, np.random.default_rng(0), holes=0)
+    begin = time.process_time()
+    found = partition(load, fill if filled else None)
+    assert time.process_time() - begin < 1
+    assert found is not None
+    assert len(found.bounds) == 65
