@@ -18,7 +18,7 @@ def test_defaults_fill_everything_and_survive_json(model):
             "reference_batch",
             "clip",
             "measure",
-            *(["checkpoint_every"] if kind is TrainSettings else []),
+            *(["bounds", "checkpoint_every"] if kind is TrainSettings else []),
         ]
         assert resolved.optimizer in CHOICES["optimizer"][1:]
         assert kind.from_json(json.loads(json.dumps(resolved.to_json())), "here") == resolved
