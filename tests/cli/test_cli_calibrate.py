@@ -96,7 +96,7 @@ def test_the_table(capsys, monkeypatch):
     link = Link(latency=1e-4, seconds_per_byte=1e-9, reduction_seconds_per_byte=2e-10)
     seconds = {"torch": 3e-4, "ring": 2.5e-4, "single-master": 4e-4}
     fixed = Calibration(workers=2, per_node=1, link=link, measured=(Measured(1024, seconds),))
-    monkeypatch.setattr(sys.modules["stretto.cli.calibrate"], "measured", lambda *_: fixed)
+    monkeypatch.setattr(sys.modules["stretto.cli.calibrate"], "measured", lambda *_: fixed.to_dict())
     assert main([*SMALL, "--workers", "2"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["1.00", "KiB", "torch", "300", "µs"]

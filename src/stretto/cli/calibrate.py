@@ -1,8 +1,8 @@
 """stretto calibrate: measure this machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.cli.output import FLAG, aligned, print_json, write, writing_to
 from stretto.cli.progress import progress
@@ -84,22 +84,15 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
     check((), None, workers, launched)
     import os
 
-    from stretto.cost.machine import steps_of
-    from stretto.runtime.launch import Place
-    from stretto.study.machine import measure_here, measure_on_processes
+    from stretto.cost.machine import Findings, steps_of
 
+    options = {"quick": quick, "load": os.getloadavg()[0]}
     with progress("calibrate", steps_of(quick), silent=silent) as bar:
-
-        def advance(_: int) -> None:
-            bar.advance(1)
-
-        if launched > 1:
-            return measure_here(quick=quick, load=os.getloadavg()[0], on_step=advance)
-        assert workers is not None
         try:
-            return measure_on_processes(Place(workers=workers), quick=quick, on_step=advance)
+            found = measured("machine", options, None if launched > 1 else workers, lambda _: bar.advance(1))
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; nothing has been written") from None
+    return None if found is None else Findings.of(found)
 
 
 def tell_machine(found: "Findings", out: Path, *, json: bool, quiet: bool) -> None:
@@ -142,11 +135,14 @@ def all_reduces(
     sizes: Sequence[int], per_node: int | None, workers: int | None, *, launched: int, silent: bool
 ) -> "Calibration | None":
     """Measure all-reduces; None but on the first process."""
+    from stretto.collectives.calibration import Calibration
     from stretto.collectives.measure import steps_of
 
     check(sizes, per_node, workers, launched)
+    options = {"sizes": list(sizes), "per_node": per_node}
     with progress("all-reduce", steps_of(sizes), silent=silent) as bar:
-        return measured(sizes, per_node, None if launched > 1 else workers, lambda _: bar.advance(1))
+        found = measured("collectives", options, None if launched > 1 else workers, lambda _: bar.advance(1))
+    return None if found is None else Calibration.of(found)
 
 
 def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, quiet: bool) -> None:
@@ -181,15 +177,15 @@ def check(sizes: Sequence[int], per_node: int | None, workers: int | None, launc
 
 
 def measured(
-    sizes: Sequence[int], per_node: int | None, workers: int | None, on_step: Callable[[int], None]
-) -> "Calibration | None":
+    what: str, options: Mapping[str, Any], workers: int | None, on_step: Callable[[int], None]
+) -> dict[str, Any] | None:
     """Measure on processes of its own, or among those that are there already."""
     from stretto.runtime.launch import Place
-    from stretto.study.calibration import calibrate_on_processes, measure_here
+    from stretto.study.calibration import measure_here, measure_on_processes
 
     if workers is None:
-        return measure_here(sizes, per_node, on_step)
-    return calibrate_on_processes(Place(workers=workers), sizes, per_node, on_step)
+        return measure_here(what, options, on_step)
+    return measure_on_processes(what, options, Place(workers=workers), on_step)
 
 
 def fastest(result: "Calibration") -> dict[str, str]:

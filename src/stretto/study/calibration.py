@@ -1,40 +1,64 @@
-"""Calibration on several processes: `python -m stretto.study.calibration FILE` is one of those that are started."""
+"""Calibration on several processes: `python -m stretto.study.calibration FOLDER` is one of those that are started."""
 
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from stretto.collectives.calibration import Calibration
 from stretto.runtime.launch import Place
 from stretto.study.job import start
 from stretto.study.worker import fail, follow
 
 OnStep = Callable[[int], object]  # how many steps are done
+Tell = Callable[[], object]  # a step is done
+Result = dict[str, Any]
 
 
-def calibrate_on_processes(place: Place, sizes: Sequence[int], per_node: int | None, on_step: OnStep) -> Calibration:
-    """Measure all-reduces among processes of one thread each, started for it. Raises WorkerFailedError if one fails."""
+def collectives(tell: Tell, *, sizes: list[int], per_node: int | None) -> Result:
+    """A `collectives.Calibration`, as `to_dict` gives it."""
+    import torch.distributed as dist
+
+    from stretto.collectives.measure import measure
+
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup), "whoever calls this has seen several processes"
+    return measure(group, sizes, per_node=per_node, tell=tell).to_dict()
+
+
+def machine(tell: Tell, *, quick: bool, load: float) -> Result:
+    """A machine's `Findings`, as `to_dict` gives them."""
+    import torch.distributed as dist
+
+    from stretto.cost.machine import measure_machine
+
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    return measure_machine(per_node=per_node, quick=quick, load=load, tell=tell).to_dict()
+
+
+MEASURED: Mapping[str, Callable[..., Result]] = {"collectives": collectives, "machine": machine}
+
+
+def measure_on_processes(what: str, options: Mapping[str, Any], place: Place, on_step: OnStep) -> Result:
+    """Measure one of MEASURED among processes of one thread each, started for it. Raises what one of them raises."""
     with tempfile.TemporaryDirectory(prefix="stretto-") as scratch:
         folder = Path(scratch)
 
         def tell(step: int, _: float | None) -> None:
             on_step(step)
 
-        job = {"sizes": list(sizes), "per_node": per_node}
-        (folder / "job").write_text(json.dumps(job), encoding="utf-8")
+        (folder / "job").write_text(json.dumps([what, options]), encoding="utf-8")
         start("stretto.study.calibration", folder, place, folder / "progress", tell)
-        return Calibration.of(json.loads((folder / "result").read_text(encoding="utf-8")))
+        result: Result = json.loads((folder / "result").read_text(encoding="utf-8"))
+        return result
 
 
-def measure_here(sizes: Sequence[int], per_node: int | None, on_step: OnStep) -> Calibration | None:
+def measure_here(what: str, options: Mapping[str, Any], on_step: OnStep) -> Result | None:
     """This process's part where a launcher has started it; None but on the first one."""
     import torch
-    import torch.distributed as dist
 
-    from stretto.collectives.measure import measure
     from stretto.runtime import membership
 
     torch.set_num_threads(1)
@@ -47,25 +71,21 @@ def measure_here(sizes: Sequence[int], per_node: int | None, on_step: OnStep) ->
         done += 1
         on_step(done)
 
-    group = dist.group.WORLD
-    assert isinstance(group, dist.ProcessGroup)
     with member.together():
-        result = measure(group, sizes, per_node=per_node, tell=tell)
+        result = MEASURED[what](tell, **options)
     return result if member.world.rank == 0 else None
 
 
 def main(folder: Path) -> None:
     """Do this process's part of the job in a folder."""
     follow()
-    job = json.loads((folder / "job").read_text(encoding="utf-8"))
+    what, options = json.loads((folder / "job").read_text(encoding="utf-8"))
     try:
         with (folder / "progress").open("w", encoding="ascii") as pipe:
             first = os.environ.get("RANK") == "0"
-            result = measure_here(
-                job["sizes"], job["per_node"], lambda step: first and print(step, file=pipe, flush=True)
-            )
+            result = measure_here(what, options, lambda step: first and print(step, file=pipe, flush=True))
         if result is not None:
-            (folder / "result").write_text(json.dumps(result.to_dict()), encoding="utf-8")
+            (folder / "result").write_text(json.dumps(result), encoding="utf-8")
     except Exception as error:  # noqa: BLE001 - whoever started this process says it
         fail(error)
 
