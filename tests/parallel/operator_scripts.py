@@ -14,7 +14,7 @@ import stretto
 from laws.operator_cases import check, close, mesh_of, same
 from parallel.networks import ResNet
 from parallel.scripts import begin, end
-from parallel.transformers import GPT2, BertLayer, GPT2Block, Llama
+from parallel.transformers import GPT2, BertLayer, GPT2Block, Llama, LlamaModel, ViTLayer
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces
 from stretto.team import alone
@@ -121,6 +121,38 @@ ALL = {  # module, its input, and how many parameters and buffers are cut at lea
 }  # fmt: skip
 
 
+class Causal(nn.Module):
+    """Torch's encoder layers in turn, with both kinds of masks."""
+
+    def __init__(self, batch_first=True, **options):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(12, 4, 24, 0.0, batch_first=batch_first, **options)
+        self.layers = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(12), enable_nested_tensor=False)
+        self.batch_first = batch_first
+
+    def forward(self, x):
+        batch, length = x.shape[:2] if self.batch_first else x.shape[1::-1]
+        padding = torch.zeros(batch, length, dtype=torch.bool)
+        padding[0, -1] = True
+        return self.layers(x, torch.ones(length, length, dtype=torch.bool).triu(1), padding)
+
+
+BLOCKS = {  # known transformer blocks, and their input: a length of 5 divides by neither 2, 3 nor 4
+    "own": (own, lambda: tokens(12)),
+    "own, uneven": (partial(own, 20, 5, 11), lambda: tokens(11, 7)),
+    "encoder": (encoder, lambda: sequence(12)),
+    "encoder, norms first": (partial(encoder, True), lambda: sequence(12)),
+    "encoder, no biases, masked": (lambda: Causal(bias=False), lambda: sequence(12)),
+    "encoder, sequence first": (partial(Causal, batch_first=False), lambda: sequence(12).transpose(0, 1)),
+    "layer, one sequence": (lambda: nn.TransformerEncoderLayer(12, 4, 24, 0.0), lambda: sequence(12)[0]),
+    "shorter than the axis": (partial(GPT2Block, 16, 4), lambda: sequence(16, 1)),
+    "gpt-2": (partial(GPT2, 12, 16, 4), lambda: tokens(12)),
+    "llama": (partial(LlamaModel, 16, 8, 4, 24), lambda: sequence(16)),
+    "bert": (lambda: nn.Sequential(BertLayer(16, 4), BertLayer(16, 4)), lambda: sequence(16)),
+    "vit": (lambda: nn.Sequential(ViTLayer(16, 4), nn.LayerNorm(16), ViTLayer(16, 4)), lambda: sequence(16)),
+}
+
+
 def everything():
     """Every module on 2, 3 and 4 processes; whatever else wants four processes."""
     world = begin(4, names=("tensor",))
@@ -132,6 +164,12 @@ def everything():
                 assert check(made(make), given(), mesh, parameters=kind) >= least
             except Exception as error:
                 raise AssertionError(f"{name} on {size} processes, {kind}") from error
+        for name, (make, given) in BLOCKS.items() if mesh is not None else ():
+            try:
+                torch.manual_seed(2)
+                check(made(make), given(), mesh, parameters=kind, sequence=True)
+            except Exception as error:
+                raise AssertionError(f"{name} on {size} processes, {kind}, parts of the sequence") from error
     planned(world)
     for kind in ("dtensor", "local"):
         trained(mesh_of(2), kind)
