@@ -75,7 +75,7 @@ class Heads(nn.MultiheadAttention):
         packed = self.in_proj_weight
         weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if packed is None else packed.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (F.linear(*each) for each in zip((query, key, value), weights, biases, strict=True))
+        q, k, v = (self.between.linear(*each) for each in zip((query, key, value), weights, biases, strict=True))
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (torch.cat([x, b.expand(len(x), 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
         if self.add_zero_attn:

@@ -13,7 +13,7 @@ from torch import nn
 
 from stretto.errors import UsageError
 from stretto.parallel.operator.heads import Attention
-from stretto.parallel.operator.role import Role
+from stretto.parallel.operator.role import Role, is_transposed
 
 CHILDREN = (
     {"attention_norm", "attention", "mlp_norm", "mlp"},  # this package's
@@ -75,7 +75,15 @@ def seen(root: nn.Module, path: str, found: Mapping[str, Role], attentions: Sequ
     cut = {*of_heads, *columns, *rows}
     norms = [each for each in holders(root, below) if each not in cut and not (packed and within(each, inside[0]))]
     random = {each for each, role in own.items() if role.style == "random"}
-    if gate is None or own.keys() - cut - random or not all(normal(root, each, inside[0]) for each in norms):
+    linear = all(
+        type(layer := root.get_submodule(each)) is nn.Linear or is_transposed(layer) for each in (*columns, *rows)
+    )
+    if (
+        gate is None
+        or not linear
+        or own.keys() - cut - random
+        or not all(normal(root, each, inside[0]) for each in norms)
+    ):
         return None
     return Block(path, module, tuple(cut), (*inside, *gate) if not packed else gate, tuple(norms))
 

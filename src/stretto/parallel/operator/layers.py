@@ -1,7 +1,7 @@
 """Layers cut by our own code: columns, rows, groups and vocabularies, each process with plain tensors of its own.
 
-A column layer (outputs cut) runs its own forward on its own weights. A row layer (inputs cut) must add its bias once,
-behind the sum, so its class is exchanged for one that does.
+A column layer (outputs cut) runs its own forward on its own weights, but where it takes a gathered sequence. A row
+layer (inputs cut) must add its bias once, behind the sum, so its class is exchanged for one that does.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.exchange import join, leave, part
 from stretto.parallel.operator.piece import Piece, keep
 from stretto.parallel.operator.role import Role, is_transposed, kind
-from stretto.parallel.operator.span import Between, Whole
+from stretto.parallel.operator.span import Between, Span, Whole
 
 
 def cut(layer: nn.Module, role: Role, axis: Axis, between: Between | None = None) -> None:
@@ -33,9 +33,34 @@ def column(layer: nn.Module, role: Role, axis: Axis, between: Between) -> None:
     keep(layer, "bias", Piece(axis, 0, role.sizes, role.blocks))
     if is_transposed(layer):
         layer.nf = role.blocks * role.sizes[axis.rank]  # type: ignore[assignment]
+    if isinstance(between, Span):
+        layer.__class__ = ColumnTransposed if is_transposed(layer) else ColumnLinear
+        layer.__dict__["between"] = between
     layer.register_forward_pre_hook(Entering(between))
     if not role.sliced:
         layer.register_forward_hook(Joining(axis, known.channels, role.sizes))
+
+
+class ColumnLinear(nn.Linear):
+    """A linear layer with some of its outputs, on a gathered sequence."""
+
+    between: Span
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As torch's own, but for what is kept."""
+        return self.between.linear(input, self.weight, self.bias)
+
+
+class ColumnTransposed(nn.Module):
+    """Hugging Face's Conv1D, likewise."""
+
+    between: Span
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As its own, but for what is kept."""
+        return self.between.linear(x, self.weight.T, self.bias)
 
 
 def grouped(layer: nn.Module, role: Role, axis: Axis) -> None:
