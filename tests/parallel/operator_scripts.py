@@ -14,7 +14,7 @@ import stretto
 from laws.operator_cases import check, close, mesh_of, same
 from parallel.networks import ResNet
 from parallel.scripts import begin, end
-from parallel.transformers import GPT2, BertLayer, GPT2Block, Llama
+from parallel.transformers import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces
 from stretto.team import alone
@@ -121,6 +121,38 @@ ALL = {  # module, its input, and how many parameters and buffers are cut at lea
 }  # fmt: skip
 
 
+class Causal(nn.Module):
+    """Torch's encoder layers in turn, with both kinds of masks."""
+
+    def __init__(self, batch_first=True, **options):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(12, 4, 24, 0.0, batch_first=batch_first, **options)
+        self.layers = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(12), enable_nested_tensor=False)
+        self.batch_first = batch_first
+
+    def forward(self, x):
+        batch, length = x.shape[:2] if self.batch_first else x.shape[1::-1]
+        padding = torch.zeros(batch, length, dtype=torch.bool)
+        padding[0, -1] = True
+        return self.layers(x, torch.ones(length, length, dtype=torch.bool).triu(1), padding)
+
+
+BLOCKS = {  # known transformer blocks, and their input: a length of 5 divides by neither 2, 3 nor 4
+    "own": (own, lambda: tokens(12)),
+    "own, uneven": (partial(own, 20, 5, 11), lambda: tokens(11, 7)),
+    "encoder": (encoder, lambda: sequence(12)),
+    "encoder, norms first": (partial(encoder, True), lambda: sequence(12)),
+    "encoder, no biases, masked": (lambda: Causal(bias=False), lambda: sequence(12)),
+    "encoder, sequence first": (partial(Causal, batch_first=False), lambda: sequence(12).transpose(0, 1)),
+    "layer, one sequence": (lambda: nn.TransformerEncoderLayer(12, 4, 24, 0.0), lambda: sequence(12)[0]),
+    "shorter than the axis": (partial(GPT2Block, 16, 4), lambda: sequence(16, 1)),
+    "gpt-2": (partial(GPT2, 12, 16, 4), lambda: tokens(12)),
+    "llama": (partial(LlamaModel, 16, 8, 4, 24), lambda: sequence(16)),
+    "bert": (lambda: nn.Sequential(BertLayer(16, 4), BertLayer(16, 4)), lambda: sequence(16)),
+    "vit": (lambda: nn.Sequential(ViTLayer(16, 4), nn.LayerNorm(16), ViTLayer(16, 4)), lambda: sequence(16)),
+}
+
+
 def everything():
     """Every module on 2, 3 and 4 processes; whatever else wants four processes."""
     world = begin(4, names=("tensor",))
@@ -132,12 +164,22 @@ def everything():
                 assert check(made(make), given(), mesh, parameters=kind) >= least
             except Exception as error:
                 raise AssertionError(f"{name} on {size} processes, {kind}") from error
+        for name, (make, given) in BLOCKS.items() if size < 4 and mesh is not None else ():
+            try:
+                torch.manual_seed(2)
+                check(made(make), given(), mesh, parameters=kind, sequence=True)
+            except Exception as error:
+                raise AssertionError(f"{name} on {size} processes, {kind}, parts of the sequence") from error
     planned(world)
     for kind in ("dtensor", "local"):
         trained(mesh_of(2), kind)
     for method in ("pb-lwp-sc", "pipedream", "1f1b"):
         emulated(mesh_of(2), method)
+        emulated(mesh_of(2), method, sequence=True)
     masks(mesh_of(2))
+    parts_of_masks(mesh_of(2))
+    parts_pass(mesh_of(2))
+    kept(mesh_of(2))
     end()
 
 
@@ -185,7 +227,7 @@ def trained(mesh, kind):
     made(own).load_state_dict(whole)
 
 
-def emulated(mesh, method):
+def emulated(mesh, method, *, sequence=False):
     """Stages of a pipeline, each on the tensor axis: what a trainer does to weights it does to parts of them."""
     torch.manual_seed(5)
     batches = [(torch.randint(12, (4, 6)), torch.randint(12, (4, 6))) for _ in range(5)]
@@ -202,7 +244,8 @@ def emulated(mesh, method):
     right = made(own)
     mine = copy.deepcopy(right)
     for stage in mine:
-        stretto.parallel.tensor(stage, mesh, parameters="local")
+        blocks = isinstance(stage, Block) and sequence
+        stretto.parallel.tensor(stage, mesh, parameters="local", sequence=blocks)
     with alone():
         close(method, losses(list(mine)), losses(list(right)))
     same(mine, right)
@@ -238,6 +281,77 @@ def masks(mesh):
     assert torch.equal(before, torch.get_rng_state())
 
 
+def parts_of_masks(mesh):
+    """Dropout on parts of the sequence: again the same from the same seed, other masks on each process, and whoever
+    has no part leaves the generators alike.
+    """
+    group, seen = mesh.get_group("tensor"), []
+    for make in (
+        lambda: nn.TransformerEncoderLayer(20, 5, 21, 0.3, batch_first=True), partial(GPT2Block, 20, 5, 0.3),
+        partial(BertLayer, 20, 5, 0.3), partial(ViTLayer, 20, 5, 0.3),
+    ):  # fmt: skip
+        module = stretto.parallel.tensor(made(make), mesh, sequence=True)
+        for length in (6, 1):
+            given = alike(torch.ones(2, length, 20, dtype=torch.float64), group)
+            outs = []
+            for seed in (9, 9, 10):
+                torch.manual_seed(seed)
+                outs.append(alike(module(given).detach(), group))
+                alike(torch.get_rng_state(), group)
+            assert torch.equal(outs[0], outs[1])
+            assert not torch.equal(outs[0], outs[2])
+        assert torch.equal(module.eval()(given), module(given))
+    layer = stretto.parallel.tensor(nn.TransformerEncoderLayer(20, 5, 21, 0.3), mesh, sequence=True)
+    layer.dropout2.register_forward_hook(lambda layer, args, out: seen.append(out.detach() == 0))
+    layer(torch.ones(6, 2, 20))
+    assert seen[0].shape == (3, 2, 20)
+    assert not torch.equal(*gathered(seen[0].to(torch.uint8), group))
+
+
+def parts_pass(mesh):
+    """From block to block where they follow each other for certain; everything else sees wholes."""
+    own = 3 - mesh.get_local_rank("tensor")
+    for container, run in ((nn.Sequential, True), (nn.ModuleList, False)):
+        blocks = [Block(12, 4, 3) for _ in range(3)]
+        module = stretto.parallel.tensor(container(*blocks) if run else container(blocks), mesh, sequence=True)
+        seen, x = [], torch.randn(2, 5, 12)
+        for block in blocks:
+            block.register_forward_hook(lambda block, args, out, seen=seen: seen.append(out.size(1)))
+        if run:
+            module(x)
+        for block in blocks:  # each by itself
+            x = block(x)
+        assert seen == [*([own, own, 5] if run else []), 5, 5, 5]
+
+
+def kept(mesh):
+    """What a graph keeps for the backward, parameters aside, is exactly a process's share of one device's."""
+    for make, width in (
+        (encoder, 12), (partial(Block, 16, 4, 2), 16), (partial(GPT2Block, 16, 4), 16), (partial(BertLayer, 16, 4), 16),
+        (partial(LlamaDecoderLayer, 16, 8, 4, 24), 16), (partial(ViTLayer, 16, 4), 16),
+    ):  # fmt: skip
+        x = sequence(width, 6).requires_grad_()
+        tensor = partial(stretto.parallel.tensor, mesh=mesh, parameters="local")
+        whole, part = (saved(tensor(made(make), sequence=each), x) for each in (False, True))
+        assert 2 * part == saved(made(make), x) < 2 * whole
+
+
+def saved(module, x):
+    """Bytes of the storages that a graph saves, parameters aside."""
+    own = {each.untyped_storage().data_ptr() for each in module.parameters()}
+    seen = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = module(x)
+    assert out is not None
+    return sum(storage.nbytes() for pointer, storage in seen.items() if pointer not in own)
+
+
 def gathered(x, group):
     every = [torch.empty_like(x) for _ in range(group.size())]
     dist.all_gather(every, x.contiguous(), group=group)
@@ -271,6 +385,8 @@ def refusals():
         lambda: stretto.parallel.tensor(Block(8, 1, 1), mesh),
         lambda: stretto.parallel.tensor(Llama(12, 16, 4, 1, 8), mesh),
         lambda: stretto.parallel.tensor(nn.Sequential(nn.MultiheadAttention(4, 1)), mesh),
+        lambda: stretto.parallel.tensor(mlp(4, 4), mesh, sequence=True),
+        lambda: stretto.parallel.tensor(Block(8, 2, 1), mesh, sequence=True, plan={"mlp": "replicate"}),
     ]
     messages = []
     for attempt in attempts:

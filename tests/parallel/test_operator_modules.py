@@ -25,6 +25,8 @@ def test_refusals_name_the_numbers_the_layer_and_the_remedy():
             ("attention has 1 heads for 2 processes", 'plan={"attention": "replicate"}'),
             ("self_attn has 1 key and value heads for 2 processes",),
             ("0 has 1 heads for 2 processes", 'plan={"0": "replicate"}'),
+            ("no transformer block", "nn.TransformerEncoderLayer", "attn, ln_1, ln_2, mlp", "sequence=False"),
+            ("no transformer block whose attention and MLP are cut",),
         ),
         strict=True,
     ):

@@ -123,6 +123,45 @@ class Llama(nn.Module):
         return self.lm_head(self.norms[2](x))
 
 
+class LlamaRMSNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(width)), 1e-6
+
+    def forward(self, hidden_states):
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
+
+
+class LlamaDecoderLayer(nn.Module):
+    """Called, and calling, with names; its output is a tuple, as it once was."""
+
+    def __init__(self, width, heads, key_heads, hidden):
+        super().__init__()
+        self.self_attn, self.mlp = LlamaAttention(width, heads, key_heads), LlamaMLP(width, hidden)
+        self.input_layernorm, self.post_attention_layernorm = LlamaRMSNorm(width), LlamaRMSNorm(width)
+
+    def forward(self, hidden_states, attention_mask=None):
+        x = hidden_states
+        x = x + self.self_attn(hidden_states=self.input_layernorm(x), attention_mask=attention_mask)
+        return x + self.mlp(self.post_attention_layernorm(x)), None
+
+
+class LlamaModel(nn.Module):
+    """Layers in a list; every layer's output is used, and the mask is that of the whole."""
+
+    def __init__(self, width, heads, key_heads, hidden):
+        super().__init__()
+        self.layers = nn.ModuleList(LlamaDecoderLayer(width, heads, key_heads, hidden) for _ in range(2))
+
+    def forward(self, x):
+        total, mask = x, torch.ones(x.size(1), x.size(1), dtype=torch.bool).tril()
+        for layer in self.layers:
+            x = layer(hidden_states=x, attention_mask=mask)[0]
+            total = total + x.flip(1)
+        return total
+
+
 class SelfAttention(nn.Module):
     """BERT's and ViT's: the output layer stands in another module."""
 
@@ -179,3 +218,36 @@ class BertLayer(nn.Module):
             raise ValueError("no masks here")
         x = self.attention(x)
         return self.output(self.intermediate(x), x)
+
+
+class ViTAttention(nn.Module):
+    def __init__(self, width, heads, dropout):
+        super().__init__()
+        self.attention = SelfAttention(width, heads, dropout)
+        self.output = nn.ModuleDict({"dense": nn.Linear(width, width), "dropout": nn.Dropout(dropout)})
+
+    def forward(self, hidden_states):
+        return self.output["dropout"](self.output["dense"](self.attention(hidden_states)))
+
+
+class ViTOutput(nn.Module):
+    def __init__(self, inputs, outputs, dropout):
+        super().__init__()
+        self.dense, self.dropout = nn.Linear(inputs, outputs), nn.Dropout(dropout)
+
+    def forward(self, hidden_states, input_tensor):
+        return self.dropout(self.dense(hidden_states)) + input_tensor
+
+
+class ViTLayer(nn.Module):
+    """Norms first."""
+
+    def __init__(self, width, heads, dropout=0.0):
+        super().__init__()
+        self.attention, self.intermediate = ViTAttention(width, heads, dropout), Intermediate(width)
+        self.output = ViTOutput(4 * width, width, dropout)
+        self.layernorm_before, self.layernorm_after = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, hidden_states):
+        hidden_states = self.attention(self.layernorm_before(hidden_states)) + hidden_states
+        return self.output(self.intermediate(self.layernorm_after(hidden_states)), hidden_states)

@@ -285,6 +285,7 @@ class Ranks(Team):
                     given = trace([stages[index]], given, device, first=index)[0]
                     whole = given if index == len(stages) - 1 else self.within.whole(given)
             outputs.append(self._shapes(whole, home, device))
+        self._settle()
         return outputs
 
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
@@ -338,6 +339,7 @@ class Ranks(Team):
         sums = torch.tensor([tally.loss, tally.examples, tally.hits, tally.targets], dtype=torch.float64)
         for stage in here:
             release(stage)
+        self._settle()  # what another replica, or another part of it, has sent is not part of the answer
         with reaching(told if told != me else (me + 1) % self.size):
             dist.broadcast(sums, group_src=told, group=self.group)
         return Tally(float(sums[0]), *(int(number) for number in sums[1:])).result()
@@ -383,6 +385,7 @@ class Ranks(Team):
         # What every process has, on the first one.
         if not self.is_first:
             self._to(0).send(mine)
+            self._settle()
             return []
         return [mine, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.world.size))]
 
@@ -428,6 +431,11 @@ class Ranks(Team):
             return outputs
         value: tuple[Tensor, ...] = self._from(home, device).receive().value
         return value
+
+    def _settle(self) -> None:
+        # A message that has not been taken is lost if this trainer is given up.
+        for box in self._outboxes.values():
+            box.settle()
 
     def _to(self, rank: int) -> Outbox:
         if rank not in self._outboxes:

@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.exchange import enter, join, leave
+from stretto.parallel.operator.exchange import join, leave
 from stretto.parallel.operator.piece import Piece, keep
 from stretto.parallel.operator.randomness import apart
 from stretto.parallel.operator.role import Role
+from stretto.parallel.operator.span import Between, Whole
 
 
-def share(attention: nn.MultiheadAttention, role: Role, axis: Axis) -> None:
-    """Give an attention its heads: role.sizes of them on each process."""
+def share(attention: nn.MultiheadAttention, role: Role, axis: Axis, between: Between | None = None) -> None:
+    """Give an attention its heads: role.sizes of them on each process. It takes and gives what is `between`: wholes."""
     rows = tuple(size * attention.head_dim for size in role.sizes)
     for name in ("in_proj_weight", "in_proj_bias"):
         keep(attention, name, Piece(axis, 0, rows, blocks=3))
@@ -27,16 +28,17 @@ def share(attention: nn.MultiheadAttention, role: Role, axis: Axis) -> None:
     keep(attention.out_proj, "weight", Piece(axis, 1, rows))
     attention.__class__ = Heads
     # Torch's fused inference reads the packed weight as that of all heads; it steps aside where this says False.
-    attention.__dict__.update(axis=axis, sizes=role.sizes, _qkv_same_embed_dim=False)
+    attention.__dict__.update(axis=axis, sizes=role.sizes, between=between or Whole(axis), _qkv_same_embed_dim=False)
     if attention.dropout:
         apart(attention, axis)
 
 
 class Heads(nn.MultiheadAttention):
-    """Some of the heads; what goes in and out is whole."""
+    """Some of the heads; what goes in and out is whole, or a part of the sequence."""
 
     axis: Axis
     sizes: tuple[int, ...]
+    between: Between
 
     def forward(
         self,
@@ -51,17 +53,16 @@ class Heads(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As torch's own; [T, N, E], [N, T, E] with batch_first, or [T, E]."""
         single = query.ndim == 2
-        q, k, v = self.projected(*(self.laid(x, single) for x in entered((query, key, value), self.axis)))
+        q, k, v = self.projected(*(self.laid(x, single) for x in entered((query, key, value), self.between)))
         if single and key_padding_mask is not None:
             key_padding_mask = key_padding_mask[None]
         mixed, weights = self.mixed(q, k, v, self.mask(attn_mask, key_padding_mask, q, k), need_weights)
-        out = leave(F.linear(mixed.transpose(1, 2).flatten(2), self.out_proj.weight), self.axis)
+        out = F.linear(mixed.transpose(1, 2).flatten(2), self.out_proj.weight)
+        out = self.between.leave(out[0] if single else out if self.batch_first else out.transpose(0, 1))
         if self.out_proj.bias is not None:
-            out = out + self.out_proj.bias
+            out = out + self.between.used(self.out_proj.bias)
         told = None if weights is None else self.told(weights, average_attn_weights)
-        if single:
-            return out[0], None if told is None else told[0]
-        return out if self.batch_first else out.transpose(0, 1), told
+        return out, told[0] if single and told is not None else told
 
     def laid(self, x: Tensor, single: bool) -> Tensor:
         """[N, T, E]."""
@@ -74,7 +75,7 @@ class Heads(nn.MultiheadAttention):
         packed = self.in_proj_weight
         weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if packed is None else packed.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (F.linear(*each) for each in zip((query, key, value), weights, biases, strict=True))
+        q, k, v = (self.between.linear(*each) for each in zip((query, key, value), weights, biases, strict=True))
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (torch.cat([x, b.expand(len(x), 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
         if self.add_zero_attn:
@@ -122,8 +123,8 @@ class Heads(nn.MultiheadAttention):
         return join(weights, self.axis, 1, self.sizes)
 
 
-def entered(inputs: tuple[Tensor, ...], axis: Axis) -> list[Tensor]:
+def entered(inputs: tuple[Tensor, ...], between: Between) -> list[Tensor]:
     """What every process has, about to meet weights of its own; the same tensor only once."""
     met = {id(x): x for x in inputs}
-    met = {key: enter(x, axis) for key, x in met.items()}
+    met = {key: between.enter(x) for key, x in met.items()}
     return [met[id(x)] for x in inputs]

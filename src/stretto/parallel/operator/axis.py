@@ -12,6 +12,7 @@ from stretto.flat import align
 from stretto.parting import part_sizes
 
 NAME = "tensor"
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name since torch 2.13
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,15 @@ class Axis:
         """This process's part, in a new tensor."""
         own = x.narrow(dim, sum(sizes[: self.rank]), sizes[self.rank])
         return own.clone(memory_format=torch.contiguous_format)
+
+    def part_of_sum(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        """This process's part of the sum over processes; parts travel as large as the largest."""
+        every = x.new_zeros(self.size, max(sizes), *x.shape[:dim], *x.shape[dim + 1 :])
+        for place, part in zip(every, torch.split(x, list(sizes), dim), strict=True):
+            place[: part.size(dim)].copy_(part.movedim(dim, 0))
+        own = torch.empty_like(every[0])
+        reduce_scatter(own, every.flatten(0, 1), group=self.group)
+        return own[: sizes[self.rank]].movedim(0, dim).contiguous()
 
     def align(self, *tensors: Tensor) -> None:
         """Give every process the values of the first."""

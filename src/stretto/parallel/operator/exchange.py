@@ -2,7 +2,9 @@
 
 What every process has alike and then uses with weights of its own has a gradient that is a sum: `enter`. Partial sums
 become the same value everywhere: `leave`. Parts along a dim become the whole, and the other way round: `join`, `part`.
-Each is the other's backward, so a gradient is summed exactly once, and whole activations have whole gradients.
+Where activations stay parts in between, parts become the whole that meets weights of its own: `gather`; partial sums
+become parts of the sum: `spread`. Each is the other's backward, so a gradient is summed exactly once, whole activations
+have whole gradients, and parts have their part of it.
 """
 
 from typing import Any
@@ -77,6 +79,38 @@ class Part(torch.autograd.Function):
         return ctx.axis.join(gradients[0], ctx.dim, ctx.sizes), None, None, None
 
 
+class Gather(torch.autograd.Function):
+    """The whole of parts; backward takes the own part of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        """Gather."""
+        ctx.axis, ctx.dim, ctx.sizes = axis, dim, sizes
+        return axis.join(x, dim, sizes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Reduce and scatter."""
+        return ctx.axis.part_of_sum(gradients[0], ctx.dim, ctx.sizes), None, None, None
+
+
+class Spread(torch.autograd.Function):
+    """The own part of the sum; backward joins."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        """Reduce and scatter."""
+        ctx.axis, ctx.dim, ctx.sizes = axis, dim, sizes
+        return axis.part_of_sum(x, dim, sizes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gather."""
+        return ctx.axis.join(gradients[0], ctx.dim, ctx.sizes), None, None, None
+
+
 def enter(x: Tensor, axis: Axis) -> Tensor:
     """What every process has, to be used with weights that it alone has."""
     entered: Tensor = Enter.apply(x, axis)  # type: ignore[no-untyped-call]
@@ -98,4 +132,16 @@ def join(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
 def part(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """This process's part, along `dim`."""
     own: Tensor = Part.apply(x, axis, dim, sizes)  # type: ignore[no-untyped-call]
+    return own
+
+
+def gather(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """The whole, along `dim`, to be used with weights that this process alone has."""
+    whole: Tensor = Gather.apply(x, axis, dim, sizes)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def spread(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """This process's part, along `dim`, of the sum of what each process has."""
+    own: Tensor = Spread.apply(x, axis, dim, sizes)  # type: ignore[no-untyped-call]
     return own

@@ -1,7 +1,7 @@
 """Layers cut by our own code: columns, rows, groups and vocabularies, each process with plain tensors of its own.
 
-A column layer (outputs cut) runs its own forward on its own weights. A row layer (inputs cut) must add its bias once,
-behind the sum, so its class is exchanged for one that does.
+A column layer (outputs cut) runs its own forward on its own weights, but where it takes a gathered sequence. A row
+layer (inputs cut) must add its bias once, behind the sum, so its class is exchanged for one that does.
 """
 
 from dataclasses import dataclass
@@ -11,19 +11,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.exchange import enter, join, leave, part
+from stretto.parallel.operator.exchange import join, leave, part
 from stretto.parallel.operator.piece import Piece, keep
 from stretto.parallel.operator.role import Role, is_transposed, kind
+from stretto.parallel.operator.span import Between, Span, Whole
 
 
-def cut(layer: nn.Module, role: Role, axis: Axis) -> None:
-    """Give a layer its part."""
-    {"column": column, "row": row, "groups": grouped, "vocabulary": vocabulary, "channels": channels}[role.style](
-        layer, role, axis
-    )
+def cut(layer: nn.Module, role: Role, axis: Axis, between: Between | None = None) -> None:
+    """Give a layer its part. `between` is what a column takes and a row gives; otherwise that is whole."""
+    if role.style in ("column", "row"):
+        {"column": column, "row": row}[role.style](layer, role, axis, Whole(axis) if between is None else between)
+    else:
+        {"groups": grouped, "vocabulary": vocabulary, "channels": channels}[role.style](layer, role, axis)
 
 
-def column(layer: nn.Module, role: Role, axis: Axis) -> None:
+def column(layer: nn.Module, role: Role, axis: Axis, between: Between) -> None:
     """Its own outputs, from all inputs."""
     known = kind(layer)
     assert known is not None
@@ -31,9 +33,34 @@ def column(layer: nn.Module, role: Role, axis: Axis) -> None:
     keep(layer, "bias", Piece(axis, 0, role.sizes, role.blocks))
     if is_transposed(layer):
         layer.nf = role.blocks * role.sizes[axis.rank]  # type: ignore[assignment]
-    layer.register_forward_pre_hook(Entering(axis))
+    if isinstance(between, Span):
+        layer.__class__ = ColumnTransposed if is_transposed(layer) else ColumnLinear
+        layer.__dict__["between"] = between
+    layer.register_forward_pre_hook(Entering(between))
     if not role.sliced:
         layer.register_forward_hook(Joining(axis, known.channels, role.sizes))
+
+
+class ColumnLinear(nn.Linear):
+    """A linear layer with some of its outputs, on a gathered sequence."""
+
+    between: Span
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As torch's own, but for what is kept."""
+        return self.between.linear(input, self.weight, self.bias)
+
+
+class ColumnTransposed(nn.Module):
+    """Hugging Face's Conv1D, likewise."""
+
+    between: Span
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As its own, but for what is kept."""
+        return self.between.linear(x, self.weight.T, self.bias)
 
 
 def grouped(layer: nn.Module, role: Role, axis: Axis) -> None:
@@ -51,13 +78,13 @@ def grouped(layer: nn.Module, role: Role, axis: Axis) -> None:
         layer.register_forward_hook(Joining(axis, known.channels, role.sizes))
 
 
-def row(layer: nn.Module, role: Role, axis: Axis) -> None:
+def row(layer: nn.Module, role: Role, axis: Axis, between: Between) -> None:
     """All outputs, from its own inputs: a part of a sum."""
     known = kind(layer)
     assert known is not None
     keep(layer, "weight", Piece(axis, known.inputs, role.sizes))
     layer.__class__ = RowTransposed if is_transposed(layer) else ROWS[type(layer)]
-    layer.__dict__["axis"] = axis
+    layer.__dict__["between"] = between
     if not role.sliced:
         layer.register_forward_pre_hook(Parting(axis, known.channels, role.sizes))
 
@@ -65,34 +92,34 @@ def row(layer: nn.Module, role: Role, axis: Axis) -> None:
 class RowLinear(nn.Linear):
     """A linear layer with some of its inputs."""
 
-    axis: Axis
+    between: Between
 
     def forward(self, input: Tensor) -> Tensor:
         """Sum over processes, then the bias."""
-        total = leave(F.linear(input, self.weight), self.axis)
-        return total if self.bias is None else total + self.bias
+        total = self.between.leave(F.linear(input, self.weight))
+        return total if self.bias is None else total + self.between.used(self.bias)
 
 
 class RowTransposed(nn.Module):
     """Hugging Face's Conv1D with some of its inputs."""
 
-    axis: Axis
+    between: Between
     weight: nn.Parameter
     bias: nn.Parameter
 
     def forward(self, x: Tensor) -> Tensor:
         """Sum over processes, then the bias."""
-        return leave(x @ self.weight, self.axis) + self.bias
+        return self.between.leave(x @ self.weight) + self.between.used(self.bias)
 
 
 class RowConv(nn.modules.conv._ConvNd):
     """A convolution with some of its input channels."""
 
-    axis: Axis
+    between: Between
 
     def forward(self, input: Tensor) -> Tensor:
         """Sum over processes, then the bias."""
-        total = leave(self._conv_forward(input, self.weight, None), self.axis)
+        total = self.between.leave(self._conv_forward(input, self.weight, None))
         return total if self.bias is None else total + self.bias.view(-1, *(1,) * len(self.kernel_size))
 
 
@@ -148,11 +175,11 @@ class Rows(nn.Embedding):
 class Entering:
     """Before a column: the input's gradient is a sum."""
 
-    axis: Axis
+    between: Between
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> Any:
         """A forward pre-hook."""
-        return enter(args[0], self.axis), *args[1:]
+        return self.between.enter(args[0]), *args[1:]
 
 
 @dataclass(frozen=True)

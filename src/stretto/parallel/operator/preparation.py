@@ -11,10 +11,14 @@ from torch.distributed.tensor import DTensor
 from stretto.errors import UsageError, nearest
 from stretto.parallel.operator import attention, layers, styles
 from stretto.parallel.operator.axis import Axis
+from stretto.parallel.operator.blocks import blocks
 from stretto.parallel.operator.piece import pieces
 from stretto.parallel.operator.plan import roles
 from stretto.parallel.operator.randomness import apart
 from stretto.parallel.operator.role import Role
+from stretto.parallel.operator.sequence import install as open_up
+from stretto.parallel.operator.sequence import spans
+from stretto.parallel.operator.span import Between
 
 PARAMETERS = ("dtensor", "local")
 
@@ -25,6 +29,7 @@ def tensor(
     *,
     plan: Mapping[str, str] | None = None,
     parameters: Literal["dtensor", "local"] = "dtensor",
+    sequence: bool = False,
 ) -> nn.Module:
     """Cut the weights of `module`, in place, over the mesh's axis "tensor"; names stay, and it is returned.
 
@@ -42,8 +47,13 @@ def tensor(
     After a backward every process holds one device's gradients of what it holds. Linear layers that the axis divides
     are cut by torch's own styles and have DTensor parameters (`.to_local()`, `.full_tensor()`), everything else has
     plain ones; with parameters="local" all are plain. Optimizers that work on each element, like SGD and Adam, step
-    either as they are; what needs a norm over all weights (clipping, LARS) sees this process's parts only. Raises
-    UsageError where a plan does not fit, or a process would have no head.
+    either as they are; what needs a norm over all weights (clipping, LARS) sees this process's parts only.
+
+    With `sequence` known transformer blocks (`blocks`: torch's encoder layer, this package's, GPT-2, Llama, BERT, ViT)
+    keep activations between their cut pairs as parts of the sequence, of any length: norms, dropouts and residuals are
+    computed and kept once, not on every process. Parts pass from block to block in nn.Sequential and
+    nn.TransformerEncoder; what any other module gives a block and gets from it is whole. Such blocks' parameters are
+    plain. Raises UsageError where a plan does not fit, a process would have no head, or no block is known.
     """
     axis = Axis.of(mesh)
     if parameters not in PARAMETERS:
@@ -53,29 +63,34 @@ def tensor(
             "stretto.parallel.tensor: this module, or a part of it, has been prepared already: once is all"
         )
     found, attentions = roles(module, axis, plan or {})
+    known = blocks(module, found, attentions) if sequence else []
     if axis.size == 1:
         return module
     axis.align(*module.parameters(), *module.buffers())
     modules = dict(module.named_modules())
+    span_of = spans(module, known, axis)
+    between = {path: span_of[block.path] for block in known for path in block.cut}
     for path, role in found.items():
-        install(modules[path], role, axis, torch_styles=parameters == "dtensor")
+        install(modules[path], role, axis, between.get(path), torch_styles=parameters == "dtensor")
     for each in attentions:
         each.adjust(found[each.query], found[each.others[0] if each.others else each.query], axis)
         apart(each.module, axis, until=modules[each.output])
+    for block in known:
+        open_up(module, block, span_of[block.path], found)
     return module
 
 
-def install(layer: nn.Module, role: Role, axis: Axis, *, torch_styles: bool) -> None:
+def install(layer: nn.Module, role: Role, axis: Axis, between: Between | None, *, torch_styles: bool) -> None:
     """Let a layer play its role."""
     if role.style == "random":
         apart(layer, axis)
     elif role.style == "attention":
         assert isinstance(layer, nn.MultiheadAttention)
-        attention.share(layer, role, axis)
-    elif role.style != "replicate" and torch_styles and styles.fits(layer, role):
+        attention.share(layer, role, axis, between)
+    elif role.style != "replicate" and torch_styles and between is None and styles.fits(layer, role):
         styles.distribute(layer, role, axis)
     elif role.style != "replicate":
-        layers.cut(layer, role, axis)
+        layers.cut(layer, role, axis, between)
 
 
 def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:

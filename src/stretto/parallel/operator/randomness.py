@@ -25,8 +25,9 @@ class Saved(NamedTuple):
 class Apart:
     """A stream of its own for a layer while it trains, up to its end or the beginning of another layer in it."""
 
-    def __init__(self, axis: Axis) -> None:
+    def __init__(self, axis: Axis, *, alike: bool = True) -> None:
         self.axis = axis
+        self.alike = alike  # whether all draw or none; a part may be empty
         self.saved: Saved | None = None
 
     def begin(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
@@ -44,7 +45,7 @@ class Apart:
         if self.saved is None:
             return
         (device, common, began), self.saved = self.saved, None
-        drawn = not all(map(torch.equal, states(device), began))
+        drawn = not self.alike or not all(map(torch.equal, states(device), began))
         torch.set_rng_state(common[0])
         for state in common[1:]:
             torch.get_device_module(device).set_rng_state(state, device)
@@ -63,9 +64,9 @@ def states(device: torch.device) -> tuple[Tensor, ...]:
     return every if device.type == "cpu" else (*every, torch.get_device_module(device).get_rng_state(device))
 
 
-def apart(layer: nn.Module, axis: Axis, until: nn.Module | None = None) -> None:
+def apart(layer: nn.Module, axis: Axis, until: nn.Module | None = None, *, alike: bool = True) -> None:
     """Let a layer draw from a stream of its own, until another one begins."""
-    stream = Apart(axis)
+    stream = Apart(axis, alike=alike)
     layer.register_forward_pre_hook(stream.begin, with_kwargs=True)
     layer.register_forward_hook(stream.end, always_call=True)
     if until is not None:
