@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from stretto.data import DATASETS, load
+from stretto.data.digits import read
 from stretto.data.split import stratify
 from stretto.errors import UsageError
 
@@ -39,10 +40,16 @@ def test_scaled_by_the_train_split_alone(digits):
     assert abs(float(digits.validation.x.mean())) > 1e-4, "validation's own mean must not have been taken out"
 
 
-def test_every_example_is_in_one_split():
+def test_read_as_scikit_learn_reads_them():
     from sklearn.datasets import load_digits
 
-    labels = torch.from_numpy(load_digits().target)
+    images, labels = read()
+    assert torch.equal(images[:, 0], torch.from_numpy(load_digits().images).to(torch.float32))
+    assert torch.equal(labels, torch.from_numpy(load_digits().target))
+
+
+def test_every_example_is_in_one_split():
+    _, labels = read()
     rows = torch.cat(stratify(labels, (0.6, 0.8)))
     assert sorted(rows.tolist()) == list(range(1797))
 

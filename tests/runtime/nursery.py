@@ -26,7 +26,7 @@ from stretto import forks
 IMPORTED = (
     *forks.NEEDED, "torch.distributed.tensor", "torch.distributed.tensor.parallel", "torch.fx", "stretto.trainer",
     "stretto.runtime.ranks", "stretto.parallel.operator", "stretto.parallel.space", "stretto.collectives", "hypothesis",
-    "pytest", "sklearn.datasets", "stretto.runtime.launch", "stretto.study",
+    "pytest", "stretto.runtime.launch", "stretto.study",
 )  # fmt: skip
 
 
