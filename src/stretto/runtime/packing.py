@@ -10,7 +10,7 @@ Tensors keep their strides where they are dense (a transposed one, channels_last
 compute on the same memory format as without processes, to the same last bit. Others become contiguous.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -94,18 +94,18 @@ def aligned(size: int) -> int:
 
 def pack(value: Any, buffer: Tensor) -> None:
     """Write a value's bytes into a buffer [size_of(layout_of(value))] of uint8."""
-    start = 0
-    for tensor in leaves_of(value):
-        size = tensor.numel() * tensor.itemsize
-        if size:
-            order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True) if is_dense(tensor) else None
-            place = buffer[start : start + size].view(tensor.dtype)
-            if order is None:
-                place.view(tensor.shape).copy_(tensor)
-            else:
-                in_memory_order = tensor.permute(order)
-                place.view(in_memory_order.shape).copy_(in_memory_order)
-        start += aligned(size)
+    fill(places_in(layout_of(value), buffer), value)
+
+
+def places_in(layout: Layout, buffer: Tensor) -> list[Tensor]:
+    """Where in a buffer the tensors of a value of this layout go."""
+    return list(leaves_of(unpack(layout, buffer)))
+
+
+def fill(places: Sequence[Tensor], value: Any) -> None:
+    """Copy a value's tensors to their places."""
+    for place, tensor in zip(places, leaves_of(value), strict=True):
+        place.copy_(tensor.detach())
 
 
 def unpack(layout: Layout, buffer: Tensor) -> Any:

@@ -10,6 +10,7 @@ end copies each value, so that nobody waits for a send, until too many are on th
 Between devices that reach each other (`direct.py`) a value travels by itself, from device to device, after its prefix.
 """
 
+import struct
 import weakref
 from collections import deque
 from typing import Any, NamedTuple
@@ -20,10 +21,11 @@ from torch import Tensor
 
 from stretto.runtime.direct import Direct
 from stretto.runtime.failure import reaching
-from stretto.runtime.packing import Layout, layout_of, pack, size_of, unpack
+from stretto.runtime.packing import Layout, fill, layout_of, places_in, size_of, unpack
 from stretto.runtime.status import Status
 
 PREFIX = 64  # bytes
+HEADER = struct.Struct("=qq")  # what a message is, and the micro-batch; the rest of the prefix is zeros
 VALUE, LAYOUT, MARK = 1, 2, 3
 
 
@@ -49,11 +51,29 @@ class Line(NamedTuple):
     direct: Direct | None = None
 
 
+class Parcel:
+    """The memory of a message with a value of one layout. It is filled again and again: fresh pages cost more than
+    copying into them.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.buffer = torch.empty(PREFIX + size_of(layout), dtype=torch.uint8)
+        self.buffer[:PREFIX] = 0
+        self._header = self.buffer.numpy().data
+        self._places = places_in(layout, self.buffer[PREFIX:])
+
+    def fill(self, value: Any, microbatch: int) -> None:
+        """Make it the message of a value."""
+        HEADER.pack_into(self._header, 0, VALUE, microbatch)
+        fill(self._places, value)
+
+
 class Sent(NamedTuple):
     """A message under way, the memory that must not change until it has been taken, and how many values it holds."""
 
     work: Any
-    buffer: Tensor
+    memory: Parcel | Tensor
     values: int
 
 
@@ -74,7 +94,7 @@ class Outbox:
         self._under_way: deque[Sent] = deque()
         weakref.finalize(self, _given_up.extend, self._under_way).atexit = False
         self._values = 0  # under way
-        self._free: Tensor | None = None
+        self._free: Parcel | None = None
 
     def send(self, value: Any, microbatch: int = 0) -> None:
         """Send a value. Waits only while `depth` earlier values have not been taken."""
@@ -83,18 +103,12 @@ class Outbox:
             self._announce(layout)
         while self._values >= self._depth:
             self._wait_for_oldest()
-        size = size_of(layout)
         if self._direct is not None:
-            self._post(prefix(VALUE, microbatch), values=0 if size else 1)
-            if size:
-                with reaching(self._peer):
-                    self._under_way.append(Sent(*self._direct.send(value, size), values=1))
-                self._values += 1
+            self._send_directly(self._direct, value, microbatch, size_of(layout))
             return
-        buffer = self._buffer(PREFIX + size)
-        buffer[:PREFIX] = prefix(VALUE, microbatch)
-        pack(value, buffer[PREFIX:])
-        self._post(buffer, values=1)
+        parcel = self._parcel(layout)
+        parcel.fill(value, microbatch)
+        self._post(parcel.buffer, parcel, values=1)
 
     def settle(self) -> None:
         """Wait until everything has been taken."""
@@ -103,7 +117,8 @@ class Outbox:
 
     def mark(self) -> None:
         """Send a mark for the other end's `clear`; waits for nothing."""
-        self._post(prefix(MARK, 0))
+        buffer = prefix(MARK, 0)
+        self._post(buffer, buffer, values=0)
 
     def _wait_for_oldest(self) -> None:
         oldest = self._under_way[0]
@@ -111,24 +126,32 @@ class Outbox:
             oldest.work.wait()
         self._under_way.popleft()
         self._values -= oldest.values
-        if oldest.values:
-            self._free = oldest.buffer
+        if isinstance(oldest.memory, Parcel):
+            self._free = oldest.memory
 
-    def _buffer(self, size: int) -> Tensor:
-        # The memory of a value that has been taken, if it fits: fresh pages cost more than copying into them.
+    def _parcel(self, layout: Layout) -> Parcel:
+        # That of a value that has been taken, if it fits.
         free, self._free = self._free, None
-        return free if free is not None and free.numel() == size else torch.empty(size, dtype=torch.uint8)
+        return free if free is not None and free.layout == layout else Parcel(layout)
+
+    def _send_directly(self, direct: Direct, value: Any, microbatch: int, size: int) -> None:
+        announced = prefix(VALUE, microbatch)
+        self._post(announced, announced, values=0 if size else 1)
+        if size:
+            with reaching(self._peer):
+                self._under_way.append(Sent(*direct.send(value, size), values=1))
+            self._values += 1
 
     def _announce(self, layout: Layout) -> None:
         numbers = torch.tensor(layout, dtype=torch.int64)
-        self._post(prefix(LAYOUT, numbers.numel()))
-        self._post(numbers.view(torch.uint8))
+        for buffer in (prefix(LAYOUT, numbers.numel()), numbers.view(torch.uint8)):
+            self._post(buffer, buffer, values=0)
         self._layout = layout
 
-    def _post(self, buffer: Tensor, values: int = 0) -> None:
+    def _post(self, buffer: Tensor, memory: Parcel | Tensor, values: int) -> None:
         with reaching(self._peer):
-            work = dist.isend(buffer, group=self._group, group_dst=self._peer, tag=self._tag)
-        self._under_way.append(Sent(work, buffer, values))
+            work = self._group.send([buffer], self._peer, self._tag)
+        self._under_way.append(Sent(work, memory, values))
         self._values += values
 
 
@@ -160,7 +183,7 @@ class Inbox:
             work, buffer = self._posted
             with reaching(self._peer):
                 work.wait()
-            kind, number, *_ = buffer[:PREFIX].view(torch.int64).tolist()
+            kind, number = HEADER.unpack_from(buffer.numpy().data)
             if kind != LAYOUT:
                 self._posted = self._post(self._expected())
                 return kind, number, self._payload(buffer) if kind == VALUE else buffer
@@ -187,11 +210,11 @@ class Inbox:
     def _post(self, size: int) -> tuple[Any, Tensor]:
         buffer = torch.empty(size, dtype=torch.uint8)
         with reaching(self._peer):
-            return dist.irecv(buffer, group=self._group, group_src=self._peer, tag=self._tag), buffer
+            return self._group.recv([buffer], self._peer, self._tag), buffer
 
 
 def prefix(kind: int, number: int) -> Tensor:
     """What a message begins with."""
-    numbers = torch.zeros(PREFIX // 8, dtype=torch.int64)
-    numbers[0], numbers[1] = kind, number
-    return numbers.view(torch.uint8)
+    buffer = torch.zeros(PREFIX, dtype=torch.uint8)
+    HEADER.pack_into(buffer.numpy().data, 0, kind, number)
+    return buffer

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,13 @@ from stretto.sync.peers import Peers
 from stretto.tracing import Recording
 from stretto.tracing.naming import channel as name
 from stretto.within import Within
+
+
+class Route(NamedTuple):
+    """Where a value goes, and whether it is used here, too."""
+
+    channels: tuple[Channel, ...]
+    here: bool
 
 
 class Worker(Interpreter):
@@ -52,6 +59,7 @@ class Worker(Interpreter):
         self._status = status
         self.recording: Recording | None = None
         self._told = 0  # the first minibatch whose loss has not been told
+        self._routes: dict[tuple[str, int], list[Route]] = {}
         self._borrowed: dict[Channel, Letter] = {}  # the newest tied weights that have arrived
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
@@ -94,6 +102,7 @@ class Worker(Interpreter):
         super().restart(n)
 
     def _issue(self, n: int, until: int | None) -> None:
+        losses: list[tuple[Edge, Route]] = []  # nobody computes with one: they go out when the turn is over
         for action in self.schedule.turn(self.worker, n, until, self._since):
             needs = self._needs(action)
             for edge in needs:
@@ -102,7 +111,13 @@ class Worker(Interpreter):
             self._status.acts(action)
             with self._within.working():
                 made = self._run(action, needs)
-            self._send(made)
+            for edge, route in zip(made, self._routes_of(action), strict=True):
+                if edge.value == "loss":
+                    losses.append((edge, route))
+                else:
+                    self._send(edge, route)
+        for edge, route in losses:
+            self._send(edge, route)
 
     def _finish(self, until: int) -> None:
         self._hear(until // self.schedule.per_turn)
@@ -140,21 +155,27 @@ class Worker(Interpreter):
             self.recording.span("wait", f"{channel.value} of {source}", start, now)
             self.recording.received(name_of(edges[0], self.worker), letter.microbatch, now)
 
-    def _send(self, made: Sequence[Edge]) -> None:
-        sent: set[Channel] = set()
-        for edge in made:
-            here = False
-            for worker in receivers(edge, self.schedule):
-                channel = Channel.of(edge, worker)
-                if worker == self.worker:
-                    here = True
-                elif channel not in sent:
-                    self._mailbox.send(channel, self.values[edge], edge.source.microbatch)
-                    sent.add(channel)
-                    if self.recording is not None:
-                        self.recording.sent(name_of(edge, worker), edge.source.microbatch, perf_counter_ns())
-            if not here:
-                del self.values[edge]
+    def _send(self, edge: Edge, route: Route) -> None:
+        for channel in route.channels:
+            self._mailbox.send(channel, self.values[edge], edge.source.microbatch)
+            if self.recording is not None:
+                self.recording.sent(name_of(edge, channel.worker), edge.source.microbatch, perf_counter_ns())
+        if not route.here:
+            del self.values[edge]
+
+    def _routes_of(self, action: Action) -> Sequence[Route]:
+        # For each edge that the action makes; alike for all micro-batches. What several of them bring to one worker
+        # goes there once.
+        routes = self._routes.get((action.kind, action.stage))
+        if routes is None:
+            used: set[Channel] = set()
+            routes = self._routes[action.kind, action.stage] = []
+            for edge in self.rules.makes(action):
+                to = receivers(edge, self.schedule)
+                others = {Channel.of(edge, worker) for worker in to if worker != self.worker} - used
+                routes.append(Route(tuple(sorted(others)), here=self.worker in to))
+                used |= others
+        return routes
 
     def _hear(self, until: int) -> None:
         for minibatch in range(self._told, until):
