@@ -10,10 +10,10 @@ Tensors keep their strides where they are dense (a transposed one, channels_last
 compute on the same memory format as without processes, to the same last bit. Others become contiguous.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,10 +81,9 @@ def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
     return tuple(strides)
 
 
-@lru_cache(maxsize=1024)
 def size_of(layout: Layout) -> int:
     """How many bytes a value of this layout takes."""
-    return sum(aligned(prod(shape) * DTYPES[code].itemsize) for code, shape, _ in _tensors(layout))
+    return form_of(layout).size
 
 
 def aligned(size: int) -> int:
@@ -92,45 +91,76 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def pack(value: Any, buffer: Tensor) -> None:
-    """Write a value's bytes into a buffer [size_of(layout_of(value))] of uint8."""
-    fill(places_in(layout_of(value), buffer), value)
+class Place(NamedTuple):
+    """Where a tensor's bytes begin, counted in its own elements, and how they make a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+
+    def within(self, buffer: Tensor, offset: int) -> Tensor:
+        """The tensor, on a buffer's memory from the byte `offset` on."""
+        return buffer.view(self.dtype).as_strided(self.shape, self.strides, self.start + offset // self.dtype.itemsize)
 
 
-def places_in(layout: Layout, buffer: Tensor) -> list[Tensor]:
-    """Where in a buffer the tensors of a value of this layout go."""
-    return list(leaves_of(unpack(layout, buffer)))
+class Form(NamedTuple):
+    """A layout that has been read: a value that has places for tensors, and its size in bytes."""
+
+    value: Any
+    size: int
+
+    def within(self, buffer: Tensor, offset: int = 0) -> Any:
+        """The value whose bytes a buffer holds, from the byte `offset` on. Its tensors share the buffer's memory."""
+        return _within(self.value, buffer, offset)
 
 
-def fill(places: Sequence[Tensor], value: Any) -> None:
-    """Copy a value's tensors to their places."""
-    for place, tensor in zip(places, leaves_of(value), strict=True):
-        place.copy_(tensor.detach())
+def _within(value: Any, buffer: Tensor, offset: int) -> Any:
+    if isinstance(value, Place):
+        return value.within(buffer, offset)
+    if isinstance(value, dict):
+        return {key: _within(member, buffer, offset) for key, member in value.items()}
+    return value if value is None else tuple([_within(member, buffer, offset) for member in value])
 
 
-def unpack(layout: Layout, buffer: Tensor) -> Any:
-    """The value whose bytes a buffer holds. Its tensors share the buffer's memory."""
-    numbers = iter(layout)
-    value, _ = _read(numbers, buffer, 0)
-    return value
+@lru_cache(maxsize=1024)
+def form_of(layout: Layout) -> Form:
+    """Read a layout."""
+    return Form(*_read(iter(layout), 0))
 
 
-def _read(numbers: Iterator[int], buffer: Tensor, start: int) -> tuple[Any, int]:
+def _read(numbers: Iterator[int], start: int) -> tuple[Any, int]:
+    # The next value of a layout, whose bytes begin at `start`, and where those of the one after it begin.
     kind = next(numbers)
     if kind == NOTHING:
         return None, start
     if kind == TENSOR:
         dtype, dims = DTYPES[next(numbers)], next(numbers)
-        shape, strides = [next(numbers) for _ in range(dims)], [next(numbers) for _ in range(dims)]
-        size = prod(shape) * dtype.itemsize
-        flat = buffer[start : start + size].view(dtype)
-        return flat.as_strided(shape, strides) if size else flat.view(shape), start + aligned(size)
+        shape, strides = (tuple([next(numbers) for _ in range(dims)]) for _ in range(2))
+        place = Place(dtype, shape, strides, start // dtype.itemsize)
+        return place, start + aligned(prod(shape) * dtype.itemsize)
     length = next(numbers)
     members: dict[int, Any] = {}
     for position in range(length):
         key = next(numbers) if kind == DICT else position
-        members[key], start = _read(numbers, buffer, start)
+        members[key], start = _read(numbers, start)
     return members if kind == DICT else tuple(members.values()), start
+
+
+def pack(value: Any, buffer: Tensor) -> None:
+    """Write a value's bytes into a buffer [size_of(layout_of(value))] of uint8."""
+    fill(form_of(layout_of(value)).within(buffer), value)
+
+
+def unpack(layout: Layout, buffer: Tensor) -> Any:
+    """The value whose bytes a buffer holds. Its tensors share the buffer's memory."""
+    return form_of(layout).within(buffer)
+
+
+def fill(places: Any, value: Any) -> None:
+    """Copy a value's tensors into those of another one of the same layout."""
+    for place, tensor in zip(leaves_of(places), leaves_of(value), strict=True):
+        place.copy_(tensor.detach())
 
 
 def leaves_of(value: Any) -> Iterator[Tensor]:
@@ -140,24 +170,6 @@ def leaves_of(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | Mapping):
         for member in value.values() if isinstance(value, Mapping) else value:
             yield from leaves_of(member)
-
-
-def _tensors(layout: Layout) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    # The code, shape and strides of each tensor: members stand in a row, so no nesting has to be followed but dicts'.
-    numbers = iter(layout)
-
-    def walk() -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-        kind = next(numbers)
-        if kind == TENSOR:
-            code, dims = next(numbers), next(numbers)
-            yield code, tuple(next(numbers) for _ in range(dims)), tuple(next(numbers) for _ in range(dims))
-        elif kind != NOTHING:
-            for _ in range(next(numbers)):
-                if kind == DICT:
-                    next(numbers)
-                yield from walk()
-
-    return walk()
 
 
 def as_tensor(text: bytes) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stretto.runtime.direct import Direct
 from stretto.runtime.failure import reaching
-from stretto.runtime.packing import Layout, fill, layout_of, places_in, size_of, unpack
+from stretto.runtime.packing import Form, Layout, fill, form_of, layout_of, leaves_of, size_of
 from stretto.runtime.status import Status
 
 PREFIX = 64  # bytes
@@ -61,7 +61,7 @@ class Parcel:
         self.buffer = torch.empty(PREFIX + size_of(layout), dtype=torch.uint8)
         self.buffer[:PREFIX] = 0
         self._header = self.buffer.numpy().data
-        self._places = places_in(layout, self.buffer[PREFIX:])
+        self._places = tuple(leaves_of(form_of(layout).within(self.buffer, PREFIX)))
 
     def fill(self, value: Any, microbatch: int) -> None:
         """Make it the message of a value."""
@@ -83,8 +83,8 @@ _given_up: list[Sent] = []
 
 
 class Outbox:
-    """The sending end. At most `depth` values may wait there until they are taken. What it has sent arrives, even if it
-    is given up.
+    """The sending end. Fewer than `depth` values may wait there until they are taken. What it has sent arrives, even if
+    it is given up.
     """
 
     def __init__(self, line: Line, depth: int) -> None:
@@ -97,18 +97,18 @@ class Outbox:
         self._free: Parcel | None = None
 
     def send(self, value: Any, microbatch: int = 0) -> None:
-        """Send a value. Waits only while `depth` earlier values have not been taken."""
+        """Send a value. Waits only if `depth` values have not been taken then."""
         layout = layout_of(value)
         if layout != self._layout:
             self._announce(layout)
-        while self._values >= self._depth:
-            self._wait_for_oldest()
         if self._direct is not None:
             self._send_directly(self._direct, value, microbatch, size_of(layout))
-            return
-        parcel = self._parcel(layout)
-        parcel.fill(value, microbatch)
-        self._post(parcel.buffer, parcel, values=1)
+        else:
+            parcel = self._parcel(layout)
+            parcel.fill(value, microbatch)
+            self._post(parcel.buffer, parcel, values=1)
+        while self._values >= self._depth:  # now, when the receiver has something to do
+            self._wait_for_oldest()
 
     def settle(self) -> None:
         """Wait until everything has been taken."""
@@ -161,22 +161,21 @@ class Inbox:
     def __init__(self, line: Line, device: torch.device) -> None:
         self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._device = device
-        self._layout: Layout = ()
-        self._size = 0
+        self._form = Form(None, 0)
         self._posted = self._post(PREFIX)
 
     def receive(self, what: str | None = None) -> Letter:
         """The next value; waits for it. `what` is said to be waited for."""
         with self._status.waiting(what or self._name, self._peer):
-            kind, number, buffer = self._next()
-        assert kind == VALUE, f"a message of kind {kind} from rank {self._peer}, where a value should be"
-        return Letter(number, unpack(self._layout, buffer.to(self._device)))
+            kind, number, message = self._next()
+            assert kind == VALUE, f"a message of kind {kind} from rank {self._peer}, where a value should be"
+            return Letter(number, self._value(message))
 
     def clear(self) -> None:
         """Drop everything up to the next mark."""
         with self._status.waiting(f"the end of {self._name}", self._peer):
-            while self._next()[0] != MARK:
-                pass
+            while (taken := self._next())[0] != MARK:
+                self._value(taken[2])
 
     def _next(self) -> tuple[int, int, Tensor]:
         while True:
@@ -186,25 +185,24 @@ class Inbox:
             kind, number = HEADER.unpack_from(buffer.numpy().data)
             if kind != LAYOUT:
                 self._posted = self._post(self._expected())
-                return kind, number, self._payload(buffer) if kind == VALUE else buffer
+                return kind, number, buffer
             self._read_layout(number)
 
-    def _payload(self, buffer: Tensor) -> Tensor:
-        if self._direct is None or not self._size:
-            return buffer[PREFIX:]
+    def _value(self, message: Tensor) -> Any:
+        if self._direct is None or not self._form.size:
+            return self._form.within(message.to(self._device), PREFIX)
         with reaching(self._peer):
-            return self._direct.receive(self._size)
+            return self._form.within(self._direct.receive(self._form.size))
 
     def _expected(self) -> int:
         # How long the next message is, if it is a value.
-        return PREFIX if self._direct is not None else PREFIX + self._size
+        return PREFIX if self._direct is not None else PREFIX + self._form.size
 
     def _read_layout(self, length: int) -> None:
         work, buffer = self._post(8 * length)
         with reaching(self._peer):
             work.wait()
-        self._layout = tuple(buffer.view(torch.int64).tolist())
-        self._size = size_of(self._layout)
+        self._form = form_of(tuple(buffer.view(torch.int64).tolist()))
         self._posted = self._post(self._expected())
 
     def _post(self, size: int) -> tuple[Any, Tensor]:

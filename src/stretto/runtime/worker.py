@@ -102,7 +102,7 @@ class Worker(Interpreter):
         super().restart(n)
 
     def _issue(self, n: int, until: int | None) -> None:
-        losses: list[tuple[Edge, Route]] = []  # nobody computes with one: they go out when the turn is over
+        losses: list[tuple[Edge, Route]] = []
         for action in self.schedule.turn(self.worker, n, until, self._since):
             needs = self._needs(action)
             for edge in needs:
@@ -116,8 +116,8 @@ class Worker(Interpreter):
                     losses.append((edge, route))
                 else:
                     self._send(edge, route)
-        for edge, route in losses:
-            self._send(edge, route)
+        if losses:
+            self._tell(losses)
 
     def _finish(self, until: int) -> None:
         self._hear(until // self.schedule.per_turn)
@@ -143,25 +143,43 @@ class Worker(Interpreter):
         if channel.value == "tied-weight":
             self._borrowed[channel] = letter
         source = Action(channel.kind, channel.stage, letter.microbatch)
-        edges = [
-            edge
-            for edge in self.rules.makes(source)
-            if edge.value == channel.value and (edge.stage in self.stages or edge.stage == self.rules.num_stages)
-        ]
+        values = self._told_by(letter) if channel.value == "loss" else self._brought(channel, source, letter.value)
         if letter.microbatch >= self._since:
-            self.values.update((edge, letter.value) for edge in edges)
+            self.values.update(values)
         if self.recording is not None:
             now = perf_counter_ns()
             self.recording.span("wait", f"{channel.value} of {source}", start, now)
-            self.recording.received(name_of(edges[0], self.worker), letter.microbatch, now)
+            self.recording.received(name_of(next(iter(values)), self.worker), letter.microbatch, now)
+
+    def _brought(self, channel: Channel, source: Action, value: Any) -> dict[Edge, Any]:
+        return {
+            edge: value
+            for edge in self.rules.makes(source)
+            if edge.value == channel.value and edge.stage in self.stages
+        }
+
+    def _told_by(self, letter: Letter) -> dict[Edge, Any]:
+        microbatches, losses = letter.value
+        return {self.rules.loss(m): loss for m, loss in zip(microbatches.tolist(), losses.unbind(), strict=True)}
 
     def _send(self, edge: Edge, route: Route) -> None:
         for channel in route.channels:
-            self._mailbox.send(channel, self.values[edge], edge.source.microbatch)
-            if self.recording is not None:
-                self.recording.sent(name_of(edge, channel.worker), edge.source.microbatch, perf_counter_ns())
+            self._mail(channel, edge, self.values[edge])
         if not route.here:
             del self.values[edge]
+
+    def _tell(self, losses: Sequence[tuple[Edge, Route]]) -> None:
+        # Nobody computes with losses: those of a turn go out together, when it is over.
+        first, route = losses[0]
+        microbatches = torch.tensor([edge.source.microbatch for edge, _ in losses])
+        told = microbatches, torch.stack([self.values[edge] for edge, _ in losses])
+        for channel in route.channels:
+            self._mail(channel, first, told)
+
+    def _mail(self, channel: Channel, edge: Edge, value: Any) -> None:
+        self._mailbox.send(channel, value, edge.source.microbatch)
+        if self.recording is not None:
+            self.recording.sent(name_of(edge, channel.worker), edge.source.microbatch, perf_counter_ns())
 
     def _routes_of(self, action: Action) -> Sequence[Route]:
         # For each edge that the action makes; alike for all micro-batches. What several of them bring to one worker
