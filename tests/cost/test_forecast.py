@@ -50,10 +50,10 @@ def test_the_runtime_s_own_time_is_added():
 
 
 def test_messages_keep_their_ends_busy_and_travel():
-    # up, the loss (posted before the backward), down; the loss is heard at the end
+    # up and down; the loss is told when its worker's turn is over, and heard at the end of the other's
     size = 8 * WIDTH * 4
     slow = Link(latency=1.0, bandwidth=size / 2, send=0.125, receive=0.25)
-    ends = 3 * 0.125 + 3 * 0.25
+    ends = 2 * 0.125 + 3 * 0.25
     travels = 2 * (1.0 - 0.375 + 2.0)
     assert seconds("backprop", slow) == pytest.approx(F + F + B + W + U + ends + travels)
 

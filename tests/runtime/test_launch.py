@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from runtime.nursery import Forked
 from runtime.processes import ended, free_port
 from stretto.errors import UsageError
-from stretto.runtime.launch import Place, WorkerFailedError, fail, launch, reason
+from stretto.runtime.launch import Place, WorkerFailedError, launch, reason
 
 NODE = str(Path(__file__).with_name("node.py"))
 
@@ -50,7 +50,7 @@ def one_fails(seconds):
     if os.environ["RANK"] == "0":
         sys.exit(1)
     time.sleep(seconds)
-    fail(UsageError("no room"))
+    raise UsageError("no room")
 
 
 def test_processes_see_the_environment_of_now(monkeypatch, tmp_path):

@@ -7,6 +7,8 @@ and posts after it, which keep the worker busy. What is left of a message is on 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
 
 from stretto.cost.cluster import Cluster
 from stretto.cost.memory import SMALL, peak_bytes
@@ -15,7 +17,7 @@ from stretto.cost.table import LayerCost, ModelCosts
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule
-from stretto.simulate import Durations, Link, Network, endless
+from stretto.simulate import Link, Network, endless
 
 TURNS = 256  # simulated at most, to find what repeats
 Work = tuple[str, int, int]  # kind, stage, place of the micro-batch in its turn
@@ -51,39 +53,25 @@ def forecast(
     places = [[schedule.worker_of[s]] for s in range(schedule.num_stages)]
     share = batch / schedule.per_turn
     stages = stage_times(costs, bounds, cluster, share, workers=places, heads=heads, optimizer=optimizer)
-    actions = Pricer(chosen, schedule, rules, cluster, stages).actions()
-
-    def duration(action: Action) -> float:
-        return actions[action.kind, action.stage, action.microbatch % schedule.per_turn]
-
+    pricer = Pricer(chosen, schedule, rules, cluster, stages)
     return Forecast(
-        seconds=turn_seconds(schedule, rules, duration, cluster, stages),
-        actions=actions,
+        seconds=turn_seconds(pricer),
+        actions=pricer.actions,
         bytes=peak_bytes(chosen, schedule, rules, costs, bounds, share, optimizer=optimizer, heads=heads),
     )
 
 
-def turn_seconds(
-    schedule: Schedule, rules: Rules, duration: Durations, cluster: Cluster, stages: Sequence[StageTimes]
-) -> float:
+def turn_seconds(pricer: "Pricer") -> float:
     """The time of a turn after many; what repeats is found by simulation."""
-    pairs = {(a, b) for a in range(schedule.num_workers) for b in range(schedule.num_workers) if a != b}
-    network = Network(Link(), {pair: Link(*cluster.link(*pair).way) for pair in pairs})
-    found = endless(schedule, rules, TURNS, duration, network=network, sizes=lambda edge: size_of(edge, stages))
+    found = endless(
+        pricer.schedule, pricer.rules, TURNS, pricer.seconds, network=pricer.network(), sizes=pricer.size
+    )  # fmt: skip
     return found.makespan / TURNS if found.turn is None else found.turn
-
-
-def size_of(edge: Edge, stages: Sequence[StageTimes]) -> float:
-    """Bytes of a value that travels."""
-    if edge.source.stage < 0 or edge.value not in ("activation", "gradient"):
-        return SMALL
-    stage = stages[edge.source.stage]
-    return stage.output if edge.value == "activation" else stage.input
 
 
 @dataclass(frozen=True)
 class Pricer:
-    """What every action of a turn takes on its worker."""
+    """What every action of a turn takes on its worker, and what its messages take beside."""
 
     method: Method
     schedule: Schedule
@@ -91,6 +79,24 @@ class Pricer:
     cluster: Cluster
     stages: Sequence[StageTimes]
 
+    def seconds(self, action: Action) -> float:
+        """Seconds of an action of any turn."""
+        return self.actions[self.work(action)]
+
+    def size(self, edge: Edge) -> float:
+        """Bytes of a value that travels."""
+        if edge.source.stage < 0 or edge.value not in ("activation", "gradient"):
+            return SMALL
+        stage = self.stages[edge.source.stage]
+        return stage.output if edge.value == "activation" else stage.input
+
+    def network(self, unit: float = 1.0) -> Network:
+        """What is left of messages between workers, in units of time of which a second has so many."""
+        pairs = permutations(range(self.schedule.num_workers), 2)
+        ways = {pair: self.cluster.link(*pair).way for pair in pairs}
+        return Network(between={pair: Link(unit * latency, unit * each) for pair, (latency, each) in ways.items()})
+
+    @cached_property
     def actions(self) -> dict[Work, float]:
         """Seconds of all actions."""
         found: dict[Work, float] = {}
@@ -107,7 +113,7 @@ class Pricer:
                 )
             if body:
                 found[self.work(body[0])] += device.per_step
-                found[self.work(body[-1])] += self.hearing(worker)
+                found[self.work(body[-1])] += self.telling(worker) + self.hearing(worker)
         return found
 
     def work(self, action: Action) -> Work:
@@ -128,9 +134,14 @@ class Pricer:
                 begun.discard(action.stage)
         return found
 
+    @cached_property
+    def versions(self) -> tuple[int, ...]:
+        """Versions of its weights that each stage keeps."""
+        return tuple(self.method.versions(self.schedule))
+
     def copying(self, action: Action, worker: int) -> float:
         """What an update takes that leaves the weights to graphs in flight."""
-        if action.kind != "U" or self.method.versions(self.schedule)[action.stage] < 2:
+        if action.kind != "U" or self.versions[action.stage] < 2:
             return 0.0
         return 2 * self.stages[action.stage].gradients / self.cluster.device(worker).memory_bandwidth
 
@@ -140,15 +151,20 @@ class Pricer:
         for edge in self.rules.needs(action):
             source = homes.get(edge.source.stage, worker)
             if source != worker:
-                total += self.cluster.link(source, worker).receiving(size_of(edge, self.stages))
+                total += self.cluster.link(source, worker).receiving(self.size(edge))
         for edge in self.rules.makes(action):
-            everybody = range(self.schedule.num_workers)
-            for to in everybody if edge.stage == self.schedule.num_stages else (homes[edge.stage],):
-                if to != worker:
-                    total += self.cluster.link(worker, to).sending(size_of(edge, self.stages))
+            to = homes.get(edge.stage, worker)  # a loss is for no stage
+            if to != worker:
+                total += self.cluster.link(worker, to).sending(self.size(edge))
         return total
+
+    def telling(self, worker: int) -> float:
+        """What it takes to tell the losses of a turn, where they are made: one message for each of the others."""
+        last = self.schedule.worker_of[self.schedule.num_stages - 1]
+        others = [other for other in range(self.schedule.num_workers) if other != worker]
+        return sum(self.cluster.link(worker, to).sending(SMALL) for to in others) if last == worker else 0.0
 
     def hearing(self, worker: int) -> float:
         """What it takes to hear the losses of a turn, where they are made elsewhere."""
         last = self.schedule.worker_of[self.schedule.num_stages - 1]
-        return 0.0 if last == worker else self.schedule.per_turn * self.cluster.link(last, worker).receiving(SMALL)
+        return 0.0 if last == worker else self.cluster.link(last, worker).receiving(SMALL)

@@ -41,8 +41,8 @@ def measure_overhead(group: dist.ProcessGroup, message: Passage) -> Overhead:
     one, several = interleaved(group, few, many)
     stage = workers * passes + update
     per_action = max(0.0, ((several - one) / (MANY - 1) - stage) / (2 * workers + 1))
-    ways = 2 * (workers - 1) + 1  # up, down, and the loss
-    messages = ways * (message.send + message.travel + message.receive)
+    ways = 2 * (workers - 1)  # up and down; the loss has long arrived when it is heard
+    messages = ways * (message.send + message.travel + message.receive) + message.receive
     return Overhead(per_action, max(0.0, one - stage - (2 * workers + 1) * per_action - messages))
 
 

@@ -69,7 +69,7 @@ class Place:
 def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) -> None:
     """Call `work` in each worker's process, with the variables that torchrun sets; return when all have ended.
 
-    It is a function that can be imported, and leaves what went wrong to `fail`.
+    It is a function that can be imported; what it raises, the launching process is told.
 
     A group of which one fails is started again, `restarts` times; then WorkerFailedError says why. Ctrl-C and SIGTERM
     are passed on to the workers, and raise KeyboardInterrupt once they have ended.
@@ -112,6 +112,10 @@ def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments:
         if not Path(os.environ[SAID]).exists():
             time.sleep(GRACE)
         raise
+    except KeyboardInterrupt as interrupt:
+        fail(StrettoError(f"{interrupt}"))
+    except Exception as error:  # noqa: BLE001 - whoever launched this process says it
+        fail(error)
 
 
 def follow() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stretto.runtime.launch import Place, fail
+from stretto.runtime.launch import Place
 from stretto.study.job import start
 
 OnStep = Callable[[int], object]  # how many steps are done
@@ -75,11 +75,8 @@ def measure_here(what: str, options: Mapping[str, Any], on_step: OnStep) -> Resu
 
 def work(what: str, options: Mapping[str, Any], folder: Path) -> None:
     """Do this process's part of a measurement, and leave its result in a folder."""
-    try:
-        with (folder / "progress").open("w", encoding="ascii") as pipe:
-            first = os.environ.get("RANK") == "0"
-            result = measure_here(what, options, lambda step: first and print(step, file=pipe, flush=True))
-        if result is not None:
-            (folder / "result").write_text(json.dumps(result), encoding="utf-8")
-    except Exception as error:  # noqa: BLE001 - whoever started this process says it
-        fail(error)
+    with (folder / "progress").open("w", encoding="ascii") as pipe:
+        first = os.environ.get("RANK") == "0"
+        result = measure_here(what, options, lambda step: first and print(step, file=pipe, flush=True))
+    if result is not None:
+        (folder / "result").write_text(json.dumps(result), encoding="utf-8")

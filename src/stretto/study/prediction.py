@@ -3,18 +3,17 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from pathlib import Path
 
 from stretto.config import TrainSettings, known
 from stretto.cost import Cluster, ModelCosts, layer_costs, stage_times
-from stretto.cost.forecast import Pricer, size_of
+from stretto.cost.forecast import Pricer
 from stretto.cost.table import LayerCost
 from stretto.errors import UsageError
 from stretto.plan.models import outputs
 from stretto.report.predicted import OWN, Prediction
 from stretto.report.turns import mean_durations, turn_starts
-from stretto.simulate import Link, Network, simulate
+from stretto.simulate import simulate
 from stretto.simulate.simulate import no_bytes
 from stretto.study.prepare import Prepared, prepare, stages_of
 from stretto.study.single import traced
@@ -84,18 +83,13 @@ def on_cluster(
         workers=[placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)],
         heads=heads, optimizer=settings.optimizer,
     )  # fmt: skip
-    actions = Pricer(trainer.method, schedule, trainer.rules, cluster, times).actions()
-    ranks = [placement.replicas_of(worker)[0] for worker in range(schedule.num_workers)]
-    links = {}
-    for a, b in permutations(range(schedule.num_workers), 2):
-        latency, per_byte = cluster.link(ranks[a], ranks[b]).way
-        links[a, b] = Link(1e9 * latency, 1e9 * per_byte)
+    pricer = Pricer(trainer.method, schedule, trainer.rules, cluster, times)
     return replace(
         own,
         source=f"what its stages cost on the cluster {cluster.name!r}, without a run",
-        durations=lambda each: round(1e9 * actions[each.kind, each.stage, each.microbatch % schedule.per_turn]),
-        network=Network(between=links),
-        sizes=lambda edge: size_of(edge, times),
+        durations=lambda each: round(1e9 * pricer.seconds(each)),
+        network=pricer.network(1e9),
+        sizes=pricer.size,
     )
 
 

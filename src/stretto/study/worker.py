@@ -9,8 +9,6 @@ import torch
 
 from stretto.config import TrainSettings
 from stretto.cost import Costs
-from stretto.errors import StrettoError
-from stretto.runtime.launch import fail
 from stretto.study.pool import REPORT_EVERY
 from stretto.study.training import run
 
@@ -30,19 +28,14 @@ class Job:
 def work(job: Job) -> None:
     """Do this process's part."""
     torch.set_num_threads(1)  # as in emulation, so that the numbers are the same
-    try:
-        with job.progress.open("w", encoding="ascii") as pipe:
-            first, last = os.environ.get("RANK") == "0", 0.0
+    with job.progress.open("w", encoding="ascii") as pipe:
+        first, last = os.environ.get("RANK") == "0", 0.0
 
-            def on_step(step: int, loss: float | None) -> None:
-                nonlocal last
-                if first and (time.monotonic() - last > REPORT_EVERY or step == job.settings.steps):
-                    last = time.monotonic()
-                    print(step, "" if loss is None else loss, file=pipe, flush=True)
+        def on_step(step: int, loss: float | None) -> None:
+            nonlocal last
+            if first and (time.monotonic() - last > REPORT_EVERY or step == job.settings.steps):
+                last = time.monotonic()
+                print(step, "" if loss is None else loss, file=pipe, flush=True)
 
-            resume = job.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-            run(job.settings, job.folder, on_step, trace=job.trace, costs=job.costs, resume=resume)
-    except KeyboardInterrupt as interrupt:
-        fail(StrettoError(f"{interrupt}"))
-    except Exception as error:  # noqa: BLE001 - whoever started this process says it
-        fail(error)
+        resume = job.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        run(job.settings, job.folder, on_step, trace=job.trace, costs=job.costs, resume=resume)
