@@ -27,20 +27,30 @@ def cost(bounds, load, fill):
     return max(loads) + (0 if fill is None else sum(t[pair] for t, pair in zip(fill, pairs, strict=True)))
 
 
-@pytest.mark.parametrize("filled", [False, True])
-@pytest.mark.parametrize("seed", range(60))
-def test_the_best_of_all_partitions(seed, filled):
+def some(seed):
+    """Random numbers, and with the first of them a number of stages and of layers."""
     rng = np.random.default_rng(seed)
     layers = int(rng.integers(1, 9))
-    stages = int(rng.integers(1, layers + 1))
-    load, fill = tables(stages, layers, rng)
-    wanted = min(cost(bounds, load, fill if filled else None) for bounds in every(stages, layers))
-    found = partition(load, fill if filled else None)
+    return rng, int(rng.integers(1, layers + 1)), layers
+
+
+def assert_best(found, stages, layers, value):
+    """Nothing is found if nothing is possible, else what is as good as the best of all."""
+    wanted = min(value(bounds) for bounds in every(stages, layers))
     if wanted == np.inf:
         assert found is None
     else:
         assert found is not None
-        assert found.value == wanted == cost(found.bounds, load, fill if filled else None)
+        assert found.value == wanted == value(found.bounds)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_the_best_of_all_partitions(seed, filled):
+    rng, stages, layers = some(seed)
+    load, fill = tables(stages, layers, rng)
+    found = partition(load, fill if filled else None)
+    assert_best(found, stages, layers, lambda bounds: cost(bounds, load, fill if filled else None))
 
 
 def longest(bounds, load, before, after, waits, onward):
@@ -58,19 +68,12 @@ def longest(bounds, load, before, after, waits, onward):
 @pytest.mark.parametrize("onward", [False, True])
 @pytest.mark.parametrize("seed", range(60))
 def test_the_best_of_all_partitions_whose_stages_wait(seed, onward):
-    rng = np.random.default_rng(seed)
-    layers = int(rng.integers(1, 9))
-    stages = int(rng.integers(1, layers + 1))
+    rng, stages, layers = some(seed)
     load, before = tables(stages, layers, rng)
     after = list(rng.integers(0, 50, (stages, layers + 1, layers + 1)).astype(float))
     waits = [*(rng.random(stages - 1) < 0.6).tolist(), False]
-    wanted = min(longest(bounds, load, before, after, waits, onward) for bounds in every(stages, layers))
     found = partition_waiting(load, before, after, waits, onward=onward)
-    if wanted == np.inf:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.value == wanted == longest(found.bounds, load, before, after, waits, onward)
+    assert_best(found, stages, layers, lambda bounds: longest(bounds, load, before, after, waits, onward))
 
 
 def test_more_stages_than_layers():

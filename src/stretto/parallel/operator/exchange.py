@@ -80,23 +80,25 @@ def leave(x: Tensor, axis: Axis) -> Tensor:
 
 def join(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """The whole, along `dim`."""
-    whole: Tensor = Along.apply(x, axis.join, axis.part, dim, sizes)  # type: ignore[no-untyped-call]
-    return whole
+    return along(x, axis.join, axis.part, dim, sizes)
 
 
 def part(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """This process's part, along `dim`."""
-    own: Tensor = Along.apply(x, axis.part, axis.join, dim, sizes)  # type: ignore[no-untyped-call]
-    return own
+    return along(x, axis.part, axis.join, dim, sizes)
 
 
 def gather(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """The whole, along `dim`, to be used with weights that this process alone has."""
-    whole: Tensor = Along.apply(x, axis.join, axis.part_of_sum, dim, sizes)  # type: ignore[no-untyped-call]
-    return whole
+    return along(x, axis.join, axis.part_of_sum, dim, sizes)
 
 
 def spread(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """This process's part, along `dim`, of the sum of what each process has."""
-    own: Tensor = Along.apply(x, axis.part_of_sum, axis.join, dim, sizes)  # type: ignore[no-untyped-call]
-    return own
+    return along(x, axis.part_of_sum, axis.join, dim, sizes)
+
+
+def along(x: Tensor, there: Way, back: Way, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """One way, and the gradient the other."""
+    arrived: Tensor = Along.apply(x, there, back, dim, sizes)  # type: ignore[no-untyped-call]
+    return arrived
