@@ -19,7 +19,7 @@ from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule
 from stretto.simulate import Link, Network, endless
 
-TURNS = 256  # simulated at most, to find what repeats
+TURNS = 1024  # simulated at most, to find what repeats
 Work = tuple[str, int, int]  # kind, stage, place of the micro-batch in its turn
 
 

@@ -21,6 +21,7 @@ from stretto.simulate.timeline import Timeline, in_turn
 
 LIKELY = 60  # turns after which a pattern repeats divide this more often than not
 WORTHWHILE = 0.6  # of all turns; to simulate more in search of a pattern gains too little
+QUEUEING = 0.3  # the same where messages queue: patterns begin late there, and a turn takes several times as long
 
 
 class Repeat(NamedTuple):
@@ -118,7 +119,7 @@ def endless(
     table, ways = rounded(turns + max(lowered.late), table_of(lowered, durations), ways)
     queues = sends == RENDEZVOUS or bool((ways.place[:, 1:] >= 0).any())
     few = max(lowered.late) + LIKELY + queues * schedule.num_workers // 2
-    while few <= WORTHWHILE * turns:
+    while few <= (QUEUEING if queues else WORTHWHILE) * turns:
         few += (turns - few) % LIKELY
         outcome = execute(lowered, few, table, ways, sends=sends)
         finished(lowered, rules, outcome)

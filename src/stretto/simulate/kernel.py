@@ -197,19 +197,24 @@ def push(times: Any, codes: Any, size: int, time: float, code: int) -> int:
 
 
 def pop(times: Any, codes: Any, size: int) -> int:
-    """Take the earliest message out of the heap; the heap's new size."""
+    """Take the earliest message out of the heap; the heap's new size.
+
+    The gap goes down to a leaf and the last message up from there: it belongs far down more often than not. Which of
+    two is the earlier one nobody can foresee, so the processor is not asked to guess: there is no branch.
+    """
     size -= 1
     time, code = times[size], codes[size]
     at, below = 0, 1
     while below < size:
-        other = below + 1
-        if other < size and (
-            times[other] < times[below] or (times[other] == times[below] and codes[other] < codes[below])
-        ):
-            below = other
-        if time < times[below] or (time == times[below] and code < codes[below]):
-            break
+        other = min(below + 1, size - 1)
+        below += int((times[other] < times[below]) | ((times[other] == times[below]) & (codes[other] < codes[below])))
         times[at], codes[at] = times[below], codes[below]
         at, below = below, 2 * below + 1
+    while at > 0:
+        above = (at - 1) >> 1
+        if times[above] < time or (times[above] == time and codes[above] < code):
+            break
+        times[at], codes[at] = times[above], codes[above]
+        at = above
     times[at], codes[at] = time, code
     return size
