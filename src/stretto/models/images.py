@@ -38,3 +38,8 @@ def normalisation(kind: str, channels: int) -> nn.Module:
     """Over the batch, or over groups of two channels, which single examples need (`stretto.norms`)."""
     batch = nn.BatchNorm2d(channels)
     return batch if kind == "batch" else like(batch, 2)
+
+
+def activated(channels: int, norm: str) -> nn.Module:
+    """ReLU behind a norm, or alone if it is "none"."""
+    return nn.ReLU() if norm == "none" else nn.Sequential(normalisation(norm, channels), nn.ReLU())
