@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stretto.data.augment import crop_and_flip
 from stretto.data.dataset import Dataset, Split
-from stretto.data.split import hold_out
+from stretto.data.split import stratify
 from stretto.errors import UsageError
 
 HOME = "https://www.cs.toronto.edu/~kriz"
@@ -40,7 +40,7 @@ def _load(
     *, augment: bool,
 ) -> Dataset:  # fmt: skip
     (x, y), (test_x, test_y) = (_read(name, archive, folder, each, labels) for each in files)
-    train, validation = hold_out(y, share=0.1)
+    train, validation = stratify(y, (0.9,))
     mean, std = (stat(x[train], dim=(0, 2, 3), keepdim=True) for stat in (torch.mean, torch.std))
     return Dataset(
         name=name,
