@@ -1,6 +1,6 @@
 """A data set: three splits of examples, checked when it is made, and the batches drawn from one."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, TypeAlias
@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from stretto.batch import IGNORED
 from stretto.errors import UsageError
 from stretto.seeding import derive
 
@@ -19,6 +20,7 @@ Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 class Split:
     """Examples `x` [N, ...] and targets `y`: classes [N], or for language the next tokens [N, T]; y is int64.
 
+    A target of -100 (`batch.IGNORED`) asks for nothing. For translation x is int64 [N, 2, T]: `data.translation`.
     `augment` is what is done at random to the examples of each shuffled batch, if anything is.
     """
 
@@ -63,16 +65,20 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A named task with its three splits; `num_classes` is the size of the vocabulary where the task is language."""
+    """A named task with its three splits; `num_classes` is the size of the vocabulary where targets are tokens.
+
+    `text` writes tokens as text, where translations are to be compared.
+    """
 
     name: str
-    task: Literal["classification", "language"]
+    task: Literal["classification", "language", "translation"]
     num_classes: int
     train: Split
     validation: Split
     test: Split
     description: str
     options: Mapping[str, object]
+    text: Callable[[Sequence[int]], str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for split in ("train", "validation", "test"):
@@ -91,6 +97,8 @@ class Dataset:
                 "(more data, or a smaller context)"
             )
         low, high = int(split.y.min()), int(split.y.max())
+        if low == IGNORED:
+            low = int(torch.where(split.y == IGNORED, high, split.y).min())
         if low < 0 or high >= self.num_classes:
             raise UsageError(
                 f"data set {self.name!r}: the targets of split {name!r} lie in {low}..{high}, "
