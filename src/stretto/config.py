@@ -20,12 +20,12 @@ class Settings:
     """What a run and a study have in common."""
 
     model: str = "mlp"
-    """Network: mlp, cnn, vgg, resnet, cifar-resnet, transformer or encoder-decoder."""
+    """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder."""
     model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --model-options.width 256 --model-options.depth 4."""
     data: str = "digits"
-    """Data set: digits (images), pydoc (English text) or number-words (translation); from files: cifar10, cifar100,
-    text."""
+    """Data set: digits (images), digit-masks (segmentation), pydoc (English text) or number-words (translation); from
+    files: cifar10, cifar100, text."""
     data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --data-options.level word."""
     stages: Annotated[int | None, WHOLE] = None
@@ -180,9 +180,11 @@ class Defaults:
 DEFAULTS = {
     "mlp": Defaults("sgd", 600, 40, (32, 128)),
     "cnn": Defaults("sgd", 200, 40, (32, 128)),
+    "alexnet": Defaults("sgd", 200, 20, (32, 128)),
     "vgg": Defaults("sgd", 200, 20, (32, 128)),
     "resnet": Defaults("sgd", 200, 20, (32, 128)),
     "cifar-resnet": Defaults("sgd", 200, 20, (32, 128)),
+    "unet": Defaults("sgd", 200, 20, (32, 128)),
     "transformer": Defaults("adamw", 300, 15, (16,)),
     "encoder-decoder": Defaults("adamw", 300, 10, (32,), rate=0),
 }

@@ -18,7 +18,8 @@ Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Examples `x` [N, ...] and targets `y`: classes [N], or for language the next tokens [N, T]; y is int64.
+    """Examples `x` [N, ...] and targets `y`: classes [N], of each pixel [N, H, W], or for language the next
+    tokens [N, T]; y is int64.
 
     A target of -100 (`batch.IGNORED`) asks for nothing. For translation x is int64 [N, 2, T]: `data.translation`.
     `augment` is what is done at random to the examples of each shuffled batch, if anything is.
@@ -71,7 +72,7 @@ class Dataset:
     """
 
     name: str
-    task: Literal["classification", "language", "translation"]
+    task: Literal["classification", "language", "translation", "segmentation"]
     num_classes: int
     train: Split
     validation: Split

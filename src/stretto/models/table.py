@@ -11,22 +11,24 @@ from stretto.batch import IGNORED
 from stretto.data import Dataset
 from stretto.data.options import resolve, whole
 from stretto.errors import UsageError, nearest
+from stretto.models.alexnet import alexnet
 from stretto.models.cnn import cnn
 from stretto.models.encoder_decoder import encoder_decoder
 from stretto.models.mlp import mlp
 from stretto.models.model import Loss, Model, Recipe
 from stretto.models.resnet import cifar_resnet, resnet
 from stretto.models.transformer import transformer
+from stretto.models.unet import unet
 from stretto.models.vgg import vgg
 from stretto.seeding import derive
 
 MODELS: Mapping[str, Callable[..., Recipe]] = {
-    "mlp": mlp, "cnn": cnn, "vgg": vgg, "resnet": resnet, "cifar-resnet": cifar_resnet, "transformer": transformer,
-    "encoder-decoder": encoder_decoder,
+    "mlp": mlp, "cnn": cnn, "alexnet": alexnet, "vgg": vgg, "resnet": resnet, "cifar-resnet": cifar_resnet,
+    "unet": unet, "transformer": transformer, "encoder-decoder": encoder_decoder,
 }  # fmt: skip
 
 _TASKS = dict.fromkeys(MODELS, "classification") | {
-    "transformer": "language", "encoder-decoder": "translation",
+    "transformer": "language", "encoder-decoder": "translation", "unet": "segmentation",
 }  # fmt: skip
 
 
@@ -46,6 +48,7 @@ def padded_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 _LOSSES: Mapping[str, Loss] = {
     "classification": cross_entropy, "language": token_cross_entropy, "translation": padded_cross_entropy,
+    "segmentation": cross_entropy,
 }  # fmt: skip
 
 

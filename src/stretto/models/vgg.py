@@ -40,17 +40,10 @@ def imagenet_vgg(
     recipe: Recipe = []
     for width, number in zip(WIDTHS, CONVOLUTIONS[depth], strict=True):
         for _ in range(number):
-            recipe += [partial(_convolution, channels, width, norm), partial(activated, width, norm)]
+            recipe += [partial(convolution, channels, width, bias=norm == "none"), partial(activated, width, norm)]
             channels = width
         recipe.append(partial(nn.MaxPool2d, 2))
     recipe.append(nn.Flatten)
     for inputs in (512 * area, hidden):
         recipe += [nn.Dropout, partial(nn.Linear, inputs, hidden), nn.ReLU]
     return [*recipe, partial(nn.Linear, hidden, classes)]
-
-
-def _convolution(inputs: int, outputs: int, norm: str) -> nn.Module:
-    made = convolution(inputs, outputs)
-    if norm == "none":
-        made.bias = nn.Parameter(made.weight.new_zeros(outputs))
-    return made

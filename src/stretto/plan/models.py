@@ -101,7 +101,7 @@ def outputs(layers: "list[nn.Module]", x: "Tensor") -> "list[tuple[Tensor, ...]]
 
     from stretto.splitting.undisturbed import home, undisturbed
 
-    found = [(x,)]
+    found: list[tuple[Tensor, ...]] = [(x,)]
     with torch.no_grad(), undisturbed(layers, home(layers)):
         for layer in layers:
             output = layer(*found[-1])
