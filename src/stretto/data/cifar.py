@@ -46,13 +46,18 @@ def _load(
         name=name,
         task="classification",
         num_classes=classes,
-        train=Split((x[train] - mean) / std, y[train], crop_and_flip if augment else None),
+        train=Split((x[train] - mean) / std, y[train], changed if augment else None),
         validation=Split((x[validation] - mean) / std, y[validation]),
         test=Split((test_x - mean) / std, test_y),
         description=f"{name} from {folder}: {len(train)} train, {len(validation)} validation and {len(test_y)} test "
         "images.",
         options={"path": str(folder), "augment": augment},
     )
+
+
+def changed(x: Tensor, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Cropped and mirrored at random."""
+    return crop_and_flip(x[rows], generator)
 
 
 def _read(name: str, archive: str, folder: Path, files: Sequence[str], labels: int) -> tuple[Tensor, Tensor]:

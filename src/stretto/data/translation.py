@@ -15,14 +15,19 @@ Pair = tuple[Sequence[str], Sequence[str]]
 """The words of a sentence, and those of its translation."""
 
 
-def translation(name: str, pairs: Mapping[str, Sequence[Pair]], source: str, options: Mapping[str, object]) -> Dataset:
+def translation(
+    name: str, pairs: Mapping[str, Sequence[Pair]], source: str, options: Mapping[str, object],
+    *, vocabulary: int | None = None,
+) -> Dataset:  # fmt: skip
     """Of each split x int64 [N, 2, T] and y int64 [N, T], T as long as the longest sentence of all splits and one more.
 
     x[:, 0] is the sentence; x[:, 1] what the decoder reads, its translation behind BEGIN; y what it is to say, the
-    translation and END. Both languages share one vocabulary, the words of the train split.
+    translation and END. Both languages share one vocabulary, the words of the train split, or the most frequent of
+    them so that there are `vocabulary` tokens.
     """
     words = [word for pair in pairs["train"] for sentence in pair for word in sentence]
-    ids = {word: UNKNOWN + rank for word, rank in number(words, len(words) + 1).items()}
+    most = len(words) + 1 if vocabulary is None else vocabulary - UNKNOWN
+    ids = {word: UNKNOWN + rank for word, rank in number(words, most).items()}
     length = 1 + max(len(sentence) for each in pairs.values() for pair in each for sentence in pair)
     splits = {split: _split(each, ids, length) for split, each in pairs.items()}
     known = {rank: word for word, rank in ids.items()}

@@ -30,4 +30,4 @@ class Scorer:
         if text is None or weights is None:
             return None
         model, device = self._twin.load(weights), self._prepared.trainer.device
-        return score(model, split.x.to(device), split.y.to(device), text, find_bleu())
+        return score(model, split.x[:].to(device), split.y[:].to(device), text, find_bleu())
