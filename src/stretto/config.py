@@ -175,6 +175,7 @@ class Defaults:
     evaluations: int
     batch_sizes: tuple[int, ...]
     rate: int = 1  # of the optimizer's rates, for a single run
+    data: str = "digits"  # where a command has no default of its own
 
 
 DEFAULTS = {
@@ -184,9 +185,9 @@ DEFAULTS = {
     "vgg": Defaults("sgd", 200, 20, (32, 128)),
     "resnet": Defaults("sgd", 200, 20, (32, 128)),
     "cifar-resnet": Defaults("sgd", 200, 20, (32, 128)),
-    "unet": Defaults("sgd", 200, 20, (32, 128)),
-    "transformer": Defaults("adamw", 300, 15, (16,)),
-    "encoder-decoder": Defaults("adamw", 300, 10, (32,), rate=0),
+    "unet": Defaults("sgd", 200, 20, (32, 128), data="digit-masks"),
+    "transformer": Defaults("adamw", 300, 15, (16,), data="pydoc"),
+    "encoder-decoder": Defaults("adamw", 300, 10, (32,), rate=0, data="number-words"),
 }
 ADAM_RATES = (0.001, 0.003, 0.01)
 RATES = {

@@ -139,8 +139,8 @@ def _files(folder: Path, split: str) -> list[Path]:
             return found
     raise UsageError(
         f"data set 'text': the {split} split is not in {folder.absolute()}, which needs {' or '.join(FILES[split])}; "
-        f"put a text of your own there, or unpack {WIKITEXT} or {LM1B_ARCHIVE} there; or say where it is: "
-        "--data-options.path FOLDER"
+        "put a text of your own there, or say where it is, or what comes out of "
+        f"{WIKITEXT} or {LM1B_ARCHIVE}: --data-options.path FOLDER"
     )
 
 
