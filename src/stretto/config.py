@@ -25,7 +25,7 @@ class Settings:
     """Its options: --model-options.width 256 --model-options.depth 4."""
     data: str = "digits"
     """Data set: digits (images), digit-masks (segmentation), pydoc (English text) or number-words (translation); from
-    files: cifar10, cifar100, imagenet, text, saved (by Hugging Face's datasets)."""
+    files: cifar10, cifar100, imagenet, text, parallel (translations), saved (by Hugging Face's datasets)."""
     data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --data-options.level word."""
     stages: Annotated[int | None, WHOLE] = None

@@ -82,4 +82,5 @@ def test_unknown_names_are_answered_with_the_nearest():
         "digit-masks",
         "imagenet",
         "saved",
+        "parallel",
     }

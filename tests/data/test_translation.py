@@ -89,3 +89,39 @@ def test_digits_are_another_source_of_the_same_words(data):
 def test_mistakes_are_refused_with_a_remedy(options, message):
     with pytest.raises(UsageError, match=message):
         load("number-words", **options)
+
+
+PAIRS = {
+    "train": ("ein Haus\ndas Haus ist gr@@ ün\n", "a house\nthe house is green\n"),
+    "valid": ("ein Haus\n", "a house\n"),
+    "test": ("das Haus\n", "the house\n"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split, texts in PAIRS.items():
+        for language, text in zip(("de", "en"), texts, strict=True):
+            (tmp_path / f"{split}.{language}").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_pairs_from_files(folder):
+    data = load("parallel", path=str(folder), source="en", target="de")
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [2, 1, 1]
+    assert data.train.x.shape == (2, 2, 6)
+    assert data.text([token for token in data.train.y[1].tolist() if token > END]) == "das Haus ist grün"
+    cut = load("parallel", path=str(folder), context=1, vocabulary=6)
+    assert cut.num_classes == 6
+    assert cut.train.y.shape == (2, 2)
+
+
+def test_files_that_are_missing_or_do_not_fit(folder):
+    (folder / "test.de").write_text("das Haus\nein Haus\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"the test split in .* has 2 lines in de and 1 in en"):
+        load("parallel", path=str(folder))
+    (folder / "valid.en").unlink()
+    with pytest.raises(
+        UsageError, match=r"validation.en or valid.en or dev.en is not in .*prepare-iwslt14.sh leaves it"
+    ):
+        load("parallel", path=str(folder))

@@ -72,6 +72,11 @@ def test_a_study_tells_it_beside_the_loss(tmp_path):
     assert "val. BLEU" in outcome.report.read_text(encoding="utf-8")
 
 
+def test_low_precision_is_scored_by_its_weights(tmp_path):
+    record = run(resolve(replace(SETTINGS, steps=4, precision="bf16")), tmp_path / "run")
+    assert 0 <= record.test_bleu <= 100
+
+
 def test_other_tasks_have_none(tmp_path):
     settings = TrainSettings(model_options={"depth": 2, "width": 8}, steps=2, evaluations=1)
     record = run(resolve(settings), tmp_path / "run")

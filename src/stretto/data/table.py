@@ -10,6 +10,7 @@ from stretto.data.digits import digit_masks, digits
 from stretto.data.imagenet import imagenet
 from stretto.data.number_words import number_words
 from stretto.data.options import resolve
+from stretto.data.parallel import parallel
 from stretto.data.pydoc import pydoc
 from stretto.data.saved import saved
 from stretto.data.text import text
@@ -18,7 +19,7 @@ from stretto.errors import UsageError, nearest
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits, "cifar10": cifar10, "cifar100": cifar100, "pydoc": pydoc, "text": text,
     "number-words": number_words, "digit-masks": digit_masks,
-    "imagenet": imagenet, "saved": saved,
+    "imagenet": imagenet, "saved": saved, "parallel": parallel,
 }  # fmt: skip
 
 

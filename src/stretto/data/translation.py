@@ -11,6 +11,8 @@ from stretto.data.text import number
 PAD, BEGIN, END, UNKNOWN = range(4)
 """The first tokens of every vocabulary. What pads is no token to be predicted: targets have -100 there."""
 
+JOIN = "@@ "  # what stands between the pieces of a word (Sennrich et al. 2016)
+
 Pair = tuple[Sequence[str], Sequence[str]]
 """The words of a sentence, and those of its translation."""
 
@@ -41,7 +43,7 @@ def translation(
         test=splits["test"],
         description=f"{source}: {sizes} pairs of at most {length - 1} words, {len(ids)} kinds of word.",
         options=options,
-        text=lambda tokens: " ".join(known.get(token, "<unk>") for token in tokens),
+        text=lambda tokens: " ".join(known.get(token, "<unk>") for token in tokens).replace(JOIN, ""),
     )
 
 
