@@ -6,7 +6,8 @@ import torch
 
 from stretto.data.cifar import cifar10, cifar100
 from stretto.data.dataset import Dataset
-from stretto.data.digits import digit_masks, digits
+from stretto.data.digit_masks import digit_masks
+from stretto.data.digits import digits
 from stretto.data.imagenet import imagenet
 from stretto.data.number_words import number_words
 from stretto.data.options import resolve
