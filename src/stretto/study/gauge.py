@@ -4,14 +4,15 @@ from collections.abc import Mapping, Set
 
 from torch import Tensor
 
+from stretto.chain import Chain
 from stretto.config import known
 from stretto.data import Split
 from stretto.landscape.noise import noise_scale
 from stretto.landscape.sharpness import sharpness
 from stretto.report.record import Measurement
+from stretto.splitting import split
 from stretto.study.lookout import finite
-from stretto.study.prepare import Prepared
-from stretto.study.twin import Twin
+from stretto.study.prepare import Prepared, build_model
 
 TIMES = 4  # in a run, evenly spread
 SHARP_EXAMPLES = 512
@@ -30,7 +31,7 @@ class Gauge:
         steps = known(prepared.settings.steps)
         goals = [steps * (time + 1) / TIMES for time in range(TIMES)]
         self._steps = {min(evaluated, key=lambda step: abs(step - goal)) for goal in goals} if self._wanted else set()
-        self._twin = Twin(prepared)
+        self._model: Chain | None = None
 
     def measure(self, step: int) -> Measurement | None:
         """What was asked for; None if it is not time."""
@@ -40,7 +41,7 @@ class Gauge:
         return Measurement(step=step) if weights is None else self._measure(step, weights)
 
     def _measure(self, step: int, weights: Mapping[str, Tensor]) -> Measurement:
-        model, loss, train = self._twin.load(weights), self._prepared.model.loss, self._prepared.dataset.train
+        model, loss, train = self._loaded(weights), self._prepared.model.loss, self._prepared.dataset.train
         device = self._prepared.trainer.device
         sharp, trace, square = None, None, None
         if "sharpness" in self._wanted:
@@ -53,6 +54,16 @@ class Gauge:
             trace, square = noise.trace, noise.square
         found = finite((sharp, trace, square))
         return Measurement(step=step, sharpness=found[0], noise_trace=found[1], gradient_square=found[2])
+
+    def _loaded(self, weights: Mapping[str, Tensor]) -> Chain:
+        """A model of its own, in float32, with these weights."""
+        if self._model is None:
+            settings, train = self._prepared.settings, self._prepared.dataset.train
+            built = build_model(settings, settings.seed)
+            stages = split(built.layers, known(settings.stages), example=train.x[: settings.batch_size])
+            self._model = Chain(*stages).to(self._prepared.trainer.device)
+        self._model.load_state_dict({key: value for key, value in weights.items() if not key.startswith("heads.")})
+        return self._model
 
 
 def sample(train: Split, examples: int) -> Split:
