@@ -7,6 +7,9 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 
+IGNORED = -100
+"""A target that asks for nothing, as torch.nn.functional.cross_entropy has it: padding, pixels of no class."""
+
 
 def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
     """The tensors of x on the device; x is one tensor, or a tuple or list of them (a DataLoader makes lists)."""

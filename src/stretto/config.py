@@ -20,11 +20,12 @@ class Settings:
     """What a run and a study have in common."""
 
     model: str = "mlp"
-    """Network: mlp, cnn, vgg, resnet, cifar-resnet or transformer."""
+    """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder."""
     model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --model-options.width 256 --model-options.depth 4."""
     data: str = "digits"
-    """Data set: digits (images) or pydoc (English text); from files: cifar10, cifar100, text."""
+    """Data set: digits (images), digit-masks (segmentation), pydoc (English text) or number-words (translation); from
+    files: cifar10, cifar100, imagenet, text, parallel (translations), saved (by Hugging Face's datasets)."""
     data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --data-options.level word."""
     stages: Annotated[int | None, WHOLE] = None
@@ -32,11 +33,12 @@ class Settings:
     workers: Annotated[int | None, WHOLE] = None
     """Processes to train on; unless said otherwise one process emulates a worker for each stage. Same numbers."""
     steps: Annotated[int | None, WHOLE] = None
-    """Updates of each stage; unless said otherwise 600 for mlp, 300 for transformer, 200 for the others."""
+    """Updates of each stage; unless said otherwise 600 for mlp, 300 for transformer and encoder-decoder, 200 for the
+    others."""
     examples: Annotated[int | None, WHOLE] = None
     """Instead of steps: examples to train on, whatever the batch size; a larger batch makes fewer updates of them."""
     optimizer: str = "auto"
-    """sgd, lars, adam, adamw, nadam or lamb; auto takes adamw for transformer, else sgd."""
+    """sgd, lars, adam, adamw, nadam or lamb; auto takes adamw for transformers, else sgd."""
     momentum: Annotated[float | None, NUMBER] = None
     """Momentum of sgd and lars, first beta of the others; unless said otherwise 0.9, for nadam 0.99."""
     reference_batch: Annotated[int | None, WHOLE] = None
@@ -52,7 +54,7 @@ class Settings:
     schedule: str = "constant"
     """Learning rate over time: constant, or cosine (down to zero)."""
     evaluations: Annotated[int | None, WHOLE] = None
-    """How often a run is evaluated, closer together at its start; unless said otherwise 15 to 40."""
+    """How often a run is evaluated, closer together at its start; unless said otherwise 10 to 40."""
     precision: str = "float32"
     """float32; bf16: bfloat16 weights, float32 masters; bf16-autocast: not with live weights, as in pb."""
     accounting: str = "counted"
@@ -91,7 +93,7 @@ class TrainSettings(Settings):
     method: str = "backprop"
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"."""
     lr: Annotated[float | None, NUMBER] = None
-    """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw."""
+    """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw (0.001 for encoder-decoder)."""
     batch_size: Annotated[int | None, WHOLE] = None
     """Examples of an update; unless said otherwise 32, transformer 16."""
     seed: Annotated[int, WHOLE] = 0
@@ -166,21 +168,26 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What suits a network on the embedded data; a single run takes the second rate and the first size."""
+    """What suits a network on the embedded data; a single run takes the first size."""
 
     optimizer: str
     steps: int
     evaluations: int
     batch_sizes: tuple[int, ...]
+    rate: int = 1  # of the optimizer's rates, for a single run
+    data: str = "digits"  # where a command has no default of its own
 
 
 DEFAULTS = {
     "mlp": Defaults("sgd", 600, 40, (32, 128)),
     "cnn": Defaults("sgd", 200, 40, (32, 128)),
+    "alexnet": Defaults("sgd", 200, 20, (32, 128)),
     "vgg": Defaults("sgd", 200, 20, (32, 128)),
     "resnet": Defaults("sgd", 200, 20, (32, 128)),
     "cifar-resnet": Defaults("sgd", 200, 20, (32, 128)),
-    "transformer": Defaults("adamw", 300, 15, (16,)),
+    "unet": Defaults("sgd", 200, 20, (32, 128), data="digit-masks"),
+    "transformer": Defaults("adamw", 300, 15, (16,), data="pydoc"),
+    "encoder-decoder": Defaults("adamw", 300, 10, (32,), rate=0, data="number-words"),
 }
 ADAM_RATES = (0.001, 0.003, 0.01)
 RATES = {
@@ -323,7 +330,7 @@ def with_defaults(settings: S) -> S:
     filled = {
         "steps": chosen.steps if settings.examples is None else settings.steps,
         "evaluations": chosen.evaluations,
-        "lr": rates[1] if single else rates,
+        "lr": rates[chosen.rate] if single else rates,
         "batch_size": sizes[0] if single else sizes,
         "momentum": 0.99 if name == "nadam" else 0.9,  # what the paper of `nesterov` takes
     }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.batch import inputs_on, target_on
+from stretto.batch import IGNORED, inputs_on, target_on
 from stretto.errors import UsageError
 from stretto.precision import Precision
 
@@ -28,7 +28,7 @@ class Tally:
         self.examples += examples
         if countable(output, target):
             self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
-            self.targets += target.numel()
+            self.targets += int((target != IGNORED).sum())
 
     def result(self) -> dict[str, float]:
         """The mean loss, and the accuracy if it can be told. Raises UsageError where there are no examples."""
@@ -48,6 +48,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss over examples; accuracy over targets where targets are whole numbers one dimension short of outputs.
 
+    Targets of -100 ask for nothing and do not count.
     Batches are weighted by their number of examples. Raises UsageError when there are none.
     """
     tally = Tally()

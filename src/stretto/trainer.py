@@ -286,7 +286,8 @@ class Trainer:
         """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
 
         With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
-        output's largest entry hits; without such targets there is no such key. Raises UsageError without examples.
+        output's largest entry hits, but for those of -100, which ask for nothing (as in torch's cross entropy);
+        without such targets there is no such key. Raises UsageError without examples.
         """
         self._pause()
         with self._team.together():

@@ -92,7 +92,7 @@ def test_an_example_from_the_layers_or_from_the_function(capsys, monkeypatch, tm
 
 
 MISTAKES = {
-    "mpl": "unknown model 'mpl': did you mean 'mlp'? There are: cifar-resnet, cnn, mlp, resnet, ",
+    "mpl": "unknown model 'mpl': did you mean 'mlp'? There are: alexnet, cifar-resnet, cnn, ",
     "mlp --data pydoc": "model 'mlp' is for classification",
     "mlp --model-options.widht 3": "did you mean 'width'",
     "mlp --stages 99": "Ask for at most",
@@ -126,3 +126,10 @@ def test_one_clear_message(capsys, words):
 def test_what_is_about_a_model_wants_one(capsys, words):
     assert main(["doctor", *words.split()]) == 2
     assert "is about a model: give --model, too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["encoder-decoder", "unet"])
+def test_a_network_whose_blocks_pass_on_several_tensors(capsys, model):
+    options = ["--model-options.depth", "1", "--model-options.width", "8"]
+    assert main(["doctor", "--model", model, *options]) == 0
+    assert "every method's weights can be guaranteed" in capsys.readouterr().out

@@ -174,7 +174,7 @@ def test_alexnet_keeps_782_mb_at_batch_128_as_the_lecture_counts():
 
     What autograd keeps is more by the normalisations' inner values and less by outputs that no backward needs.
     """
-    costs, x = counted("alexnet", 128)
+    costs, x = counted("alexnet-227", 128)
     by_hand = 227 * 227 * 3 + 55 * 55 * 96 * 2 + 96 * 27 * 27 * 2 + 256 * 27 * 27 * 2 + 256 * 13 * 13 * 2
     by_hand += 13 * 13 * 384 * 2 + 256 * 13 * 13 + 6 * 6 * 256 + 4096 + 4096 + 1000
     layers = costs.layers[:-1]

@@ -1,8 +1,12 @@
+from itertools import islice
+
 import pytest
 import torch
 
 from stretto.data import Dataset, Split, forever
+from stretto.dealer import Dealer
 from stretto.errors import UsageError
+from stretto.precision import Precision
 
 
 def numbered(length, classes=2):
@@ -105,3 +109,21 @@ def test_a_train_split_of_one_class_is_refused():
 def test_targets_outside_the_classes_are_refused():
     with pytest.raises(UsageError, match=r"split 'test' lie in 0\.\.2, but num_classes=2 allows 0\.\.1"):
         dataset(test=numbered(6, classes=3))
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_replicas_share_every_batch_out_wherever_training_goes_on(start):
+    """A data rank needs no sampler of its own: all draw the same batches, and the dealer gives each its examples."""
+    batches = list(islice(forever(numbered(10), 4, seed=0, start=start), 3))
+    assert drawn(batches) == drawn(islice(forever(numbered(10), 4, seed=0), start, start + 3))
+    for x, y in batches:
+        parts = []
+        for rank in range(2):
+            dealer = Dealer(
+                1, 2, own=[rank], merges=False, reads_x=True, reads_y=True,
+                precision=Precision(None), device=torch.device("cpu"),
+            )  # fmt: skip
+            (load,) = dealer.loads(x, y)
+            parts.append(load["activation"][0])
+        assert torch.equal(torch.cat(parts), x)
+        assert all(len(part) == 2 for part in parts)

@@ -79,4 +79,15 @@ def test_unknown_names_are_answered_with_the_nearest():
         load("pydoc", contxt=3)
     with pytest.raises(UsageError, match="data set 'digits' has no option 'level'; There are: side"):
         load("digits", level="byte")
-    assert set(DATASETS) == {"digits", "pydoc", "cifar10", "cifar100", "text"}
+    assert set(DATASETS) == {
+        "digits",
+        "pydoc",
+        "cifar10",
+        "cifar100",
+        "text",
+        "number-words",
+        "digit-masks",
+        "imagenet",
+        "saved",
+        "parallel",
+    }

@@ -169,7 +169,11 @@ def test_transformer_refuses_more_tokens_than_positions(pydoc):
         ("mlp", {"depth": 0}, "model 'mlp': depth=0 must be a whole number of at least 1"),
         ("cnn", {"width": -3}, "model 'cnn': width=-3 must be a whole number of at least 1"),
         ("mlp", {"width": 2.5}, "width=2.5 must be a whole number"),
-        ("transformer", {}, "model 'transformer' is for language, but data set 'digits' .* take one of: mlp, cnn, vgg"),
+        (
+            "transformer",
+            {},
+            "model 'transformer' is for language, but data set 'digits' .* take one of: mlp, cnn, alexnet",
+        ),
     ],
 )
 def test_mistakes_are_refused_with_a_remedy(digits, name, options, message):

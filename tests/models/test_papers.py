@@ -9,6 +9,7 @@ from stretto.cost.layers import faking
 from stretto.data import Dataset, Split, load
 from stretto.errors import UsageError
 from stretto.models import build
+from stretto.models.alexnet import alexnet, imagenet_alexnet
 from stretto.models.resnet import cifar_resnet, imagenet_resnet
 from stretto.models.transformer import CausalAttention, turned
 from stretto.models.vgg import imagenet_vgg, vgg
@@ -39,6 +40,23 @@ def test_resnets_have_the_published_number_of_parameters(depth, norm):
 @pytest.mark.parametrize("depth", VGG)
 def test_vggs_have_the_published_number_of_parameters(depth):
     assert size(imagenet_vgg(depth=depth)) == VGG[depth]
+
+
+def test_alexnet_has_the_published_number_of_parameters():
+    """60 million in Krizhevsky et al. 2012; 60,965,224 in Caffe's reference model."""
+    assert size(imagenet_alexnet()) == 60_965_224
+
+
+@pytest.mark.parametrize(("side", "pixels"), [(67, 1), (224, 25), (227, 36)])
+def test_alexnet_takes_images_of_any_side_from_67(side, pixels):
+    made = alexnet(images(side=side, examples=2), hidden=8)
+    with faking():
+        layers = [make() for make in made]
+        x = torch.empty(1, 3, side, side)
+        for layer in layers:
+            x = layer(x)
+    assert x.shape == (1, 10)
+    assert size(made[-3:-2]) == (256 * pixels + 1) * 8
 
 
 @pytest.mark.parametrize("depth", CIFAR)
@@ -123,6 +141,7 @@ def test_digits_have_any_side_from_8():
 @pytest.mark.parametrize(
     ("name", "data", "options", "message"),
     [
+        ("alexnet", "digits", {}, "needs images of 67 x 67 .* take --data-options.side 67"),
         ("vgg", "digits", {}, "needs images of 32 x 32 .* are 8 x 8; take --data-options.side 32"),
         ("resnet", "digits", {}, "needs images of 32 x 32"),
         ("cifar-resnet", "digits", {"depth": 21}, "depth=21; choose 20, 32, 44, 56, 110"),

@@ -34,6 +34,7 @@ def make_run(method, rate, batch, seed, *, accuracy=True, steps=2000, every=100,
     for step in range(0, end + 1, every):
         train = floor + 2.3 * math.exp(-pace * step) * noise.uniform(0.93, 1.07)
         validation = math.hypot(train, generalise * (1 + 4 * floor)) * noise.uniform(0.98, 1.02)
+        share = round(math.exp(-0.13 * validation**1.1), 4) if accuracy else None
         points.append(
             Point(
                 step=step,
@@ -43,7 +44,8 @@ def make_run(method, rate, batch, seed, *, accuracy=True, steps=2000, every=100,
                 seconds=0.004 * step * (batch / 32) ** 0.5,
                 train_loss=train,
                 validation_loss=validation,
-                validation_accuracy=round(math.exp(-0.13 * validation**1.1), 4) if accuracy else None,
+                validation_accuracy=share,
+                validation_bleu=None if share is None else 100 * share**4,
             )
         )
     last = points[-1]
@@ -66,8 +68,10 @@ def make_run(method, rate, batch, seed, *, accuracy=True, steps=2000, every=100,
         train_loss=last.train_loss,
         validation_loss=last.validation_loss,
         validation_accuracy=last.validation_accuracy,
+        validation_bleu=last.validation_bleu,
         test_loss=last.validation_loss * 1.03,
         test_accuracy=last.validation_accuracy and last.validation_accuracy - 0.004,
+        test_bleu=last.validation_bleu and last.validation_bleu - 0.4,
     )
 
 

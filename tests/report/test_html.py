@@ -40,7 +40,7 @@ def test_every_chart_has_a_place_and_its_data(page):
     found = charts_of(page)
     places = re.findall(r'<div class="chart" id="([^"]+)">', page)
     assert sorted(places) == sorted(found["charts"])
-    assert len(places) == 12 + 6 + 4 + 2  # frontiers, curves, tuning, batch size: nothing was timed or measured
+    assert len(places) == 16 + 6 + 4 + 2  # frontiers, curves, tuning, batch size: nothing was timed or measured
     used = set(re.findall(r'"data": {"name": "([^"]+)"', json.dumps(found["charts"])))
     assert used == set(found["datasets"])
 
@@ -62,6 +62,9 @@ def test_the_page_says_what_was_run(page):
         "not reached",
         "train loss ≤ 0.001",
         "validation accuracy ≥ 96 %",
+        "Validation BLEU",
+        "validation BLEU ≥ 85",
+        "<th>test BLEU</th>",
         "torch 2.13.0",
         "stretto compare --model mlp",
         "[model]",
@@ -115,6 +118,7 @@ def test_odd_studies_say_so():
     assert "Without backprop among the methods" in odd("no backprop")
     assert "n/a" in odd("one method")
     assert "validation accuracy" not in odd("regression").split("<section id=")[1]
+    assert "BLEU" not in odd("regression")
 
 
 def test_text_is_escaped():

@@ -25,6 +25,13 @@ def test_nothing_is_cut_at_80_columns(records):
     assert max(len(line) for line in shown(records).splitlines()) <= 80
 
 
+def test_translations_are_shown_by_their_bleu(records):
+    best = max(record.test_bleu for record in records if record.test_bleu and record.method == "backprop")
+    assert "BLEU" in shown(records)
+    assert f"{best:.1f}" in shown(records)
+    assert "BLEU" not in shown(make_records(("pb",), accuracy=False))
+
+
 def test_losses_are_shown_where_there_is_no_accuracy():
     assert "acc." not in shown(make_records(("pb",), accuracy=False))
     assert "No runs" in shown([])

@@ -27,7 +27,7 @@ def doctor(
     Parameters
     ----------
     model
-        mlp, cnn, transformer; or a function without arguments that returns an nn.Module, or (module, example):
+        mlp, cnn, transformer, ...; or a function without arguments that returns an nn.Module, or (module, example):
         package.module:function or path/to/file.py:function.
     model_options
         Options of a built-in network: --model-options.width 256.
@@ -105,9 +105,8 @@ def diagnosis_of(
 
 def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
     """A built-in network and a small batch of its data."""
-    from torch import nn
-
-    from stretto.config import Settings
+    from stretto.chain import Chain
+    from stretto.config import DEFAULTS, Settings
     from stretto.errors import UsageError, nearest
     from stretto.models import MODELS
     from stretto.study.prepare import build_model, dataset
@@ -117,9 +116,9 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
             f"unknown model {name!r}: {nearest(name, MODELS)}; or write package.module:function or "
             "path/to/file.py:function"
         )
-    chosen = data or ("pydoc" if name == "transformer" else "digits")
+    chosen = data or DEFAULTS[name].data
     settings = Settings(model=name, model_options=options, data=chosen)
-    return nn.Sequential(*build_model(settings).layers), dataset(settings).train.x[:4]
+    return Chain(*build_model(settings).layers), dataset(settings).train.x[:4]
 
 
 def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:

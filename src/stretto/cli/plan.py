@@ -70,11 +70,11 @@ def plan(
     cluster
         A cluster's name, or its file, which stretto calibrate writes.
     model
-        Network: mlp, cnn or transformer, which stretto train trains, or a published one: gpt3-175b, resnet152, ...
+        Network that stretto train trains: mlp, cnn, transformer, ...; or a published one: gpt3-175b, resnet152, ...
     model_options
         Its options: --model-options.width 256.
     data
-        Data set of a built-in network; digits, or pydoc for a transformer, unless said otherwise.
+        Data set of a built-in network; an embedded one that suits it unless said otherwise.
     data_options
         Its options.
     optimizer
@@ -130,6 +130,7 @@ def plan(
     if diff is not None:
         tell_difference(diff, json=json)
         return
+    from stretto.config import DEFAULTS
     from stretto.cost.cluster_file import find_cluster
     from stretto.errors import UsageError
     from stretto.plan import Objective, Penalty, Problem, search
@@ -153,7 +154,7 @@ def plan(
         measured=seen.penalties if seen else {},
     )
     chosen = methods_of(methods, objective, given, seen)
-    usual = "pydoc" if model == "transformer" else "digits"
+    usual = DEFAULTS[model].data if model in DEFAULTS else "digits"
     found_costs = costed(
         model, model_options or {}, data or usual, data_options or {}, optimizer, dtype=dtype,
         heads=any(CLOCKS[name].family == "local" for name in clocks(chosen)),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stretto.data.augment import crop_and_flip
 from stretto.data.dataset import Dataset, Split
-from stretto.data.split import hold_out
+from stretto.data.split import stratify
 from stretto.errors import UsageError
 
 HOME = "https://www.cs.toronto.edu/~kriz"
@@ -40,19 +40,24 @@ def _load(
     *, augment: bool,
 ) -> Dataset:  # fmt: skip
     (x, y), (test_x, test_y) = (_read(name, archive, folder, each, labels) for each in files)
-    train, validation = hold_out(y, share=0.1)
+    train, validation = stratify(y, (0.9,))
     mean, std = (stat(x[train], dim=(0, 2, 3), keepdim=True) for stat in (torch.mean, torch.std))
     return Dataset(
         name=name,
         task="classification",
         num_classes=classes,
-        train=Split((x[train] - mean) / std, y[train], crop_and_flip if augment else None),
+        train=Split((x[train] - mean) / std, y[train], changed if augment else None),
         validation=Split((x[validation] - mean) / std, y[validation]),
         test=Split((test_x - mean) / std, test_y),
         description=f"{name} from {folder}: {len(train)} train, {len(validation)} validation and {len(test_y)} test "
         "images.",
         options={"path": str(folder), "augment": augment},
     )
+
+
+def changed(x: Tensor, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Cropped and mirrored at random."""
+    return crop_and_flip(x[rows], generator)
 
 
 def _read(name: str, archive: str, folder: Path, files: Sequence[str], labels: int) -> tuple[Tensor, Tensor]:

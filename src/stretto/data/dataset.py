@@ -1,29 +1,46 @@
 """A data set: three splits of examples, checked when it is made, and the batches drawn from one."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from stretto.batch import IGNORED
 from stretto.errors import UsageError
 from stretto.seeding import derive
 
-Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
-"""(examples, where to draw from) -> examples, changed at random."""
+
+class Examples(Protocol):
+    """What a split holds, [N, ...]: a tensor, or what makes one of those that are asked for, when they are."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of all of them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Tensor: ...
+
+
+Augment: TypeAlias = Callable[[Any, Tensor, torch.Generator], Tensor]
+"""(all examples, rows [B], where to draw from) -> the examples of these rows, changed at random."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Examples `x` [N, ...] and targets `y`: classes [N], or for language the next tokens [N, T]; y is int64.
+    """Examples `x` [N, ...] and targets `y`: classes [N], of each pixel [N, H, W], or for language the next
+    tokens [N, T]; y is int64.
 
-    `augment` is what is done at random to the examples of each shuffled batch, if anything is.
+    A target of -100 (`batch.IGNORED`) asks for nothing. For translation x is int64 [N, 2, T]: `data.translation`.
+    `augment` is what is done at random to the examples of each shuffled batch, if anything is. What does not fit into
+    memory is read when a batch needs it: then x and y are no tensors.
     """
 
-    x: Tensor = field(repr=False)
-    y: Tensor = field(repr=False)
+    x: Examples = field(repr=False)
+    y: Examples = field(repr=False)
     augment: Augment | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -55,32 +72,36 @@ class Split:
         return ((self._drawn(rows, seed, k), self.y[_index(rows, seed)]) for k, rows in enumerate(chunks) if len(rows))
 
     def _drawn(self, rows: Tensor, seed: int | None, k: int) -> Tensor:
-        x = self.x[_index(rows, seed)]
         if seed is None or self.augment is None:
-            return x
-        return self.augment(x, torch.Generator("cpu").manual_seed(derive(seed, "augment", k)))
+            return self.x[_index(rows, seed)]
+        return self.augment(self.x, rows, torch.Generator("cpu").manual_seed(derive(seed, "augment", k)))
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A named task with its three splits; `num_classes` is the size of the vocabulary where the task is language."""
+    """A named task with its three splits; `num_classes` is the size of the vocabulary where targets are tokens.
+
+    `text` writes tokens as text, where translations are to be compared.
+    """
 
     name: str
-    task: Literal["classification", "language"]
+    task: Literal["classification", "language", "translation", "segmentation"]
     num_classes: int
     train: Split
     validation: Split
     test: Split
     description: str
     options: Mapping[str, object]
+    text: Callable[[Sequence[int]], str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for split in ("train", "validation", "test"):
             self._check(split, getattr(self, split))
-        if self.task == "classification" and self.train.y.min() == self.train.y.max():
+        y = self.train.y
+        if self.task == "classification" and isinstance(y, Tensor) and y.min() == y.max():
             raise UsageError(
-                f"data set {self.name!r}: all {len(self.train)} examples of split 'train' are of class "
-                f"{int(self.train.y[0])}, so there is nothing to learn; a train split needs at least two classes"
+                f"data set {self.name!r}: all {len(y)} examples of split 'train' are of class {int(y[0])}, so "
+                "there is nothing to learn; a train split needs at least two classes"
             )
 
     def _check(self, name: str, split: Split) -> None:
@@ -90,7 +111,11 @@ class Dataset:
                 f"data set {self.name!r}: split {name!r} is empty; give every split at least one example "
                 "(more data, or a smaller context)"
             )
+        if not isinstance(split.y, Tensor):
+            return  # read when it is needed
         low, high = int(split.y.min()), int(split.y.max())
+        if low == IGNORED:
+            low = int(torch.where(split.y == IGNORED, high, split.y).min())
         if low < 0 or high >= self.num_classes:
             raise UsageError(
                 f"data set {self.name!r}: the targets of split {name!r} lie in {low}..{high}, "

@@ -7,12 +7,6 @@ from torch import Tensor
 _SEED = 0
 
 
-def hold_out(labels: Tensor, *, share: float) -> tuple[Tensor, Tensor]:
-    """Draw the rows that are kept, and a `share` of each class in `labels` [N] that is not, shuffled."""
-    kept, held = stratify(labels, (1 - share,))
-    return kept, held
-
-
 def stratify(labels: Tensor, cuts: tuple[float, ...]) -> list[Tensor]:
     """Draw the rows of several splits, each with its share of every class in `labels` [N], shuffled.
 

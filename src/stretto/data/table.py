@@ -1,4 +1,4 @@
-"""The data sets by name: digits and pydoc are built in, the others read files."""
+"""The data sets by name: digits, digit-masks, pydoc and number-words are built in, the others read files."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,14 +6,21 @@ import torch
 
 from stretto.data.cifar import cifar10, cifar100
 from stretto.data.dataset import Dataset
+from stretto.data.digit_masks import digit_masks
 from stretto.data.digits import digits
+from stretto.data.imagenet import imagenet
+from stretto.data.number_words import number_words
 from stretto.data.options import resolve
+from stretto.data.parallel import parallel
 from stretto.data.pydoc import pydoc
+from stretto.data.saved import saved
 from stretto.data.text import text
 from stretto.errors import UsageError, nearest
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits, "cifar10": cifar10, "cifar100": cifar100, "pydoc": pydoc, "text": text,
+    "number-words": number_words, "digit-masks": digit_masks,
+    "imagenet": imagenet, "saved": saved, "parallel": parallel,
 }  # fmt: skip
 
 

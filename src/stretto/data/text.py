@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,16 +11,24 @@ import torch
 
 from stretto.data.dataset import Dataset, Split
 from stretto.data.options import choose, whole
+from stretto.data.tokens import Source, tokenized
 from stretto.errors import UsageError
 
 VOCABULARY = 2000
+CHUNK = 2**20  # characters that are read at a time
 SPLITS = ("train", "validation", "test")
-# What each split's file may be called: one's own, and as WikiText comes.
+WIKITEXT = "https://wikitext.smerity.com/wikitext-103-raw-v1.zip"
+LM1B_ARCHIVE = "https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"
+# What each split's files may be called: one's own, as WikiText comes, and as LM1B does, whose papers test on the first
+# of the files that were held out.
+LM1B = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"
 FILES = {
-    "train": ("train.txt", "wiki.train.tokens", "wiki.train.raw"),
-    "validation": ("validation.txt", "valid.txt", "wiki.valid.tokens", "wiki.valid.raw"),
-    "test": ("test.txt", "wiki.test.tokens", "wiki.test.raw"),
-}
+    "train": (
+        "train.txt", "wiki.train.tokens", "wiki.train.raw", "training-monolingual.tokenized.shuffled/news.en-*-of-*",
+    ),
+    "validation": ("validation.txt", "valid.txt", "wiki.valid.tokens", "wiki.valid.raw", LM1B.format(1)),
+    "test": ("test.txt", "wiki.test.tokens", "wiki.test.raw", LM1B.format(0)),
+}  # fmt: skip
 
 # A paragraph's end, a line's end, a word, a number, a run of one punctuation mark ("***", "=="); blanks are dropped.
 _WORD = re.compile(r"\n\n+|\n|[^\W\d]\w*|\d+|([^\w\s])\1*")
@@ -29,13 +37,25 @@ Level = Literal["byte", "word"]
 
 
 def text(
-    *, path: str = "data/text", level: Level = "byte", context: int = 64, vocabulary: int | None = None
-) -> Dataset:
-    """Text from train.txt, validation.txt and test.txt (UTF-8) in the folder `path`; WikiText's names do, too.
+    *, path: str = "data/text", level: Level | Literal["bpe"] = "byte", context: int = 64,
+    vocabulary: int | None = None, tokenizer: str | None = None,
+) -> Dataset:  # fmt: skip
+    """Text from train.txt, validation.txt and test.txt (UTF-8) in the folder `path`, or WikiText's or LM1B's files.
 
-    What `level`, `context` and `vocabulary` mean, `language` says. Raises UsageError for a file that is not there.
+    What `level`, `context` and `vocabulary` mean, `language` says. At level "bpe" the text may be larger than the
+    memory, and may have a `tokenizer` of its own: `tokenized`. Raises UsageError for a file that is not there.
     """
-    texts = {split: _read(Path(path), split) for split in SPLITS}
+    choose("data set 'text'", "level", level, ("byte", "word", "bpe"))
+    files = {split: _files(Path(path), split) for split in SPLITS}
+    if level == "bpe":
+        made = tokenized(
+            "text", {split: _source(each) for split, each in files.items()}, Path(path) / ".tokens",
+            f"The text in {path}", context=context, vocabulary=vocabulary, tokenizer=tokenizer,
+        )  # fmt: skip
+        return replace(made, options={"path": path, **made.options})
+    if tokenizer is not None:
+        raise UsageError(f"data set 'text': tokenizer={tokenizer!r} belongs to level='bpe'; leave it out, or say so")
+    texts = {split: "".join(file.read_text(encoding="utf-8") for file in each) for split, each in files.items()}
     found = language("text", texts, f"The text in {path}", level=level, context=context, vocabulary=vocabulary)
     return replace(found, options={"path": path, **found.options})
 
@@ -112,11 +132,23 @@ def _windows(owner: str, name: str, ids: Sequence[int], context: int) -> Split:
     return Split(stream[:-1].view(num, context).clone(), stream[1:].view(num, context).clone())
 
 
-def _read(folder: Path, split: str) -> str:
-    for name in FILES[split]:
-        if (folder / name).is_file():
-            return (folder / name).read_text(encoding="utf-8")
+def _files(folder: Path, split: str) -> list[Path]:
+    for pattern in FILES[split]:
+        found = sorted(folder.glob(pattern))
+        if found:
+            return found
     raise UsageError(
         f"data set 'text': the {split} split is not in {folder.absolute()}, which needs {' or '.join(FILES[split])}; "
-        "put it there, or say where it is: --data-options.path FOLDER"
+        "put a text of your own there, or say where it is, or what comes out of "
+        f"{WIKITEXT} or {LM1B_ARCHIVE}: --data-options.path FOLDER"
     )
+
+
+def _source(files: Sequence[Path]) -> Source:
+    def lines() -> Iterator[Sequence[str]]:
+        for file in files:
+            with file.open(encoding="utf-8", newline="") as handle:
+                while some := handle.readlines(CHUNK):
+                    yield some
+
+    return lines, " ".join(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)

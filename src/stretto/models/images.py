@@ -27,10 +27,12 @@ def image_of(model: str, dataset: Dataset, *, least: int = 1) -> tuple[int, int]
     return shape[1], side
 
 
-def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
-    """One that leaves the image's size, divided by the stride; no bias, which the norm behind it would take out."""
+def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, bias: bool = False) -> nn.Conv2d:
+    """One that leaves the image's size, divided by the stride; a norm behind it would take a bias out."""
     made = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
+    if bias:
+        made.bias = nn.Parameter(made.weight.new_zeros(outputs))
     return made
 
 
@@ -38,3 +40,8 @@ def normalisation(kind: str, channels: int) -> nn.Module:
     """Over the batch, or over groups of two channels, which single examples need (`stretto.norms`)."""
     batch = nn.BatchNorm2d(channels)
     return batch if kind == "batch" else like(batch, 2)
+
+
+def activated(channels: int, norm: str) -> nn.Module:
+    """ReLU behind a norm, or alone if it is "none"."""
+    return nn.ReLU() if norm == "none" else nn.Sequential(normalisation(norm, channels), nn.ReLU())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from stretto.errors import UsageError, nearest
-from stretto.models.alexnet import SIDE, alexnet
+from stretto.models.alexnet import SIDE, imagenet_alexnet
 from stretto.models.model import Loss, Recipe
 from stretto.models.resnet import imagenet_resnet
 from stretto.models.transformer import language_model
@@ -61,7 +61,7 @@ def language(*, depth: int, width: int, heads: int, context: int, vocabulary: in
 
 
 PUBLISHED: Mapping[str, Callable[[], Published]] = {
-    "alexnet": lambda: images(alexnet(), SIDE),
+    "alexnet-227": lambda: images(imagenet_alexnet(), SIDE),
     "vgg16": lambda: images(imagenet_vgg(depth=16), 224),
     "resnet18": lambda: images(imagenet_resnet(depth=18), 224),
     "resnet50": lambda: images(imagenet_resnet(depth=50), 224),

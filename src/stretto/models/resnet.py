@@ -7,7 +7,7 @@ from torch.nn.functional import pad, relu
 
 from stretto.data import Dataset
 from stretto.data.options import choose
-from stretto.models.images import NORMS, convolution, image_of, normalisation
+from stretto.models.images import NORMS, activated, convolution, image_of, normalisation
 from stretto.models.model import Recipe
 
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -50,7 +50,7 @@ def cifar_resnet(dataset: Dataset, *, depth: int = 20, norm: str = "batch") -> R
     channels, _ = image_of("cifar-resnet", dataset, least=4)
     choose("model 'cifar-resnet'", "depth", depth, CIFAR_DEPTHS)
     choose("model 'cifar-resnet'", "norm", norm, NORMS)
-    recipe: Recipe = [partial(convolution, channels, 16), partial(_activated, 16, norm)]
+    recipe: Recipe = [partial(convolution, channels, 16), partial(activated, 16, norm)]
     inputs = 16
     for width in (16, 32, 64):
         for _ in range((depth - 2) // 6):
@@ -61,10 +61,6 @@ def cifar_resnet(dataset: Dataset, *, depth: int = 20, norm: str = "batch") -> R
             recipe.append(Sum)
             inputs = width
     return [*recipe, partial(nn.AdaptiveAvgPool2d, 1), nn.Flatten, partial(nn.Linear, 64, dataset.num_classes)]
-
-
-def _activated(channels: int, norm: str) -> nn.Module:
-    return nn.Sequential(normalisation(norm, channels), nn.ReLU())
 
 
 def _normalised(inputs: int, outputs: int, kernel: int, stride: int = 1, *, norm: str) -> list[nn.Module]:

@@ -7,22 +7,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from stretto.batch import IGNORED
 from stretto.data import Dataset
 from stretto.data.options import resolve, whole
 from stretto.errors import UsageError, nearest
+from stretto.models.alexnet import alexnet
 from stretto.models.cnn import cnn
+from stretto.models.encoder_decoder import encoder_decoder
 from stretto.models.mlp import mlp
 from stretto.models.model import Loss, Model, Recipe
 from stretto.models.resnet import cifar_resnet, resnet
 from stretto.models.transformer import transformer
+from stretto.models.unet import unet
 from stretto.models.vgg import vgg
 from stretto.seeding import derive
 
 MODELS: Mapping[str, Callable[..., Recipe]] = {
-    "mlp": mlp, "cnn": cnn, "vgg": vgg, "resnet": resnet, "cifar-resnet": cifar_resnet, "transformer": transformer,
+    "mlp": mlp, "cnn": cnn, "alexnet": alexnet, "vgg": vgg, "resnet": resnet, "cifar-resnet": cifar_resnet,
+    "unet": unet, "transformer": transformer, "encoder-decoder": encoder_decoder,
 }  # fmt: skip
 
-_TASKS = dict.fromkeys(MODELS, "classification") | {"transformer": "language"}
+_TASKS = dict.fromkeys(MODELS, "classification") | {
+    "transformer": "language", "encoder-decoder": "translation", "unet": "segmentation",
+}  # fmt: skip
 
 
 def token_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -30,7 +37,19 @@ def token_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-_LOSSES: Mapping[str, Loss] = {"classification": cross_entropy, "language": token_cross_entropy}
+def padded_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The same where targets are padded: of each example the mean over its own tokens, then the mean over examples.
+
+    So micro-batches add up to their minibatch, however long their examples are.
+    """
+    losses = cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view_as(target)
+    return (losses.sum(1) / (target != IGNORED).sum(1)).mean()
+
+
+_LOSSES: Mapping[str, Loss] = {
+    "classification": cross_entropy, "language": token_cross_entropy, "translation": padded_cross_entropy,
+    "segmentation": cross_entropy,
+}  # fmt: skip
 
 
 def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> Model:

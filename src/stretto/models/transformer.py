@@ -1,5 +1,6 @@
 """A decoder-only language model: pre-norm, causal attention, learned or rotary positions."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -22,12 +23,7 @@ def transformer(
     rotary, in each attention.
     """
     choose("model 'transformer'", "positions", positions, ("learned", "rotary"))
-    if width % heads:
-        fitting = [h for h in range(1, width + 1) if width % h == 0]
-        raise UsageError(
-            f"model 'transformer': heads={heads} does not divide width={width}; "
-            f"take heads={min(fitting, key=lambda h: abs(h - heads))}, or width={-(-width // heads) * heads}"
-        )
+    check_heads("transformer", width, heads)
     rotary = positions == "rotary"
     if rotary and (width // heads) % 2:
         raise UsageError(
@@ -47,6 +43,16 @@ def transformer(
         )
         for i in range(depth)
     ]
+
+
+def check_heads(model: str, width: int, heads: int) -> None:
+    """Refuse heads that do not divide the width."""
+    if width % heads:
+        fitting = [h for h in range(1, width + 1) if width % h == 0]
+        raise UsageError(
+            f"model {model!r}: heads={heads} does not divide width={width}; "
+            f"take heads={min(fitting, key=lambda h: abs(h - heads))}, or width={-(-width // heads) * heads}"
+        )
 
 
 def language_model(vocabulary: int, context: int, *, depth: int, width: int, heads: int) -> Recipe:
@@ -127,18 +133,25 @@ class Block(nn.Module):
         self.attention = CausalAttention(width, heads, rotary=rotary)
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                # The two layers that write into the residual stream share its variance with those of all blocks.
-                writes = name in ("attention.output", "mlp.2")
-                nn.init.normal_(module.weight, std=(module.in_features * (2 * depth if writes else 1)) ** -0.5)
-                nn.init.zeros_(module.bias)
+        draw(self, ("attention.output", "mlp.2"), depth)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add both branches to the residual stream."""
         x = x + self.attention(self.attention_norm(x))
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
+
+
+def draw(block: nn.Module, writers: Sequence[str], depth: int) -> None:
+    """Draw the weights of a block's Linear layers.
+
+    Those that write into the residual stream share its variance with those of all `depth` blocks.
+    """
+    for name, module in block.named_modules():
+        if isinstance(module, nn.Linear):
+            shared = len(writers) * depth if name in writers else 1
+            nn.init.normal_(module.weight, std=(module.in_features * shared) ** -0.5)
+            nn.init.zeros_(module.bias)
 
 
 class Unembedding(nn.Module):

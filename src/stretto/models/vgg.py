@@ -6,12 +6,13 @@ from torch import nn
 
 from stretto.data import Dataset
 from stretto.data.options import choose
-from stretto.models.images import convolution, image_of, normalisation
+from stretto.models import images
+from stretto.models.images import activated, convolution, image_of
 from stretto.models.model import Recipe
 
 WIDTHS = (64, 128, 256, 512, 512)  # channels of each group, which ends in a pooling
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
-NORMS = ("batch", "group", "none")
+NORMS = (*images.NORMS, "none")
 
 
 def vgg(dataset: Dataset, *, depth: int = 11, norm: str = "batch", hidden: int = 512) -> Recipe:
@@ -39,21 +40,10 @@ def imagenet_vgg(
     recipe: Recipe = []
     for width, number in zip(WIDTHS, CONVOLUTIONS[depth], strict=True):
         for _ in range(number):
-            recipe += [partial(_convolution, channels, width, norm), partial(_activated, width, norm)]
+            recipe += [partial(convolution, channels, width, bias=norm == "none"), partial(activated, width, norm)]
             channels = width
         recipe.append(partial(nn.MaxPool2d, 2))
     recipe.append(nn.Flatten)
     for inputs in (512 * area, hidden):
         recipe += [nn.Dropout, partial(nn.Linear, inputs, hidden), nn.ReLU]
     return [*recipe, partial(nn.Linear, hidden, classes)]
-
-
-def _convolution(inputs: int, outputs: int, norm: str) -> nn.Module:
-    made = convolution(inputs, outputs)
-    if norm == "none":
-        made.bias = nn.Parameter(made.weight.new_zeros(outputs))
-    return made
-
-
-def _activated(channels: int, norm: str) -> nn.Module:
-    return nn.ReLU() if norm == "none" else nn.Sequential(normalisation(norm, channels), nn.ReLU())

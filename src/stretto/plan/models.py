@@ -66,7 +66,7 @@ def built_in(
     wanted = {key: getattr(given, key) for key in ("model", "model_options", "data", "data_options", "optimizer")}
     trained = {key: value for key, value in wanted.items() if value not in ({}, "auto")}
     return Costed(
-        name, costs, heads_of(features, model.loss, y), sides([x, *features[:-1]]), known(settings.batch_size),
+        name, costs, heads_of(features, model.loss, y), sides([(x,), *features[:-1]]), known(settings.batch_size),
         settings.optimizer, trained, tuple(map(str, range(len(model.layers)))),
     )  # fmt: skip
 
@@ -90,26 +90,26 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
     batch, usual = PAPERS.get(name, (256, "sgd"))
     return Costed(
         name, costs, heads_of(features, found.loss, y) if heads else None,
-        sides([x, *features[:-1]] if features else []), batch,
+        sides([(x,), *features[:-1]] if features else []), batch,
         usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
     )  # fmt: skip
 
 
-def outputs(layers: "list[nn.Module]", x: "Tensor") -> "list[Tensor]":
+def outputs(layers: "list[nn.Module]", x: "Tensor") -> "list[tuple[Tensor, ...]]":
     """What each layer gives; nothing of them changes."""
     import torch
 
     from stretto.splitting.undisturbed import home, undisturbed
 
-    found = []
+    found: list[tuple[Tensor, ...]] = [(x,)]
     with torch.no_grad(), undisturbed(layers, home(layers)):
         for layer in layers:
-            x = layer(x)
-            found.append(x)
-    return found
+            output = layer(*found[-1])
+            found.append(output if isinstance(output, tuple) else (output,))
+    return found[1:]
 
 
-def heads_of(features: "list[Tensor]", loss: Any, target: "Tensor") -> tuple[LayerCost, ...] | None:
+def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") -> tuple[LayerCost, ...] | None:
     """What an auxiliary head behind each layer costs, its loss included; None where there is no head for one."""
     import torch
 
@@ -119,8 +119,8 @@ def heads_of(features: "list[Tensor]", loss: Any, target: "Tensor") -> tuple[Lay
     rows = []
     for index, feature in enumerate(features[:-1]):
         try:
-            with torch.device(feature.device):
-                head = build("auto", index, (feature,), features[-1]).to(feature.dtype)
+            with torch.device(feature[0].device):
+                head = build("auto", index, feature, features[-1][0]).to(feature[0].dtype)
         except UsageError:
             return None
         costs = layer_costs([head], feature, loss=loss, target=target)
@@ -128,6 +128,6 @@ def heads_of(features: "list[Tensor]", loss: Any, target: "Tensor") -> tuple[Lay
     return (*rows, rows[-1]) if rows else None
 
 
-def sides(inputs: "list[Tensor]") -> tuple[int, ...]:
+def sides(inputs: "list[tuple[Tensor, ...]]") -> tuple[int, ...]:
     """The rows of the image that each layer takes; 0 for one that takes none."""
-    return tuple(int(x.shape[-2]) if x.dim() == 4 else 0 for x in inputs)
+    return tuple(int(x.shape[-2]) if x.dim() == 4 else 0 for x, *_ in inputs)

@@ -1,8 +1,8 @@
 """Which values of a metric are worth a panel of their own.
 
 Think of the way from where the runs begin (the median first evaluation) to the best value that any run reaches, on a
-logarithmic scale: of the loss, or of the error for an accuracy. Let q be how far along this way nearly all methods (at
-least four in five) come, kept between 0.3 and 0.7. The cut-offs lie at
+logarithmic scale: of the loss, of the error for an accuracy, of what is missing for BLEU. Let q be how far along this
+way nearly all methods (at least four in five) come, kept between 0.3 and 0.7. The cut-offs lie at
 
     q/2         halfway to what nearly all reach: where fast and rough methods shine
     q           what nearly all reach
@@ -38,7 +38,7 @@ def choose(records: Sequence[Record], metric: Metric) -> tuple[float, ...]:
     )
     way = _Way(start=median(started), bests=tuple(bests), higher=metric.higher)
     chosen = way.cutoffs() if way.length > 0.01 else ()
-    return tuple(float(f"{1 - each:.12g}") for each in chosen) if metric.higher else chosen
+    return tuple(float(f"{metric.whole * (1 - each):.12g}") for each in chosen) if metric.higher else chosen
 
 
 def roundest(low: float, high: float, target: float) -> float:
@@ -60,9 +60,9 @@ def roundest(low: float, high: float, target: float) -> float:
 
 
 def _badness(record: Record, metric: Metric) -> list[float]:
-    """Turn the metric so that low is good: a loss as it is, an accuracy as an error."""
+    """Turn the metric so that low is good: a loss as it is, an accuracy as an error, BLEU as what is missing."""
     values = [value for point in record.points if (value := metric.at(point)) is not None]
-    return [round(1 - value, 12) for value in values] if metric.higher else values
+    return [round(1 - value / metric.whole, 12) for value in values] if metric.higher else values
 
 
 class _Way:

@@ -1,4 +1,4 @@
-"""The three quantities by which runs are compared."""
+"""The quantities by which runs are compared."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,12 @@ class Metric:
     name: str  # the field of Point and of Record
     label: str
     higher: bool  # whether more is better
+    whole: float = 1.0  # the most there can be of a higher one
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it reads as a percentage."""
+        return self.higher and self.whole == 1
 
     def at(self, point: Point) -> float | None:
         """Read the value at one evaluation."""
@@ -36,7 +42,8 @@ class Metric:
 TRAIN_LOSS = Metric("train_loss", "train loss", higher=False)
 VALIDATION_LOSS = Metric("validation_loss", "validation loss", higher=False)
 VALIDATION_ACCURACY = Metric("validation_accuracy", "validation accuracy", higher=True)
-METRICS = (TRAIN_LOSS, VALIDATION_LOSS, VALIDATION_ACCURACY)
+VALIDATION_BLEU = Metric("validation_bleu", "validation BLEU", higher=True, whole=100.0)
+METRICS = (TRAIN_LOSS, VALIDATION_LOSS, VALIDATION_ACCURACY, VALIDATION_BLEU)
 
 
 def metric(name: str) -> Metric:

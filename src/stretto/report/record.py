@@ -9,6 +9,10 @@ from typing import Any, Self
 from stretto.errors import UsageError
 
 STATUSES = ("finished", "diverged")
+SCORES = (
+    "train_loss", "validation_loss", "validation_accuracy", "validation_bleu",
+    "test_loss", "test_accuracy", "test_bleu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +33,12 @@ class Point:
     train_loss: float
     validation_loss: float
     validation_accuracy: float | None = None
+    validation_bleu: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None and field.name == "validation_accuracy":
+            if value is None and field.name in ("validation_accuracy", "validation_bleu"):
                 continue
             _check_number(value, f"{field.name} of the evaluation at step {self.step}")
 
@@ -116,7 +121,7 @@ class Record:
 
     `method` is spelled with its options as the user wrote it; `options` holds what the sweep varied (`lr`,
     `batch_size`, ...). The losses and accuracies are those of the model at the end of the run, None where a diverged
-    run or a regression has none.
+    run or a regression has none. BLEU, of translations only, goes from 0 to 100.
     """
 
     id: str
@@ -131,8 +136,10 @@ class Record:
     train_loss: float | None = None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
+    validation_bleu: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    test_bleu: float | None = None
     total_flops: float = 0.0
     serial_flops: float = 0.0
     seconds: float = 0.0
@@ -141,7 +148,7 @@ class Record:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise UsageError(f"run {self.id!r}: status is {self.status!r}; write one of {', '.join(STATUSES)}")
-        for name in ("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy"):
+        for name in SCORES:
             if getattr(self, name) is not None:
                 _check_number(getattr(self, name), f"{name} of run {self.id!r}")
         for name in ("total_flops", "serial_flops", "seconds"):

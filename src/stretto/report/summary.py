@@ -43,6 +43,11 @@ class MethodSummary:
         return self.chosen.test_accuracy if self.chosen else None
 
     @property
+    def test_bleu(self) -> float | None:
+        """Of the chosen run: the test data had no part in choosing it."""
+        return self.chosen.test_bleu if self.chosen else None
+
+    @property
     def diverged_share(self) -> float:
         """Diverged runs / all runs of the method."""
         return self.diverged / self.runs

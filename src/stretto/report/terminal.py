@@ -43,6 +43,8 @@ def _columns(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
             ("test\nloss", [units.number(each.test_loss) for each in summaries]),
             ("±\nseeds", [units.number(each.spread) for each in summaries]),
         ]
+    if any(each.test_bleu is not None for each in summaries):  # what translations are published with
+        judged[1] = ("test\nBLEU", [units.bleu(each.test_bleu) for each in summaries])
     return [
         ("di-\nverged", [f"{each.diverged}/{each.runs}" for each in summaries]),
         ("train\nloss", [units.number(each.best_train_loss) for each in summaries]),

@@ -57,6 +57,15 @@ def percent(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{100 * value:.{digits}f} %"
 
 
+def bleu(value: float | None) -> str:
+    """BLEU, from 0 to 100, as it is published.
+
+    >>> bleu(34.5)
+    '34.5'
+    """
+    return NONE if value is None else f"{value:.1f}"
+
+
 def cutoff(value: float, is_share: bool) -> str:
     """Write a cut-off with no more digits than it has: they are round numbers."""
     return f"{100 * value:.6g} %" if is_share else f"{value:.6g}"

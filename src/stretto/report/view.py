@@ -16,7 +16,7 @@ from stretto.report.charts.tuning import RATE, tuning_charts
 from stretto.report.clock import Clocked, clocked
 from stretto.report.cures import cures
 from stretto.report.large_batches import large_batches
-from stretto.report.metric import METRICS, VALIDATION_ACCURACY, Metric
+from stretto.report.metric import METRICS, VALIDATION_ACCURACY, VALIDATION_BLEU, Metric
 from stretto.report.page import ACCOUNTINGS, Page
 from stretto.report.palette import Style, styles
 from stretto.report.panel import Panel, panels
@@ -33,6 +33,21 @@ PURPOSE = {
     "train_loss": "How soon the network fits its training data.",
     "validation_loss": "How soon it does well on data it has not seen.",
     "validation_accuracy": "The same, counted in right answers.",
+    "validation_bleu": "How near its translations come to those that are wanted.",
+}
+
+Column = tuple[str, Callable[[float | None], str]]
+COLUMNS: Mapping[str, Column] = {  # of the table of all runs: its head, and how a value is written
+    "train_loss": ("train loss", units.number),
+    "validation_loss": ("val. loss", units.number),
+    "validation_accuracy": ("val. acc.", units.percent),
+    "validation_bleu": ("val. BLEU", units.bleu),
+    "test_loss": ("test loss", units.number),
+    "test_accuracy": ("test acc.", units.percent),
+    "test_bleu": ("test BLEU", units.bleu),
+    "serial_flops": ("serial", units.flops),
+    "total_flops": ("total", units.flops),
+    "seconds": ("seconds", units.seconds),
 }
 
 
@@ -76,6 +91,7 @@ def view(page: Page) -> dict[str, Any]:
         "methods": [_summary(each) for each in summaries],
         "judged_by": summaries[0].metric.label if summaries else "",
         "has_accuracy": _is_measured(records, VALIDATION_ACCURACY),
+        "has_bleu": _is_measured(records, VALIDATION_BLEU),
         "curves": _curves(summaries, look, specs),
         "cures": cures(page, summaries, look, specs.add),
         "large_batches": large_batches(records, look, specs.add),
@@ -154,7 +170,7 @@ def _frontier(metric: Metric, found: Sequence[Panel], look: Mapping[str, Style],
 
 def _goal(metric: Metric, cutoff: float) -> str:
     sign = "≥" if metric.higher else "≤"
-    return f"{metric.label} {sign} {units.cutoff(cutoff, metric.higher)}"
+    return f"{metric.label} {sign} {units.cutoff(cutoff, metric.is_share)}"
 
 
 def _speedups(metric: Metric, found: Sequence[Panel], names: Sequence[str]) -> dict[str, Any]:
@@ -218,6 +234,7 @@ def _summary(summary: MethodSummary) -> dict[str, str]:
         "validation_accuracy": units.percent(summary.best_validation_accuracy),
         "test_loss": units.number(summary.test_loss),
         "test_accuracy": units.percent(summary.test_accuracy),
+        "test_bleu": units.bleu(summary.test_bleu),
         "serial": units.flops(summary.serial_flops),
         "total": units.flops(summary.total_flops),
         "seconds": units.seconds(summary.seconds),
@@ -280,26 +297,20 @@ def _compared(row: Compared) -> dict[str, str]:
 def _runs(records: Sequence[Record]) -> dict[str, Any]:
     """Fill the table of all runs: heads, and for each cell its text and the value it is sorted by."""
     options = list(dict.fromkeys(name for record in records for name in record.options))
-    heads = ["run", "method", *options, "seed", "status", "train loss", "val. loss", "val. acc."]
-    heads += ["test loss", "test acc.", "serial", "total", "seconds"]
-    return {"heads": heads, "rows": [_run(record, options) for record in records]}
+    columns = {name: COLUMNS[name] for name in COLUMNS if "bleu" not in name or _has(records, name)}
+    heads = ["run", "method", *options, "seed", "status", *(head for head, _ in columns.values())]
+    return {"heads": heads, "rows": [_run(record, options, columns) for record in records]}
 
 
-def _run(record: Record, options: Sequence[str]) -> list[tuple[str, Any]]:
+def _has(records: Sequence[Record], name: str) -> bool:
+    return any(getattr(record, name) is not None for record in records)
+
+
+def _run(record: Record, options: Sequence[str], columns: Mapping[str, Column]) -> list[tuple[str, Any]]:
     swept = [record.options.get(name) for name in options]
     plain = [record.id, record.method, *swept, record.seed]
     status = f"diverged at {record.diverged_at}" if record.diverged else record.status
     cells = [(units.NONE if value is None else str(value), value) for value in plain]
     cells.append((status, status))
-    for value, form in (
-        (record.train_loss, units.number),
-        (record.validation_loss, units.number),
-        (record.validation_accuracy, units.percent),
-        (record.test_loss, units.number),
-        (record.test_accuracy, units.percent),
-        (record.serial_flops, units.flops),
-        (record.total_flops, units.flops),
-        (record.seconds, units.seconds),
-    ):
-        cells.append((form(value), value))
+    cells += [(form(getattr(record, name)), getattr(record, name)) for name, (_, form) in columns.items()]
     return [(text, "" if value is None else value) for text, value in cells]

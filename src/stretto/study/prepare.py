@@ -19,6 +19,7 @@ from stretto.optim import LAMB, LARS, cosine, scale_for_batch, warmup
 from stretto.splitting import split
 from stretto.sync import find as find_sync
 from stretto.trainer import Trainer
+from stretto.translate import find_bleu
 
 S = TypeVar("S", bound=config.Settings)
 
@@ -101,6 +102,8 @@ def prepare(settings: config.TrainSettings) -> Prepared:
             f"batch_size={batch_size}, but {loaded.name} has {len(loaded.train)} training examples: "
             f"use at most {len(loaded.train)}"
         )
+    if loaded.text is not None:
+        find_bleu()
     model = build_model(settings, settings.seed)
     example = loaded.train.x[:batch_size]
     trainer = Trainer(

@@ -21,6 +21,7 @@ from stretto.study.lookout import Lookout
 from stretto.study.prepare import Prepared, costs_of, prepare
 from stretto.study.progress import Progress
 from stretto.study.saved import Checkpoints, Request
+from stretto.study.scorer import Scorer
 from stretto.study.store import RunWriter, versions
 
 EVALUATION_BATCH = 128
@@ -120,7 +121,7 @@ def train_until_done(
     steps = known(settings.steps)
     wanted = evaluation_steps(steps, known(settings.evaluations))
     lookout = Lookout(trainer, steps) if trainer.processes == 1 else None  # it looks at all stages
-    gauge = Gauge(prepared, wanted)
+    gauge, scorer = Gauge(prepared, wanted), Scorer(prepared)
     done, seed = progress.steps, derive(settings.seed, "batches")
     batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)
     for step, (x, y) in zip(range(done + 1, steps + 1), batches, strict=False):
@@ -140,7 +141,7 @@ def train_until_done(
             progress.observations.append(observation)
             writer.event("observation", **observation.to_json())
         if step in wanted:
-            point = evaluate(prepared, costs, step, sum(progress.step_seconds))
+            point = evaluate(prepared, costs, step, sum(progress.step_seconds), scorer)
             if point is None:
                 progress.diverged_at = step
                 return
@@ -163,12 +164,14 @@ def train_until_done(
         "train_loss": last.train_loss,
         "validation_loss": last.validation_loss,
         "validation_accuracy": last.validation_accuracy,
+        "validation_bleu": last.validation_bleu,
         "test_loss": finite(test["loss"]),
         "test_accuracy": test.get("accuracy"),
+        "test_bleu": scorer.test(),
     }
 
 
-def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float) -> Point | None:
+def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float, scorer: Scorer) -> Point | None:
     """One point on the run's curves, with what it has cost so far; None if a loss is no finite number."""
     dataset, trainer = prepared.dataset, prepared.trainer
     sample = Split(dataset.train.x[:TRAIN_SAMPLE], dataset.train.y[:TRAIN_SAMPLE])
@@ -186,6 +189,7 @@ def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float) -> Poi
         train_loss=train["loss"],
         validation_loss=validation["loss"],
         validation_accuracy=validation.get("accuracy"),
+        validation_bleu=scorer.validation(),
     )
 
 

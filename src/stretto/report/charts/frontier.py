@@ -19,6 +19,7 @@ TOOLTIP = (
     ("train", "train loss"),
     ("validation", "validation loss"),
     ("accuracy", "validation accuracy"),
+    ("bleu", "validation BLEU"),
     ("serial_text", "serial compute"),
     ("total_text", "total compute"),
     ("seconds", "seconds by the clock"),
@@ -60,7 +61,7 @@ def frontier_rows(arrivals: Sequence[Arrival]) -> list[dict[str, Any]]:
 
 def _row(arrival: Arrival) -> dict[str, Any]:
     record, point = arrival.record, arrival.point
-    accuracy = point.validation_accuracy
+    accuracy, bleu = point.validation_accuracy, point.validation_bleu
     return {
         "run": record.id,
         "method": record.method,
@@ -70,6 +71,7 @@ def _row(arrival: Arrival) -> dict[str, Any]:
         "train": units.number(point.train_loss),
         "validation": units.number(point.validation_loss),
         "accuracy": None if accuracy is None else units.percent(accuracy),
+        "bleu": None if bleu is None else units.bleu(bleu),
         "x": point.serial_flops,
         "y": point.total_flops,
         "serial_text": units.flops(point.serial_flops),

@@ -1,0 +1,50 @@
+"""Translations from files of one's own: a sentence a line, in one file for each language and split."""
+
+from pathlib import Path
+
+from stretto.data.dataset import Dataset
+from stretto.data.options import whole
+from stretto.data.text import SPLITS
+from stretto.data.translation import UNKNOWN, Pair, translation
+from stretto.errors import UsageError
+
+NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
+PREPARE = "https://github.com/facebookresearch/fairseq/blob/main/examples/translation/prepare-iwslt14.sh"
+
+
+def parallel(
+    *, path: str = "data/parallel", source: str = "de", target: str = "en", context: int = 64, vocabulary: int = 10_000
+) -> Dataset:
+    """Pairs of sentences from train.de and train.en, valid.de and valid.en, test.de and test.en in the folder `path`.
+
+    Words are what blanks part; those that were cut into pieces (`transl@@ ation`) are joined again before they are
+    scored. Sentences of more than `context` words are cut. Raises UsageError for files that are not there, or differ in
+    their number of lines.
+    """
+    owner = "data set 'parallel'"
+    whole(owner, "context", context)
+    whole(owner, "vocabulary", vocabulary, least=UNKNOWN + 2)
+
+    def pairs(split: str) -> list[Pair]:
+        given, wanted = (_lines(Path(path), split, language) for language in (source, target))
+        if len(given) != len(wanted):
+            raise UsageError(
+                f"{owner}: the {split} split in {Path(path).absolute()} has {len(given)} lines in {source} and "
+                f"{len(wanted)} in {target}; each line is to be the translation of the other file's"
+            )
+        return [(one.split()[:context], other.split()[:context]) for one, other in zip(given, wanted, strict=True)]
+
+    options = {"path": path, "source": source, "target": target, "context": context, "vocabulary": vocabulary}
+    found = {split: pairs(split) for split in SPLITS}
+    return translation("parallel", found, f"From {source} to {target}, in {path}", options, vocabulary=vocabulary)
+
+
+def _lines(folder: Path, split: str, language: str) -> list[str]:
+    files = [folder / f"{name}.{language}" for name in NAMES[split]]
+    for file in files:
+        if file.is_file():
+            return file.read_text(encoding="utf-8").split("\n")[:-1]
+    raise UsageError(
+        f"data set 'parallel': {' or '.join(file.name for file in files)} is not in {folder.absolute()}; put it there "
+        f"(IWSLT14 as {PREPARE} leaves it), or say where it is: --data-options.path FOLDER"
+    )

@@ -1,0 +1,121 @@
+"""What Hugging Face's `datasets` saved on disk (`save_to_disk`): pictures with labels, text, or translations."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from stretto.data.dataset import Dataset, Split
+from stretto.data.options import choose, whole
+from stretto.data.pictures import Pictures, random_crop
+from stretto.data.text import SPLITS, Level, language
+from stretto.data.tokens import Source, tokenized
+from stretto.data.translation import UNKNOWN, Pair, translation
+from stretto.errors import UsageError
+
+ROWS = 1000  # of text that are read at a time
+
+
+def saved(
+    *, path: str = "data/saved", side: int = 224, augment: bool = True, level: Level | Literal["bpe"] = "byte",
+    context: int = 64, vocabulary: int | None = None, tokenizer: str | None = None,
+) -> Dataset:  # fmt: skip
+    """The splits train, validation and test in the folder `path`; their columns decide what the task is.
+
+    An image and a class label: `pictures` of `side` pixels, with random crops unless `augment` is False. A translation:
+    pairs of sentences of at most `context` words (longer ones are cut), from the language that comes first in it, with
+    `vocabulary` tokens at most. Else the first column of text, as data set 'text' has it.
+    """
+    found = _read(Path(path))
+    features = found["train"].features
+    kinds = {type(feature).__name__: column for column, feature in reversed(features.items())}
+    name, given = f"What is saved in {path}", {"path": path}
+    if "Image" in kinds and "ClassLabel" in kinds:
+        made = _pictures(found, kinds["Image"], kinds["ClassLabel"], name, side, augment=augment)
+    elif "Translation" in kinds:
+        made = _pairs(found, kinds["Translation"], name, context, vocabulary)
+    else:
+        column = next((key for key, each in features.items() if getattr(each, "dtype", None) == "string"), None)
+        if column is None:
+            raise UsageError(
+                f"data set 'saved': {path} has the columns {', '.join(features)}; it needs an Image and a ClassLabel, "
+                "a Translation, or text"
+            )
+        choose("data set 'saved'", "level", level, ("byte", "word", "bpe"))
+        if level == "bpe":
+            made = tokenized(
+                "saved", {split: _source(found[split], column) for split in SPLITS}, Path(path) / ".tokens", name,
+                context=context, vocabulary=vocabulary, tokenizer=tokenizer,
+            )  # fmt: skip
+        else:
+            texts = {split: "\n".join(found[split][column]) for split in SPLITS}
+            made = language("saved", texts, name, level=level, context=context, vocabulary=vocabulary)
+    return replace(made, options={**given, **made.options})
+
+
+def _read(folder: Path) -> Any:
+    try:
+        from datasets import load_from_disk
+    except ImportError as error:
+        raise UsageError(
+            "data set 'saved' needs the package datasets, which is not installed: pip install datasets, or "
+            '"stretto[saved]"'
+        ) from error
+    remedy = "datasets.DatasetDict({'train': ..., 'validation': ..., 'test': ...}).save_to_disk(FOLDER) writes one"
+    if not folder.is_dir():
+        raise UsageError(
+            f"data set 'saved': {folder.absolute()} is not there; {remedy}, for example of datasets.load_dataset("
+            "'Salesforce/wikitext', 'wikitext-103-raw-v1'); say where it is: --data-options.path FOLDER"
+        )
+    try:
+        found = load_from_disk(str(folder))
+    except FileNotFoundError as error:
+        raise UsageError(f"data set 'saved': {folder.absolute()} holds no data set: {remedy}") from error
+    missing = [split for split in SPLITS if not isinstance(found, dict) or split not in found]
+    if missing:
+        raise UsageError(f"data set 'saved': {folder.absolute()} lacks {', '.join(missing)}: {remedy}")
+    return found
+
+
+def _pictures(found: Any, image: str, label: str, source: str, side: int, *, augment: bool) -> Dataset:
+    whole("data set 'saved'", "side", side)
+    names = found["train"].features[label].names
+
+    def split(rows: Any, *, changed: bool = False) -> Split:
+        pictures = Pictures(lambda row: rows[row][image], range(len(rows)), side)
+        return Split(pictures, torch.tensor(rows[label][:]), random_crop if changed else None)
+
+    sizes = ", ".join(f"{len(found[each])} {each}" for each in SPLITS)
+    return Dataset(
+        name="saved",
+        task="classification",
+        num_classes=len(names),
+        train=split(found["train"], changed=augment),
+        validation=split(found["validation"]),
+        test=split(found["test"]),
+        description=f"{source}: {sizes} pictures of {len(names)} classes, {side} x {side}.",
+        options={"side": side, "augment": augment},
+    )
+
+
+def _pairs(found: Any, column: str, source: str, context: int, vocabulary: int | None) -> Dataset:
+    whole("data set 'saved'", "context", context)
+    if vocabulary is not None:
+        whole("data set 'saved'", "vocabulary", vocabulary, least=UNKNOWN + 2)
+    given, wanted = found["train"].features[column].languages[:2]
+
+    def pairs(rows: Any) -> list[Pair]:
+        return [(each[given].split()[:context], each[wanted].split()[:context]) for each in rows[column]]
+
+    options = {"context": context, "vocabulary": vocabulary}
+    return translation("saved", {each: pairs(found[each]) for each in SPLITS}, source, options, vocabulary=vocabulary)
+
+
+def _source(rows: Any, column: str) -> Source:
+    def lines() -> Iterator[Sequence[str]]:
+        for some in rows.iter(batch_size=ROWS):
+            yield [f"{each}\n" for each in some[column]]
+
+    return lines, f"{rows._fingerprint} {column}"

@@ -1,0 +1,141 @@
+"""Text of any size as tokens of a byte-pair encoding, kept in files that are read where a batch needs them."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stretto.data.dataset import Dataset, Split
+from stretto.data.options import whole
+from stretto.errors import UsageError
+
+VOCABULARY = 4096
+BYTES = 256  # every byte is a token, so that nothing is unknown
+
+Source = tuple[Callable[[], Iterator[Sequence[str]]], str]
+"""What gives a split's text, some lines at a time and from the beginning each time, and a text that changes with it."""
+
+
+class Windows:
+    """Tokens int64 [N, context] of a file of them, each window where the one before ends, begun `shift` later."""
+
+    def __init__(self, ids: "np.ndarray[Any, Any]", context: int, shift: int) -> None:
+        self._ids = ids
+        self._context = context
+        self._shift = shift
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, context]; the last target needs one token more."""
+        return torch.Size((len(self), self._context))
+
+    def __len__(self) -> int:
+        return (len(self._ids) - 1) // self._context
+
+    def __getitem__(self, rows: int | slice | Tensor) -> Tensor:
+        every = np.arange(len(self))
+        chosen = every[rows.numpy() if isinstance(rows, Tensor) else rows]
+        places = chosen[..., None] * self._context + self._shift + np.arange(self._context)
+        return torch.from_numpy(self._ids[places].astype(np.int64))
+
+
+def tokenized(
+    name: str, sources: Mapping[str, Source], cache: Path, source: str, *, context: int,
+    vocabulary: int | None, tokenizer: str | None,
+) -> Dataset:  # fmt: skip
+    """Windows that do not overlap: x int64 [N, context], y the same, one token further on.
+
+    The tokens are those of the file `tokenizer` (a tokenizer.json), or of a byte-pair encoding with `vocabulary` kinds
+    (4096 unless given, fewer where the text has no more) that is learned from the train split. Both it and the tokens
+    of each split are kept in the folder `cache`, and made anew when the text changes.
+    """
+    owner = f"data set {name!r}"
+    whole(owner, "context", context)
+    encoding, options = _encoding(owner, sources["train"], cache, vocabulary, tokenizer)
+    ids = {split: _ids(encoding, each, cache, split) for split, each in sources.items()}
+    for split, each in ids.items():
+        if len(each) <= context:
+            raise UsageError(
+                f"{owner}: context={context} is too long for split {split!r} of {len(each)} tokens; take a context of "
+                f"at most {max(1, len(each) - 1)}, or more text"
+            )
+    parts = {split: Split(Windows(each, context, 0), Windows(each, context, 1)) for split, each in ids.items()}
+    sizes = ", ".join(f"{len(each)} {split}" for split, each in parts.items())
+    return Dataset(
+        name=name,
+        task="language",
+        num_classes=encoding.get_vocab_size(),
+        train=parts["train"],
+        validation=parts["validation"],
+        test=parts["test"],
+        description=f"{source}: {sizes} windows of {context} tokens, {encoding.get_vocab_size()} kinds of token.",
+        options={"level": "bpe", "context": context, **options},
+    )
+
+
+def _encoding(
+    owner: str, train: Source, cache: Path, vocabulary: int | None, tokenizer: str | None
+) -> tuple[Any, dict[str, object]]:
+    """The tokenizer, and the option that chose it."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UsageError(
+            f"{owner}: level='bpe' needs the package tokenizers, which is not installed: pip install tokenizers, or "
+            "\"stretto[text]\"; or take level='byte'"
+        ) from error
+    if tokenizer is not None:
+        if vocabulary is not None or not Path(tokenizer).is_file():
+            raise UsageError(
+                f"{owner}: tokenizer={tokenizer!r}, vocabulary={vocabulary}: give the file of a tokenizer "
+                "(tokenizer.json), which has a vocabulary of its own; or leave it out to have one learned"
+            )
+        return tokenizers.Tokenizer.from_file(tokenizer), {"tokenizer": tokenizer}
+    size = VOCABULARY if vocabulary is None else vocabulary
+    whole(owner, "vocabulary", size, least=BYTES)
+    file = cache / f"bpe-{size}-{_digest(train[1])}.json"
+    if not file.is_file():
+        made = tokenizers.Tokenizer(tokenizers.models.BPE())
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+        made.train_from_iterator((line for lines in train[0]() for line in lines), trainer)
+        _write(file, lambda partial: partial.write_text(made.to_str(), encoding="utf-8"))
+    return tokenizers.Tokenizer.from_file(str(file)), {"vocabulary": size}
+
+
+def _ids(encoding: Any, source: Source, cache: Path, split: str) -> "np.ndarray[Any, Any]":
+    """The tokens of a split, mapped from their file."""
+    kind = np.uint16 if encoding.get_vocab_size() <= 2**16 else np.uint32
+    file = cache / f"{split}-{_digest(encoding.to_str() + source[1])}.ids"
+    if not file.is_file():
+        _write(file, lambda partial: _encode(encoding, source, partial, kind))
+    return np.memmap(file, dtype=kind, mode="r") if file.stat().st_size else np.empty(0, dtype=kind)
+
+
+def _encode(encoding: Any, source: Source, file: Path, kind: type[np.unsignedinteger[Any]]) -> None:
+    with file.open("wb") as handle:
+        for lines in source[0]():
+            for each in encoding.encode_batch(list(lines), add_special_tokens=False):
+                handle.write(np.asarray(each.ids, dtype=kind).tobytes())
+
+
+def _write(file: Path, write: Callable[[Path], object]) -> None:
+    """Make a file that is whole or not there, whoever else makes it at the same time."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(partial)
+        partial.replace(file)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written ({error}): tokens are kept beside their text") from error
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,137 @@
+"""A transformer that translates (Vaswani et al. 2017): pre-norm, learned positions, nothing tied.
+
+What a block does not change it passes on: an encoder's which source tokens count and the decoder's tokens, a decoder's
+what the encoder made of the source. So the network is a row of blocks, and each may be a stage.
+"""
+
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from stretto.chain import Chain
+from stretto.data import Dataset
+from stretto.data.translation import PAD
+from stretto.models.model import Recipe
+from stretto.models.transformer import CausalAttention, Embedding, Unembedding, check_heads, draw
+
+
+def encoder_decoder(dataset: Dataset, *, depth: int = 6, width: int = 64, heads: int = 4) -> Recipe:
+    """`depth` blocks of an encoder and as many of a decoder, pairs [N, 2, T] -> ... -> logits [N, T, V].
+
+    x[:, 0] is the source, x[:, 1] what the decoder reads. The first block of each side also holds its embedding, the
+    decoder's the encoder's last normalisation, the last block the unembedding. 12 blocks are those of Yang et al. 2021
+    (PipeMare).
+    """
+    check_heads("encoder-decoder", width, heads)
+    vocabulary, context = dataset.num_classes, dataset.train.x.shape[2]
+    encoder: list[Recipe] = [[partial(EncoderBlock, width, heads, depth)] for _ in range(depth)]
+    decoder: list[Recipe] = [[partial(DecoderBlock, width, heads, depth)] for _ in range(depth)]
+    encoder[0].insert(0, partial(Source, vocabulary, context, width))
+    decoder[0].insert(0, partial(Begin, vocabulary, context, width))
+    decoder[-1].append(partial(End, vocabulary, width))
+    return [partial(_block, makes) for makes in encoder + decoder]
+
+
+class Source(nn.Module):
+    """[N, 2, T] -> (the source embedded [N, T, width], which of its tokens count [N, T], the decoder's tokens)."""
+
+    def __init__(self, vocabulary: int, context: int, width: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary, context, width)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Part source and target, and embed one."""
+        source, target = tokens.unbind(1)
+        return self.embedding(source), source != PAD, target
+
+
+class Begin(nn.Module):
+    """(h, counts, tokens) -> (the tokens embedded [N, T, width], h normalised: the memory, counts)."""
+
+    def __init__(self, vocabulary: int, context: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.embedding = Embedding(vocabulary, context, width)
+
+    def forward(self, h: Tensor, counts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """End the encoder, begin the decoder."""
+        return self.embedding(tokens), self.norm(h), counts
+
+
+class End(nn.Module):
+    """(h, memory, counts) -> logits [N, T, V]."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.unembedding = Unembedding(vocabulary, width)
+
+    def forward(self, h: Tensor, memory: Tensor, counts: Tensor) -> Tensor:
+        """Score the tokens; the source is no longer needed."""
+        logits: Tensor = self.unembedding(h)
+        return logits
+
+
+class Attention(nn.Module):
+    """Each position of x looks at those of the memory that count, [N, T, width] and [N, S, width] -> [N, T, width]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, memory: Tensor, counts: Tensor) -> Tensor:
+        """Mix the values of what counts [N, S], bool."""
+        query, key, value = (
+            made.unflatten(2, (-1, self.head_width)).transpose(1, 2)
+            for made in (self.query(x), self.key(memory), self.value(memory))
+        )
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=counts[:, None, None])
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class EncoderBlock(nn.Module):
+    """h + attention(norm(h)), then h + mlp(norm(h)); (h, counts, tokens) to the same."""
+
+    def __init__(self, width: int, heads: int, depth: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        draw(self, ("attention.output", "mlp.2"), depth)
+
+    def forward(self, h: Tensor, counts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Every source token looks at every other."""
+        normed = self.attention_norm(h)
+        h = h + self.attention(normed, normed, counts)
+        return h + self.mlp(self.mlp_norm(h)), counts, tokens
+
+
+class DecoderBlock(nn.Module):
+    """Attention to the tokens so far, attention to the memory, mlp; (h, memory, counts) to the same."""
+
+    def __init__(self, width: int, heads: int, depth: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads)
+        self.cross_norm = nn.LayerNorm(width)
+        self.cross = Attention(width, heads)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        draw(self, ("attention.output", "cross.output", "mlp.2"), depth)
+
+    def forward(self, h: Tensor, memory: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Padding of the target comes last, and no token looks ahead: it needs no mask."""
+        h = h + self.attention(self.attention_norm(h))
+        h = h + self.cross(self.cross_norm(h), memory, counts)
+        return h + self.mlp(self.mlp_norm(h)), memory, counts
+
+
+def _block(makes: Recipe) -> nn.Module:
+    parts = [make() for make in makes]
+    return parts[0] if len(parts) == 1 else Chain(*parts)
