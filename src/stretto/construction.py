@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto import heads as head_kinds
 from stretto import ties
 from stretto.assemble import warn_of_overshoot
+from stretto.batch import inputs_on
 from stretto.elsewhere import Elsewhere
 from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
+from stretto.heads import build as build_head
+from stretto.heads.head import Network
 from stretto.mesh import Mesh, Placement
 from stretto.methods import Method
 from stretto.parts import StageLike, build_stage, check_heads, check_sharing, check_stage, wake
@@ -79,7 +81,7 @@ class Construction:
         self.schedule, self.rules = self._plan(of.method.plan, workers)
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
         self.placement = Placement(of.mesh, self.schedule.num_workers)
-        self.heads = self._heads(heads, example, given)
+        self.heads = self._heads(heads, example, given, known)
         check_sharing(known, self.heads)
         wake(known)
         of.team.share([*self.stages, *self.heads])
@@ -135,7 +137,11 @@ class Construction:
                 self._of.team.within.prepare(stage, first=index == 0, last=last, tied=tied)
 
     def _heads(
-        self, given: Sequence[nn.Module | None] | None, example: Any, stages: Sequence[StageLike]
+        self,
+        given: Sequence[nn.Module | None] | None,
+        example: Any,
+        stages: Sequence[StageLike],
+        known: Sequence[nn.Module],
     ) -> list[nn.Module | None]:
         reach = self.rules.reach
         heads = check_heads(given, reach)
@@ -149,11 +155,12 @@ class Construction:
                 )
         if example is not None:
             outputs = self._of.team.trace(self.stages, example, self._of.device)
+            network = Network(known, outputs, inputs_on(example, self._of.device), shared=self._of.mesh.inside > 1)
             for stage in missing:
                 cpu = torch.device("cpu")  # the same weights on every device
                 with cpu, PreservedGenerator(cpu) as generator:
                     generator.seed(derive(self._of.seed, "head", stage))
-                    head = head_kinds.build(self._of.method.head, stage, outputs[stage], outputs[-1][0])
+                    head = build_head(self._of.method.head, stage, outputs[stage], outputs[-1][0], network)
                 heads[stage] = head.to(dtype=outputs[stage][0].dtype)
         own = [
             head.to(self._of.device) if head is not None and not isinstance(stage, Elsewhere) else None

@@ -15,6 +15,7 @@ from stretto.construction import Construction, Wanted
 from stretto.dealer import Dealer
 from stretto.errors import StrettoError, UsageError
 from stretto.generator import PreservedGenerator
+from stretto.heads import LocalLoss
 from stretto.interpreter import Interpreter
 from stretto.mesh import Mesh
 from stretto.methods import Method
@@ -136,13 +137,15 @@ class Trainer:
         self._replicas = built.replicas
         self._stages = built.replicas[0]
         self._tellers = built.tellers
+        tells_x = any(isinstance(head, LocalLoss) for head in self.heads)
         self._dealer = Dealer(
             self.schedule.per_turn,
             self.mesh.data,
             own=self._team.replicas,
             merges=built.merges,
-            reads_x=0 in self._stages,
+            reads_x=0 in self._stages or tells_x,
             reads_y=any(head in self._stages for head in self.rules.reach.heads),
+            tells_x=tells_x,
             precision=self.precision,
             device=self.device,
         )
