@@ -186,6 +186,7 @@ def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float) -> Poi
         train_loss=train["loss"],
         validation_loss=validation["loss"],
         validation_accuracy=validation.get("accuracy"),
+        train_accuracy=train.get("accuracy"),
     )
 
 
