@@ -17,6 +17,7 @@ from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
 from stretto.heads import build as build_head
 from stretto.heads.head import Network
+from stretto.heads.solo import readings
 from stretto.mesh import Mesh, Placement
 from stretto.methods import Method
 from stretto.parts import StageLike, build_stage, check_heads, check_sharing, check_stage, wake
@@ -77,6 +78,8 @@ class Construction:
         self.merges = self._agreement not in (None, "A")
         self.tellers = of.mesh.data if self.merges else 1
         self._ties = self._tied(known)
+        self._reads = readings(of.method.head, of.method.reach(num_stages), heads)
+        self._check_reading()
         self._share_stages()
         self.schedule, self.rules = self._plan(of.method.plan, workers)
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
@@ -127,6 +130,13 @@ class Construction:
                 "does not keep the same on both: use sync='all-reduce', or put both into one stage"
             )
         return found
+
+    def _check_reading(self) -> None:
+        if self._reads and (self.merges or isinstance(self._of.sync, FullyShard)):
+            raise UsageError(
+                f"head 'solo' reads weights of the last stage, of which {self._of.sync} leaves no whole, or no newest, "
+                "version: use sync='all-reduce', or another head"
+            )
 
     def _share_stages(self) -> None:
         # Among the processes of a worker, where it has several.
@@ -181,7 +191,9 @@ class Construction:
     def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
         pairs = ties.pairs(self._ties)
         action = None if isinstance(self._of.sync, ParameterServer) else self._agreement  # that is part of an update
-        return plan(len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, agreement=action)
+        return plan(
+            len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, reads=self._reads, agreement=action
+        )
 
     def _make_stages(
         self, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None
@@ -201,6 +213,7 @@ class Construction:
             seed=self._of.seed,
             sync=self._of.sync,
             within=self._of.team.within,
+            read=bool(self._reads),
         )
         mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, Elsewhere)]
         benches = [workshop.of_replica(self._of.team.replicas[0])]

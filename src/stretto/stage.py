@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss
+from stretto.heads.solo import SharedReadout
 from stretto.optim import Masters
 from stretto.schedule import Reach
 from stretto.shards import gathered, is_sharded, local, shares, whole
@@ -237,6 +238,8 @@ class Stage:
     ) -> dict[str, Any]:
         if self._seed_forward is not None:
             self._seed_forward(microbatch)
+        if isinstance(self.head, SharedReadout):
+            self.head.receive(operands.get("tied-weight", ()))
         inputs = tuple([leaf(tensor, self._sends) for tensor in operands["activation"]])
         given = tuple(tensor.clone() for tensor in inputs) if self._changes_input else inputs
         before = [tensor._version for tensor in given]
@@ -410,8 +413,10 @@ class Stage:
         if self._borrows is not None:
             self._borrows.overwrite(values)
 
-    def settle(self) -> None:
-        """Nothing is in flight: weights that other stages own are as those have them."""
+    def settle(self, unread: Sequence[Mapping[int, Tensor]] = ()) -> None:
+        """Nothing is in flight: weights that other stages own are as those have them, or have sent them: `unread`."""
+        if isinstance(self.head, SharedReadout):
+            self.head.receive(unread)
         if self._borrows is not None:
             self._borrows.settle()
 

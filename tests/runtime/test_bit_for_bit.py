@@ -64,6 +64,14 @@ def test_tied_weights_travel(method):
     assert same(told[0][3], weights)
 
 
+@pytest.mark.parametrize("method", ["greedy(head=solo)", "overlapping(head=solo(every=3))"])
+def test_a_shared_readout_travels(method):
+    told = launch(3, "runtime.scripts:read_only", method)
+    *wanted, weights = scripts.read_only(method, workers=3)
+    assert all(list(each[:3]) == wanted for each in told)
+    assert same(told[0][3], weights)
+
+
 def test_shapes_may_change_and_several_tensors_travel():
     told = launch(2, "runtime.scripts:shapes_that_change", "pb")
     *wanted, weights = scripts.shapes_that_change("pb", workers=2)

@@ -8,6 +8,7 @@ from stretto.heads import plain
 from stretto.heads.auglocal import auglocal
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
 from stretto.heads.infopro import infopro
+from stretto.heads.solo import solo
 from stretto.methods.table import parse
 
 HEADS: dict[str, HeadKind] = {
@@ -18,6 +19,7 @@ HEADS: dict[str, HeadKind] = {
     "two-layer": HeadKind(plain.layered, plain.two_layer, "[N, ...] -> [N, K] or [N, T, d] -> [N, T, V]"),
     "auglocal": HeadKind(lambda f, o: True, auglocal, "what a stage gives -> what the model gives", several=True),
     "infopro": HeadKind(plain.layered, infopro, "[N, ...] -> [N, K]", several=True),
+    "solo": HeadKind(lambda f, o: f == 3 and o == 3, solo, "[N, T, d] -> [N, T, V]", several=True),
 }
 
 

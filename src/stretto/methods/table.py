@@ -123,9 +123,14 @@ def literal(node: ast.expr) -> Any:
     """The value of a literal; a bare word stands for itself (`combine=mean`), but for true, false and none."""
     if isinstance(node, ast.Name):
         return WORDS.get(node.id.lower(), node.id)
-    if isinstance(node, ast.Call | ast.BinOp) and isinstance(leftmost(node), ast.Name):
+    if isinstance(node, ast.Call | ast.BinOp) and isinstance(leftmost(node), ast.Name) and not positional(node):
         return ast.unparse(node).replace(" - ", "-")
     return ast.literal_eval(node)
+
+
+def positional(node: ast.expr) -> bool:
+    """Whether an option has no name."""
+    return isinstance(node, ast.Call) and bool(node.args)
 
 
 def leftmost(node: ast.expr) -> ast.expr:
