@@ -29,8 +29,20 @@ def test_a_run_and_what_it_measured(capsys):
     assert len(run["measured"][-1]["probes"]) == 3
     assert main(["inspect", "run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[2].split() == ["stage", "head", "delay", "head's", "loss", "cosine", "probe"]
+    assert [line.split() for line in said if line.startswith("stage")] == [
+        ["stage", "head", "delay", "head's", "loss", "cosine", "probe"]
+    ]
     assert max(map(len, said)) <= 80
+
+
+def test_random_labels_are_learned_by_heart(capsys):
+    words = ["--data-options.random_labels", "true", "--lr", "0.05", "--out", "run", "--quiet"]
+    assert main(["train", *words, "--model-options.depth", "3", "--steps", "300", "--evaluations", "4"]) == 0
+    assert main(["inspect", "run", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["train_accuracy"] > 0.3
+    assert main(["inspect", "run"]) == 0
+    assert f"accuracy {run['train_accuracy']:.1%}".replace("%", " %") in capsys.readouterr().out
 
 
 def test_a_study_that_measured_nothing(capsys):

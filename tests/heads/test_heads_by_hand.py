@@ -18,11 +18,14 @@ from torch.nn.functional import (
 
 import stretto
 from laws.networks import labels
+from stretto.config import TrainSettings
 from stretto.cost.flops import count
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads.auglocal import chosen, depth_at
 from stretto.methods import method
+from stretto.study.prediction import costs_of_stages
+from stretto.study.prepare import prepare, resolve
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 STEPS = 4
@@ -219,3 +222,17 @@ def test_names_with_options_survive_being_written_and_read():
         assert built.head == head
         assert method(str(built)).head == head
         assert method("greedy", head=head).head == head
+
+
+@pytest.mark.parametrize("head", ["linear", "two-layer", "infopro", "auglocal"])
+def test_heads_are_predicted_as_they_are_counted(head):
+    """The forward of a stage and all that stands behind it: off the layer table, and as torch counts a real step."""
+    settings = TrainSettings(model_options={"depth": 3, "width": 12}, batch_size=16, method=f"greedy(head={head})")
+    prepared = prepare(resolve(settings))
+    costs, behind = costs_of_stages(prepared)
+    x, y = prepared.dataset.train.x[:16], prepared.dataset.train.y[:16]
+    counted = count(prepared.trainer, x, y)
+    for stage, row in enumerate(behind[:-1]):
+        works = [*costs.layers[stage].forward, *row.forward]
+        assert sum(work.flops.at(1) for work in works) == counted["F", stage]
+        assert row.parameter_bytes == sum(4 * p.numel() for p in prepared.trainer.heads[stage].parameters())

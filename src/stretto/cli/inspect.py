@@ -41,7 +41,7 @@ def inspect(
         return
     output = Output(quiet=quiet)
     for each in found:
-        output.say(f"{each.record.method}: {each.record.option_text}, seed {each.record.seed}\n")
+        output.say(f"{each.record.method}: {each.outcome}\n")
         output.say(
             aligned([row[:1] + row[2:] for row in (HEADS, *each.rows)])
         )  # 80 columns have no room for what it is

@@ -26,6 +26,16 @@ class Inspected:
     heads: tuple[str, ...]
     delays: tuple[int, ...]
 
+    @property
+    def outcome(self) -> str:
+        """What the run was, and how well the network came to know its training data, and others."""
+        record, said = self.record, ""
+        if record.points and record.points[-1].train_accuracy is not None:
+            last = record.points[-1]
+            known, unseen = units.percent(last.train_accuracy), units.percent(last.validation_accuracy)
+            said = f"; accuracy {known} on training data, {unseen} on validation"
+        return f"{record.option_text}, seed {record.seed}{said}"
+
     def last(self, field: str) -> Any:
         """What was measured last, None where nothing was."""
         found = seen(self.record, field)
@@ -69,6 +79,7 @@ class Inspected:
             "stages": list(self.stages),
             "heads": list(self.heads),
             "delays": list(self.delays),
+            "train_accuracy": self.record.points[-1].train_accuracy if self.record.points else None,
             "measured": [{key: each.to_json()[key] for key in keys} for each in self.record.measurements],
             "missing": self.missing,
         }
@@ -105,7 +116,7 @@ def _run(each: Inspected, number: int, specs: Specs) -> dict[str, Any]:
     drawn = picture(last[-1].filters or (), last[-1].filter_shape or (1, 1, 1), record.id) if last else None
     return {
         "method": record.method,
-        "what": f"{record.option_text}, seed {record.seed}",
+        "what": each.outcome,
         "rows": each.rows,
         "missing": each.missing,
         "cosines": specs.add(f"cosine-{number}", cosine_chart(seen(record, "cosines"))),

@@ -6,16 +6,22 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 
+import torch
+from torch import Tensor, nn
+
 from stretto.config import TrainSettings, known
 from stretto.cost import Cluster, ModelCosts, layer_costs, stage_times
 from stretto.cost.forecast import Pricer, size_of
 from stretto.cost.table import LayerCost
 from stretto.errors import UsageError
+from stretto.heads import LocalLoss
+from stretto.heads.solo import SharedReadout
 from stretto.plan.models import outputs
 from stretto.report.predicted import OWN, Prediction
 from stretto.report.turns import mean_durations, turn_starts
 from stretto.simulate import Link, Network, simulate
 from stretto.simulate.simulate import no_bytes
+from stretto.stage import Loss, Target, head_loss
 from stretto.study.prepare import Prepared, prepare, stages_of
 from stretto.study.single import traced
 from stretto.study.store import RUN, read_run
@@ -90,12 +96,14 @@ def on_cluster(
     for a, b in permutations(range(schedule.num_workers), 2):
         latency, per_byte = cluster.link(ranks[a], ranks[b]).way
         links[a, b] = Link(1e9 * latency, 1e9 * per_byte)
+    readouts = (head for head in trainer.heads if isinstance(head, SharedReadout))
+    read = max((sum(p.numel() * p.element_size() for p in head.parameters()) for head in readouts), default=0)
     return replace(
         own,
         source=f"what its stages cost on the cluster {cluster.name!r}, without a run",
         durations=lambda each: round(1e9 * actions[each.kind, each.stage, each.microbatch % schedule.per_turn]),
         network=Network(between=links),
-        sizes=lambda edge: size_of(edge, times),
+        sizes=lambda edge: read if read and edge.value == "tied-weight" else size_of(edge, times),
     )
 
 
@@ -145,10 +153,30 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
     features = outputs(stages, x) if any(head is not None for head in heads) else []
     behind: list[LayerCost | None] = [None] * len(stages)
     for stage, head in enumerate(heads[: len(stages) - 1]):
-        if head is not None:
+        if isinstance(head, LocalLoss):
+            behind[stage] = layer_costs([Whole(head, model.loss, x, y)], features[stage]).layers[0]
+        elif head is not None:
             row, loss = layer_costs([head], features[stage], loss=model.loss, target=y).layers
             behind[stage] = row.then(loss)
     return layer_costs(stages, x, loss=model.loss, target=y), behind
+
+
+class Whole(nn.Module):
+    """A head with a loss of its own, and that loss: one layer."""
+
+    inputs: Tensor
+    target: Tensor
+
+    def __init__(self, head: LocalLoss, loss: Loss, inputs: Tensor, target: Tensor) -> None:
+        super().__init__()
+        self.head, self.loss = head, loss
+        self.register_buffer("inputs", inputs)
+        self.register_buffer("target", target)
+
+    def forward(self, *features: Tensor) -> Tensor:
+        """The loss of as many examples as there are."""
+        inputs, target = (torch.cat([each] * (len(features[0]) // len(each))) for each in (self.inputs, self.target))
+        return head_loss(self.loss, self.head, features, features, Target(target, inputs=(inputs,)))
 
 
 def bounds_of(costs: ModelCosts) -> tuple[int, ...]:
