@@ -91,7 +91,8 @@ class TrainSettings(Settings):
     """One run."""
 
     method: str = "backprop"
-    """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"."""
+    """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
+    sequence, language, two-layer, auglocal, infopro, solo, as in "greedy(head=two-layer)"."""
     lr: Annotated[float | None, NUMBER] = None
     """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw."""
     batch_size: Annotated[int | None, WHOLE] = None

@@ -15,6 +15,7 @@ from stretto.batch import inputs_on
 from stretto.elsewhere import Elsewhere
 from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
+from stretto.heads import LocalLoss
 from stretto.heads import build as build_head
 from stretto.heads.head import Network
 from stretto.heads.solo import readings
@@ -86,6 +87,7 @@ class Construction:
         self.placement = Placement(of.mesh, self.schedule.num_workers)
         self.heads = self._heads(heads, example, given, known)
         check_sharing(known, self.heads)
+        self._check_losses()
         wake(known)
         of.team.share([*self.stages, *self.heads])
         of.team.shard([*self.stages, *self.heads], of.sync, of.device)
@@ -132,6 +134,11 @@ class Construction:
         return found
 
     def _check_reading(self) -> None:
+        if self._reads and self._of.method.recompute:
+            raise UsageError(
+                f"method {self._of.method}: a forward that is run again would read a newer readout than it did; leave "
+                "recompute= out, or take another head than 'solo'"
+            )
         if self._reads and (self.merges or isinstance(self._of.sync, FullyShard)):
             raise UsageError(
                 f"head 'solo' reads weights of the last stage, of which {self._of.sync} leaves no whole, or no newest, "
@@ -180,6 +187,14 @@ class Construction:
             if built is not None:
                 self._of.team.within.prepare_head(built)
         return own
+
+    def _check_losses(self) -> None:
+        own = [stage for stage, head in enumerate(self.heads) if isinstance(head, LocalLoss)]
+        if own and isinstance(self._of.sync, FullyShard):
+            raise UsageError(
+                f"the heads of stages {own} have losses of their own, which need their weights outside a forward, and "
+                f"{self._of.sync} has whole weights in a forward only: use sync='all-reduce', or other heads"
+            )
 
     def _example(self, stages: Sequence[StageLike]) -> Tensor | None:
         # On several processes a stage that is given as a function is seen by one of them only.

@@ -49,7 +49,8 @@ class Trainer:
             each other. May be left out if no heads are needed, if all are given, or if every stage begins and ends
             in a Linear.
         heads: None to build them as the method says; or one entry a stage: a module, or None to have it built.
-            The last stage's output is the model's output: its entry is None.
+            A module that is a stretto.LocalLoss makes its own loss, of the model's inputs, too: x is then also read in
+            its process. The last stage's output is the model's output: its entry is None.
         scheduler: optimizer -> learning-rate scheduler, stepped at each update of its stage.
         clip: the largest norm that the gradients of all stages together may have; they are shrunk to it. Exact for
             synchronous methods, as torch.nn.utils.clip_grad_norm_ over the whole model. Where stages update at

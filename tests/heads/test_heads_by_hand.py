@@ -236,3 +236,10 @@ def test_heads_are_predicted_as_they_are_counted(head):
         works = [*costs.layers[stage].forward, *row.forward]
         assert sum(work.flops.at(1) for work in works) == counted["F", stage]
         assert row.parameter_bytes == sum(4 * p.numel() for p in prepared.trainer.heads[stage].parameters())
+
+
+def test_losses_of_heads_need_whole_weights():
+    (x, _), *_ = images()
+    mesh = stretto.Mesh(data=2)
+    with pytest.raises(UsageError, match=r"the heads of stages \[0, 1, 2\] have losses of their own"):
+        stretto.Trainer(cnn(), cross_entropy, SGD, "greedy(head=infopro)", example=x, mesh=mesh, sync="fully-shard")

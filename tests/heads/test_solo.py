@@ -166,3 +166,9 @@ def test_refusals(last, options, said):
         stretto.Trainer(
             network, token_loss, SGD, "greedy(head=solo)", example=torch.zeros(2, 3, dtype=torch.int64), **options
         )
+
+
+def test_a_forward_that_is_run_again_is_refused():
+    (x, _), *_ = batches(1)
+    with pytest.raises(UsageError, match="would read a newer readout than it did"):
+        stretto.Trainer(stages(), token_loss, SGD, "chunked(head=solo, recompute=True)", example=x)

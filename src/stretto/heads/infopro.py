@@ -1,6 +1,6 @@
 """InfoPro (Wang et al. 2021, arXiv 2101.10832): a stage also learns to keep what the model's input can be told from.
 
-Its surrogate loss (their equation 6) is `lambda_1 (reconstruction of the input) + lambda_2 (the task's loss)`, both
+The loss is `lambda_1 (reconstruction of the input) + lambda_2 (the task's loss)`, both
 from the stage's output alone. In the authors' code (github.com/blackfeather-wang/InfoPro-Pytorch) both weights go
 linearly from a first to a last value with the local module's number. Ours: lambda_2 is 1; the classifier has two
 layers; the decoder of an image is their interpolation and two 3x3 convolutions of 12 channels between, but for

@@ -1,9 +1,10 @@
-"""SOLO's readout (arXiv 2609.35440, by its abstract): all stages of a language model are read by its own final layers.
+"""A readout that all stages of a language model share (the idea of SOLO, arXiv 2609.35440).
 
-A head is a copy of the model's norm and unembedding that nothing trains but the last stage's own loss. How copies are
-kept fresh is ours: after an update of the last stage its readout travels, like tied weights, to the stages below. The
-forward of micro-batch m on stage s, of S, reads the version that contains micro-batch m - (S - s), or with `every` the
-newest of each `every`-th update up to it: no stage waits for it where each has a worker, and placement changes nothing.
+A head is a copy of the model's own norm and unembedding, which nothing trains but the last stage's loss. The paper's
+text could not be retrieved, so how copies are kept fresh is ours: after an update of the last stage its readout
+travels, like tied weights, to the stages below. The forward of micro-batch m on stage s, of S, reads the version that
+contains micro-batch m - (S - s), and no later one; with `every`, the newest of each `every`-th update up to it. So no
+stage waits for it where each has a worker, and placement changes nothing.
 """
 
 import copy

@@ -80,7 +80,7 @@ class Inspected:
             "heads": list(self.heads),
             "delays": list(self.delays),
             "train_accuracy": self.record.points[-1].train_accuracy if self.record.points else None,
-            "measured": [{key: each.to_json()[key] for key in keys} for each in self.record.measurements],
+            "measured": [{key: getattr(each, key) for key in keys} for each in self.record.measurements],
             "missing": self.missing,
         }
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 from stretto.errors import UsageError
 
 STATUSES = ("finished", "diverged")
+BY_STAGE = ("cosines", "local_losses", "probes", "filters", "filter_shape")  # of measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +118,8 @@ class Measurement:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
-        return asdict(self)
+        """Plain data, ready for `json.dumps(..., allow_nan=False)`; without what was not asked for by stage."""
+        return {key: value for key, value in asdict(self).items() if value is not None or key not in BY_STAGE}
 
 
 @dataclass(frozen=True, kw_only=True)
