@@ -17,7 +17,10 @@ from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
     from stretto import collectives, parallel
+    from stretto.heads import LocalLoss
+    from stretto.landscape.cosine import alignment
     from stretto.landscape.noise import noise_scale
+    from stretto.landscape.probes import probes
     from stretto.landscape.sharpness import sharpness
     from stretto.mesh import Mesh
     from stretto.methods import Method, method
@@ -32,6 +35,7 @@ __all__ = [
     "AllReduce",
     "DiLoCo",
     "FullyShard",
+    "LocalLoss",
     "LocalSGD",
     "Mesh",
     "Method",
@@ -40,11 +44,13 @@ __all__ = [
     "StrettoError",
     "Trainer",
     "UsageError",
+    "alignment",
     "collectives",
     "group_norm",
     "method",
     "noise_scale",
     "parallel",
+    "probes",
     "scale_for_batch",
     "sharpness",
     "split",
@@ -54,14 +60,17 @@ _HOMES = {
     "AllReduce": "stretto.sync",
     "DiLoCo": "stretto.sync",
     "FullyShard": "stretto.sync",
+    "LocalLoss": "stretto.heads",
     "LocalSGD": "stretto.sync",
     "Mesh": "stretto.mesh",
     "Method": "stretto.methods",
     "ParameterServer": "stretto.sync",
     "Trainer": "stretto.trainer",
+    "alignment": "stretto.landscape.cosine",
     "group_norm": "stretto.norms",
     "method": "stretto.methods",
     "noise_scale": "stretto.landscape.noise",
+    "probes": "stretto.landscape.probes",
     "scale_for_batch": "stretto.optim.scaling",
     "sharpness": "stretto.landscape.sharpness",
     "split": "stretto.splitting",

@@ -61,7 +61,9 @@ class Settings:
     """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
     measure: Annotated[tuple[str, ...] | None, TEXTS] = None
     """Beside training, four times in a run: sharpness (the largest Hessian eigenvalue), noise (the gradient's noise
-    scale, which estimates the critical batch size). Numbers and seconds of the run stay the same."""
+    scale, which estimates the critical batch size), cosine (of local and backprop gradients, with the losses of all
+    heads), probes (linear classifiers on what stages give), filters (of the first layer, as pictures). `stretto
+    inspect` draws the last three. Numbers and seconds of the run stay the same."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, each value as it was resolved."""
@@ -91,7 +93,8 @@ class TrainSettings(Settings):
     """One run."""
 
     method: str = "backprop"
-    """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"."""
+    """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
+    sequence, language, two-layer, auglocal, infopro, solo, as in "greedy(head=two-layer)"."""
     lr: Annotated[float | None, NUMBER] = None
     """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw (0.001 for encoder-decoder)."""
     batch_size: Annotated[int | None, WHOLE] = None
@@ -198,7 +201,7 @@ RATES = {
     "nadam": ADAM_RATES,
     "lamb": (0.003, 0.01, 0.03),
 }
-MEASURES = ("sharpness", "noise")
+MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
 
 
 def check(settings: Settings) -> None:

@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto import heads as head_kinds
 from stretto import ties
 from stretto.assemble import warn_of_overshoot
+from stretto.batch import inputs_on
 from stretto.elsewhere import Elsewhere
 from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
+from stretto.heads import LocalLoss
+from stretto.heads import build as build_head
+from stretto.heads.head import Network
+from stretto.heads.solo import readings
 from stretto.mesh import Mesh, Placement
 from stretto.methods import Method
 from stretto.parts import StageLike, build_stage, check_heads, check_sharing, check_stage, wake
@@ -75,12 +79,15 @@ class Construction:
         self.merges = self._agreement not in (None, "A")
         self.tellers = of.mesh.data if self.merges else 1
         self._ties = self._tied(known)
+        self._reads = readings(of.method.head, of.method.reach(num_stages), heads)
+        self._check_reading()
         self._share_stages()
         self.schedule, self.rules = self._plan(of.method.plan, workers)
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
         self.placement = Placement(of.mesh, self.schedule.num_workers)
-        self.heads = self._heads(heads, example, given)
+        self.heads = self._heads(heads, example, given, known)
         check_sharing(known, self.heads)
+        self._check_losses()
         wake(known)
         of.team.share([*self.stages, *self.heads])
         of.team.shard([*self.stages, *self.heads], of.sync, of.device)
@@ -126,6 +133,18 @@ class Construction:
             )
         return found
 
+    def _check_reading(self) -> None:
+        if self._reads and self._of.method.recompute:
+            raise UsageError(
+                f"method {self._of.method}: a forward that is run again would read a newer readout than it did; leave "
+                "recompute= out, or take another head than 'solo'"
+            )
+        if self._reads and (self.merges or isinstance(self._of.sync, FullyShard)):
+            raise UsageError(
+                f"head 'solo' reads weights of the last stage, of which {self._of.sync} leaves no whole, or no newest, "
+                "version: use sync='all-reduce', or another head"
+            )
+
     def _share_stages(self) -> None:
         # Among the processes of a worker, where it has several.
         tied = frozenset(each.parameter for each in self._ties)
@@ -135,7 +154,11 @@ class Construction:
                 self._of.team.within.prepare(stage, first=index == 0, last=last, tied=tied)
 
     def _heads(
-        self, given: Sequence[nn.Module | None] | None, example: Any, stages: Sequence[StageLike]
+        self,
+        given: Sequence[nn.Module | None] | None,
+        example: Any,
+        stages: Sequence[StageLike],
+        known: Sequence[nn.Module],
     ) -> list[nn.Module | None]:
         reach = self.rules.reach
         heads = check_heads(given, reach)
@@ -149,11 +172,12 @@ class Construction:
                 )
         if example is not None:
             outputs = self._of.team.trace(self.stages, example, self._of.device)
+            network = Network(known, outputs, inputs_on(example, self._of.device), shared=self._of.mesh.inside > 1)
             for stage in missing:
                 cpu = torch.device("cpu")  # the same weights on every device
                 with cpu, PreservedGenerator(cpu) as generator:
                     generator.seed(derive(self._of.seed, "head", stage))
-                    head = head_kinds.build(self._of.method.head, stage, outputs[stage], outputs[-1][0])
+                    head = build_head(self._of.method.head, stage, outputs[stage], outputs[-1][0], network)
                 heads[stage] = head.to(dtype=outputs[stage][0].dtype)
         own = [
             head.to(self._of.device) if head is not None and not isinstance(stage, Elsewhere) else None
@@ -163,6 +187,14 @@ class Construction:
             if built is not None:
                 self._of.team.within.prepare_head(built)
         return own
+
+    def _check_losses(self) -> None:
+        own = [stage for stage, head in enumerate(self.heads) if isinstance(head, LocalLoss)]
+        if own and isinstance(self._of.sync, FullyShard):
+            raise UsageError(
+                f"the heads of stages {own} have losses of their own, which need their weights outside a forward, and "
+                f"{self._of.sync} has whole weights in a forward only: use sync='all-reduce', or other heads"
+            )
 
     def _example(self, stages: Sequence[StageLike]) -> Tensor | None:
         # On several processes a stage that is given as a function is seen by one of them only.
@@ -174,7 +206,9 @@ class Construction:
     def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
         pairs = ties.pairs(self._ties)
         action = None if isinstance(self._of.sync, ParameterServer) else self._agreement  # that is part of an update
-        return plan(len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, agreement=action)
+        return plan(
+            len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, reads=self._reads, agreement=action
+        )
 
     def _make_stages(
         self, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None
@@ -194,6 +228,7 @@ class Construction:
             seed=self._of.seed,
             sync=self._of.sync,
             within=self._of.team.within,
+            read=bool(self._reads),
         )
         mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, Elsewhere)]
         benches = [workshop.of_replica(self._of.team.replicas[0])]

@@ -16,7 +16,8 @@ class Dealer:
     """Deals minibatches out: to `pieces` micro-batches, and each of these to `replicas`, of which `own` live here.
 
     This process reads inputs, or targets, only where it says so. Replicas that `merges` weights count the mean loss of
-    their own examples; others add up gradients, and have shares of the whole minibatch's mean.
+    their own examples; others add up gradients, and have shares of the whole minibatch's mean. `tells_x`: a head's loss
+    here wants the inputs, too.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Dealer:
         merges: bool,
         reads_x: bool,
         reads_y: bool,
+        tells_x: bool = False,
         precision: Precision,
         device: torch.device,
     ) -> None:
@@ -37,12 +39,14 @@ class Dealer:
         self._merges = merges
         self._reads_x = reads_x
         self._reads_y = reads_y
+        self._tells_x = tells_x
         self._precision = precision
         self._device = device
 
     def loads(self, x: Any, y: Any) -> list[dict[str, Any]]:
         """Of each own replica each micro-batch. Raises UsageError for examples that are missing, or too few."""
-        for name, value, where in (("x", x, "stage 0 is" * self._reads_x), ("y", y, "a loss is" * self._reads_y)):
+        reader = "a head that reads it is" if self._tells_x else "stage 0 is"
+        for name, value, where in (("x", x, reader * self._reads_x), ("y", y, "a loss is" * self._reads_y)):
             if value is None and where:
                 raise UsageError(
                     f"{name} is None in this process, where {where}: every process passes the same batches"
@@ -80,4 +84,5 @@ class Dealer:
 
     def _load(self, x: Any, y: Any, share: float) -> dict[str, Any]:
         inputs = () if x is None else self._precision.inputs(inputs_on(x, self._device))
-        return {"activation": inputs, "target": Target(None if y is None else target_on(y, self._device), share)}
+        target = None if y is None else target_on(y, self._device)
+        return {"activation": inputs, "target": Target(target, share, inputs if self._tells_x else ())}

@@ -88,10 +88,11 @@ class Interpreter(ABC):
     def begin(self, n: int) -> None:
         """Turn n comes next, and nothing is in flight. Weights that nobody waits for any more are dropped."""
         self._since = n * self.schedule.per_turn
-        self.values = {edge: value for edge, value in self.values.items() if edge.stage == self.rules.num_stages}
+        sent = sorted((edge for edge in self.values if edge.value == "tied-weight"), key=lambda edge: edge.source)
         for tie in self.rules.ties:
             if tie.user in self.stages:
-                self.stages[tie.user].settle()
+                self.stages[tie.user].settle([self.values[edge] for edge in sent if edge.stage == tie.user])
+        self.values = {edge: value for edge, value in self.values.items() if edge.stage == self.rules.num_stages}
 
     def restart(self, n: int) -> None:
         """Turn n comes next; whatever was in flight is dropped."""

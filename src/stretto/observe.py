@@ -20,7 +20,7 @@ from stretto.generator import PreservedGenerator
 from stretto.interpreter import Interpreter
 from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
-from stretto.stage import Graph, Seen, Stage, Target, begins_in_place
+from stretto.stage import Graph, Seen, Stage, Target, begins_in_place, head_loss
 from stretto.weights.origins import tensors_in
 
 Values = Mapping[str, Tensor]
@@ -206,7 +206,7 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
     module, head = copy.deepcopy((stage.module, stage.head))
     parts = [part for part in (module, head) if part is not None]
     own = storages(tensor for part in parts for tensor in (*part.parameters(), *part.buffers()))
-    own |= storages(tensors_in([None if target is None else target.value]))
+    own |= storages(tensors_in([] if target is None else [target.value, *target.inputs]))
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in graph.inputs]
     kept = storages(inputs)
 
@@ -220,8 +220,8 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
     with PreservedGenerator(inputs[0].device), hooks, stage.context():
         alive.append(module(*given))
         if target is not None:
-            output = alive[0] if head is None else head(*alive[0]) if isinstance(alive[0], tuple) else head(alive[0])
-            alive.append(stage.loss(output, target.value))
+            features = alive[0] if isinstance(alive[0], tuple) else (alive[0],)
+            alive.append(head_loss(stage.loss, head, features, alive[0], target))
     return sum(size for where, size in kept.items() if where not in own)
 
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
+from stretto.heads.head import LocalLoss
+from stretto.heads.solo import SharedReadout
 from stretto.optim import Masters
 from stretto.schedule import Reach
 from stretto.shards import gathered, is_sharded, local, shares, whole
@@ -29,6 +31,7 @@ class Target:
 
     value: Any
     share: float = 1.0
+    inputs: Tensors = ()  # the model's own, where a head's loss wants them
 
 
 @dataclass(slots=True)
@@ -235,6 +238,8 @@ class Stage:
     ) -> dict[str, Any]:
         if self._seed_forward is not None:
             self._seed_forward(microbatch)
+        if isinstance(self.head, SharedReadout):
+            self.head.receive(operands.get("tied-weight", ()))
         inputs = tuple([leaf(tensor, self._sends) for tensor in operands["activation"]])
         given = tuple(tensor.clone() for tensor in inputs) if self._changes_input else inputs
         before = [tensor._version for tensor in given]
@@ -251,7 +256,7 @@ class Stage:
             target: Target = operands["target"]
             if self._split:
                 graph.cut = tuple(leaf(tensor, True) for tensor in outputs)
-            loss = self.loss(self._head_output(graph.cut or outputs, output), target.value)
+            loss = head_loss(self.loss, self.head, graph.cut or outputs, output, target)
             graph.loss = loss if target.share == 1 else loss * target.share
             made["loss"] = graph.loss.detach()
         if not self._is_last:
@@ -273,11 +278,6 @@ class Stage:
         tied = self._borrows.leaves() if seen is None else seen.tied
         with self._borrows.worn(tied):
             return *run(), tied
-
-    def _head_output(self, outputs: Tensors, output: Any) -> Any:
-        if self.head is not None:
-            return self.head(*outputs)
-        return outputs if isinstance(output, tuple) else outputs[0]
 
     def abandon(self) -> None:
         """What is in flight will not come back: drop it, and whatever gradients it has left."""
@@ -413,8 +413,10 @@ class Stage:
         if self._borrows is not None:
             self._borrows.overwrite(values)
 
-    def settle(self) -> None:
-        """Nothing is in flight: weights that other stages own are as those have them."""
+    def settle(self, unread: Sequence[Mapping[int, Tensor]] = ()) -> None:
+        """Nothing is in flight: weights that other stages own are as those have them, or have sent them: `unread`."""
+        if isinstance(self.head, SharedReadout):
+            self.head.receive(unread)
         if self._borrows is not None:
             self._borrows.settle()
 
@@ -423,6 +425,14 @@ IN_PLACE = (
     "stage {} changes its input in place, which belongs to the stage before it: begin the stage with an operation that "
     "does not work in place (or with `x.clone()`)"
 )
+
+
+def head_loss(loss: Loss, head: nn.Module | None, features: Tensors, output: Any, target: Target) -> Tensor:
+    """What trains a stage whose `output` are these `features`: the loss of its head, or of its own output."""
+    if head is None:
+        return loss(features if isinstance(output, tuple) else features[0], target.value)
+    own = loss(head(*features), target.value)
+    return head.total(own, features, target.inputs) if isinstance(head, LocalLoss) else own
 
 
 def own_norms(parameters: Sequence[Tensor]) -> Tensor:

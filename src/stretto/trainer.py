@@ -15,6 +15,7 @@ from stretto.construction import Construction, Wanted
 from stretto.dealer import Dealer
 from stretto.errors import StrettoError, UsageError
 from stretto.generator import PreservedGenerator
+from stretto.heads import LocalLoss
 from stretto.interpreter import Interpreter
 from stretto.mesh import Mesh
 from stretto.methods import Method
@@ -48,7 +49,8 @@ class Trainer:
             each other. May be left out if no heads are needed, if all are given, or if every stage begins and ends
             in a Linear.
         heads: None to build them as the method says; or one entry a stage: a module, or None to have it built.
-            The last stage's output is the model's output: its entry is None.
+            A module that is a stretto.LocalLoss makes its own loss, of the model's inputs, too: x is then also read in
+            its process. The last stage's output is the model's output: its entry is None.
         scheduler: optimizer -> learning-rate scheduler, stepped at each update of its stage.
         clip: the largest norm that the gradients of all stages together may have; they are shrunk to it. Exact for
             synchronous methods, as torch.nn.utils.clip_grad_norm_ over the whole model. Where stages update at
@@ -136,13 +138,15 @@ class Trainer:
         self._replicas = built.replicas
         self._stages = built.replicas[0]
         self._tellers = built.tellers
+        tells_x = any(isinstance(head, LocalLoss) for head in self.heads)
         self._dealer = Dealer(
             self.schedule.per_turn,
             self.mesh.data,
             own=self._team.replicas,
             merges=built.merges,
-            reads_x=0 in self._stages,
+            reads_x=0 in self._stages or tells_x,
             reads_y=any(head in self._stages for head in self.rules.reach.heads),
+            tells_x=tells_x,
             precision=self.precision,
             device=self.device,
         )

@@ -12,6 +12,7 @@ from stretto import ties
 from stretto.assemble import Makings, build_practices, check_served, momentum_of
 from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
+from stretto.heads.solo import lent
 from stretto.methods import Method
 from stretto.methods.cure import Place
 from stretto.parts import build_optimizer, build_scheduler
@@ -25,6 +26,7 @@ from stretto.sync.agreement import Agreement, agreement
 from stretto.sync.peers import Peers
 from stretto.sync.served import Served
 from stretto.sync.servers import Servers
+from stretto.ties import Lender
 from stretto.weights.sharded import Sharded
 from stretto.within import Within
 
@@ -55,6 +57,7 @@ class Workshop:
     sync: Sync
     within: Within
     replica: int = 0
+    read: bool = False  # whether other stages read the last one's readout
 
     def of_replica(self, replica: int) -> "Workshop":
         """The one that makes a replica's stages."""
@@ -103,7 +106,7 @@ class Workshop:
             recompute=index in self.rules.recompute,
             mean=self.method.combine == "mean",
             seed_forward=self._seeding(index),
-            lends=ties.lender_of(self.ties, index),
+            lends=self._lends(index, module),
             borrows=borrows,
             masters=masters,
             context=lambda: self.precision.forward(self.device),
@@ -111,6 +114,11 @@ class Workshop:
             norms=self.within.norms(parts, masters),
         )
         return Made(stage, practices, None if optimizer is None else place)
+
+    def _lends(self, index: int, module: nn.Module) -> Lender | None:
+        if self.read and index == self.rules.num_stages - 1:
+            return Lender(lent(module))
+        return ties.lender_of(self.ties, index)
 
     def _meets(
         self,

@@ -60,7 +60,7 @@ def without_seconds(points):
 
 
 def test_the_numbers_of_emulation(capsys, tmp_path):
-    words = ("--method", "pb", "--measure", "sharpness,noise")
+    words = ("--method", "pb", "--measure", "sharpness,noise,cosine,probes,filters")
     alone = train(capsys, *words, "--out", "alone")
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
     many = train(capsys, *words, "--out", "many", "--workers", "2")

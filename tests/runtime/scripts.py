@@ -228,3 +228,24 @@ def between_devices(function, *args):
 
     ranks.backend_between = lambda group, device: "gloo"
     return globals()[function](*args)
+
+
+def read_only(method, **options):
+    """All stages of a language model read the last one's unembedding."""
+    torch.manual_seed(5)
+    parts = [nn.Embedding(11, 8), *(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(5))]
+    parts.append(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 11, bias=False)))
+    generator = torch.Generator().manual_seed(2)
+    words = [torch.randint(11, (3, 6), generator=generator) for _ in range(14)]
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    trainer = stretto.Trainer(parts, loss, OPTIMIZERS["sgd"], method, example=words[0], **options)
+    losses = [trainer.step(x, x.roll(1, 1)) for x in words[:5]]
+    evaluated = [trainer.evaluate([(words[0], words[1])])]  # while versions are under way
+    trainer.flush()
+    for x in words[5:]:
+        losses.append(trainer.step(x, x.roll(1, 1)))
+        evaluated.append(trainer.evaluate([(x, words[1])]))  # in lockstep: what is not needed yet has to wait
+    return losses, trainer.flush(), evaluated, weights_of(trainer)

@@ -16,7 +16,8 @@ ASYNCHRONOUS = [
 ]  # fmt: skip
 OPTIONS = [
     ("1f1b", {"clip": 0.1}), ("pb", {"clip": 0.1}), ("gpipe(recompute=True)", {}), ("pipemare(recompute=True)", {}),
-    ("pb", {"precision": "bf16"}), ("pb(finish=9)", {}),
+    ("pb", {"precision": "bf16"}), ("pb(finish=9)", {}), ("greedy(head=infopro)", {}),
+    ("overlapping(head=infopro)", {}), ("chunked(head=auglocal)", {}), ("greedy(head=auglocal)", {}),
 ]  # fmt: skip
 EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS
@@ -59,6 +60,14 @@ def test_every_method(processes, jitter):
 def test_tied_weights_travel(method):
     told = launch(3, "runtime.scripts:tied", method)
     *wanted, weights = scripts.tied(method, workers=3)
+    assert all(list(each[:3]) == wanted for each in told)
+    assert same(told[0][3], weights)
+
+
+@pytest.mark.parametrize("method", ["greedy(head=solo)", "overlapping(head=solo(every=3))"])
+def test_a_shared_readout_travels(method):
+    told = launch(3, "runtime.scripts:read_only", method)
+    *wanted, weights = scripts.read_only(method, workers=3)
     assert all(list(each[:3]) == wanted for each in told)
     assert same(told[0][3], weights)
 

@@ -8,11 +8,13 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from stretto.config import TrainSettings
+from stretto.config import MEASURES, TrainSettings
+from stretto.landscape.cosine import alignment
 from stretto.landscape.noise import noise_scale
+from stretto.landscape.probes import probes
 from stretto.landscape.sharpness import sharpness
 from stretto.study import run
-from stretto.study.gauge import NOISE_BATCH, NOISE_EXAMPLES, SHARP_EXAMPLES, sample
+from stretto.study.gauge import COSINE_EXAMPLES, NOISE_BATCH, NOISE_EXAMPLES, PROBE_EXAMPLES, SHARP_EXAMPLES, sample
 from stretto.study.prepare import build_model, dataset, prepare, rate_and_momentum, resolve, scheduler
 from stretto.study.progress import Progress
 from stretto.study.store import read_run
@@ -30,7 +32,7 @@ def events(folder):
 def test_a_run_comes_to_the_same_numbers(tmp_path, method):
     settings = resolve(replace(SETTINGS, method=method))
     run(settings, tmp_path / "without")
-    run(replace(settings, measure=BOTH), tmp_path / "with")
+    run(replace(settings, measure=MEASURES), tmp_path / "with")
     seen = events(tmp_path / "with")
     assert [each for each in seen if each["event"] != "measurement"] == events(tmp_path / "without")
     assert sum(each["event"] == "measurement" for each in seen) == 3
@@ -58,6 +60,29 @@ def test_figures_are_those_of_the_weights(tmp_path, precision):
     assert last.sharpness == sharpness(model, built.loss, [(few.x, few.y)]).value > 0
     noise = noise_scale(model, built.loss, sample(train, NOISE_EXAMPLES).batches(NOISE_BATCH))
     assert (last.noise_trace, last.gradient_square) == (noise.trace, noise.square)
+
+
+@pytest.mark.parametrize("method", ["greedy(head=two-layer)", "chunked(head=infopro)"])
+def test_what_is_measured_by_stage(tmp_path, method):
+    settings = replace(SETTINGS, method=method, measure=("cosine", "probes", "filters"), precision="bf16")
+    record = run(resolve(settings), tmp_path / "run")
+    assert read_run(tmp_path / "run")[1] == record
+    last = record.measurements[-1]
+    trainer = prepare(resolve(replace(settings, precision="float32"))).trainer
+    weights = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
+    parts = {f"{n}.": m for n, m in enumerate(trainer.stages)}
+    parts |= {f"heads.{n}.": m for n, m in enumerate(trainer.heads) if m is not None}
+    for prefix, part in parts.items():
+        part.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
+    split, unseen = dataset(settings).train, dataset(settings).validation
+    few, test = sample(split, COSINE_EXAMPLES), sample(unseen, PROBE_EXAMPLES)
+    fitted = sample(split, PROBE_EXAMPLES)
+    found = alignment(trainer.stages, trainer.heads, trainer.rules.reach, trainer.loss, [(few.x, few.y)])
+    assert (last.cosines, last.local_losses) == (found.cosines, found.losses)
+    assert last.cosines[-1] == pytest.approx(1)
+    assert last.probes == probes(trainer.stages, (fitted.x, fitted.y), (test.x, test.y))
+    assert last.filter_shape == (1, 8, 8)
+    assert [len(each) for each in last.filters] == [128] * 8
 
 
 def test_only_what_is_asked_for(tmp_path):

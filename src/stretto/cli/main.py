@@ -17,6 +17,7 @@ from stretto.cli.calibrate import calibrate
 from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
 from stretto.cli.file import file_first, settings_from_file
+from stretto.cli.inspect import inspect
 from stretto.cli.plan import plan
 from stretto.cli.report import report
 from stretto.cli.show import show
@@ -32,7 +33,7 @@ app = App(
     version=__version__,
     config=settings_from_file,
 )
-for verb in (compare, train, show, simulate, plan, calibrate, report, doctor):
+for verb in (compare, train, show, simulate, plan, calibrate, report, inspect, doctor):
     app.command(verb)
 
 

@@ -43,7 +43,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     emulator = Emulator(trainer.schedule, rules, dict(enumerate(stages)), trainer.method.delays(trainer.schedule))
     inputs, target = trainer.precision.inputs(inputs_on(x, trainer.device)), target_on(y, trainer.device)
     with torch.enable_grad(), PreservedGenerator(trainer.device):
-        emulator.step(0, [{"activation": inputs, "target": Target(target)}] * trainer.schedule.per_turn)
+        emulator.step(0, [{"activation": inputs, "target": Target(target, inputs=inputs)}] * trainer.schedule.per_turn)
         emulator.drain(1)
     examples = inputs[0].shape[0]
     return {

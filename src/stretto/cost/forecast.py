@@ -71,13 +71,17 @@ def turn_seconds(pricer: "Pricer") -> float:
 
 @dataclass(frozen=True)
 class Pricer:
-    """What every action of a turn takes on its worker, and what its messages take beside."""
+    """What every action of a turn takes on its worker, and what its messages take beside.
+
+    `tied` are the bytes of the weights that other stages read of their owner.
+    """
 
     method: Method
     schedule: Schedule
     rules: Rules
     cluster: Cluster
     stages: Sequence[StageTimes]
+    tied: float = SMALL
 
     def seconds(self, action: Action) -> float:
         """Seconds of an action of any turn."""
@@ -85,6 +89,8 @@ class Pricer:
 
     def size(self, edge: Edge) -> float:
         """Bytes of a value that travels."""
+        if edge.value == "tied-weight":
+            return self.tied
         if edge.source.stage < 0 or edge.value not in ("activation", "gradient"):
             return SMALL
         stage = self.stages[edge.source.stage]

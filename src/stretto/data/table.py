@@ -9,6 +9,7 @@ from stretto.data.dataset import Dataset
 from stretto.data.digit_masks import digit_masks
 from stretto.data.digits import digits
 from stretto.data.imagenet import imagenet
+from stretto.data.labels import RANDOM, randomised
 from stretto.data.number_words import number_words
 from stretto.data.options import resolve
 from stretto.data.parallel import parallel
@@ -27,10 +28,14 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
 def load(name: str, **options: object) -> Dataset:
     """Load the data set `name`; its options are the keyword arguments of the function in `DATASETS`.
 
+    Every one of classes also takes `random_labels` (`data/labels.py`): what a network learns of it is by heart.
+
     Raises `UsageError` for an unknown name or option, naming the nearest known one.
     """
     if name not in DATASETS:
         raise UsageError(f"unknown data set {name!r}; {nearest(name, DATASETS)}")
-    resolved = resolve(f"data set {name!r}", DATASETS[name], options)
+    own = {key: value for key, value in options.items() if key != RANDOM}
+    resolved = resolve(f"data set {name!r}", DATASETS[name], own)
     with torch.device("cpu"):  # whatever the default device is
-        return DATASETS[name](**resolved)
+        loaded = DATASETS[name](**resolved)
+        return randomised(loaded, options[RANDOM]) if RANDOM in options else loaded

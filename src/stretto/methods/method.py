@@ -14,6 +14,7 @@ from stretto.schedule.reduce import with_reduce
 from stretto.schedule.replicas import Agreement, with_agreement
 
 Pairs = Sequence[tuple[int, int]]
+Readings = Sequence[tuple[int, int, int]]  # (owner, reader, after how many updates)
 
 
 def one_each(num_stages: int) -> int:
@@ -78,6 +79,7 @@ class Method:
         *,
         reduce: bool = False,
         ties: Pairs = (),
+        reads: Readings = (),
         agreement: Agreement | None = None,
     ) -> tuple[Schedule, Rules]:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
@@ -85,7 +87,7 @@ class Method:
         flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
         if self.recompute:
             flushed = with_recompute(flushed)
-        return planned(Delays(flushed), rules.reach, reduce, ties, agreement)
+        return planned(Delays(flushed), rules.reach, reduce, ties, reads, agreement)
 
     def plan(
         self,
@@ -94,12 +96,14 @@ class Method:
         *,
         reduce: bool = False,
         ties: Pairs = (),
+        reads: Readings = (),
         agreement: Agreement | None = None,
     ) -> tuple[Schedule, Rules]:
         """The schedule and its rules for so many stages, on as many workers as suit the method.
 
         `reduce` makes the updates of a synchronous method wait until all stages have told each other how large their
-        gradients are. `ties` are pairs of stages, the second of which works on weights of the first. `agreement` is
+        gradients are. `ties` are pairs of stages, the second of which works on weights of the first; `reads` are such
+        that the second does not train, with the number of updates after which it gets them. `agreement` is
         what replicas of the pipeline do at each update (`schedule/replicas.py`). Raises
         ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
         recompute.
@@ -107,7 +111,9 @@ class Method:
         schedule = self._laid_out(num_stages, num_workers)
         if self.recompute:
             schedule = self._recomputing(schedule)
-        return planned(self.delays(schedule), self.reach(num_stages), reduce and self.synchronous, ties, agreement)
+        return planned(
+            self.delays(schedule), self.reach(num_stages), reduce and self.synchronous, ties, reads, agreement
+        )
 
     def homes(self, num_stages: int, num_workers: int | None = None) -> Mapping[int, int]:
         """The worker that each stage lives on."""
@@ -128,12 +134,13 @@ class Method:
 
 
 def planned(
-    delays: Delays, reach: Reach, reduce: bool, ties: Pairs, agreement: Agreement | None
+    delays: Delays, reach: Reach, reduce: bool, ties: Pairs, reads: Readings, agreement: Agreement | None
 ) -> tuple[Schedule, Rules]:
     """A schedule, with R before its updates and A or M beside them if asked for, and its rules; checked."""
     schedule = with_reduce(delays.schedule) if reduce else delays.schedule
     if agreement is not None:
         schedule = with_agreement(schedule, agreement)
-    rules = Rules.of(schedule, reach, ties=tuple(delays.tie(owner, user) for owner, user in ties))
+    borrowed = (*(delays.tie(*each) for each in ties), *(delays.reading(*each) for each in reads))
+    rules = Rules.of(schedule, reach, ties=borrowed)
     check(schedule, rules)
     return schedule, rules

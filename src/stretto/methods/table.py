@@ -97,8 +97,11 @@ def with_microbatches(chosen: Method, count: int) -> Method:
     return method(chosen.name, **{**chosen.options, "microbatches": count})
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Split "chunked(chunks=4)" in its name and its options; a value is a Python literal, or a bare word."""
+def parse(text: str, what: str = "method") -> tuple[str, dict[str, Any]]:
+    """Split "chunked(chunks=4)" in its name and its options; a value is a Python literal, or a bare word.
+
+    A word may be hyphenated, and have options of its own: `head=two-layer(width=64)`.
+    """
     bare, parenthesis, rest = text.strip().partition("(")
     if not parenthesis:
         return bare, {}
@@ -112,7 +115,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         return bare.strip(), {keyword.arg or "**": literal(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise UsageError(
-            f"cannot read the method {text!r} ({error}): write it as NAME or NAME(option=value, ...)"
+            f"cannot read the {what} {text!r} ({error}): write it as NAME or NAME(option=value, ...)"
         ) from error
 
 
@@ -120,7 +123,21 @@ def literal(node: ast.expr) -> Any:
     """The value of a literal; a bare word stands for itself (`combine=mean`), but for true, false and none."""
     if isinstance(node, ast.Name):
         return WORDS.get(node.id.lower(), node.id)
+    if isinstance(node, ast.Call | ast.BinOp) and isinstance(leftmost(node), ast.Name) and not positional(node):
+        return ast.unparse(node).replace(" - ", "-")
     return ast.literal_eval(node)
+
+
+def positional(node: ast.expr) -> bool:
+    """Whether an option has no name."""
+    return isinstance(node, ast.Call) and bool(node.args)
+
+
+def leftmost(node: ast.expr) -> ast.expr:
+    """Where an expression begins."""
+    while isinstance(node, ast.Call | ast.BinOp):
+        node = node.func if isinstance(node, ast.Call) else node.left
+    return node
 
 
 WORDS = {"true": True, "false": False, "none": None}

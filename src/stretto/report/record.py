@@ -13,6 +13,7 @@ SCORES = (
     "train_loss", "validation_loss", "validation_accuracy", "validation_bleu",
     "test_loss", "test_accuracy", "test_bleu",
 )  # fmt: skip
+BY_STAGE = ("cosines", "local_losses", "probes", "filters", "filter_shape")  # of measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +35,12 @@ class Point:
     validation_loss: float
     validation_accuracy: float | None = None
     validation_bleu: float | None = None
+    train_accuracy: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None and field.name in ("validation_accuracy", "validation_bleu"):
+            if value is None and field.name in ("validation_accuracy", "validation_bleu", "train_accuracy"):
                 continue
             _check_number(value, f"{field.name} of the evaluation at step {self.step}")
 
@@ -90,29 +92,39 @@ class Measurement:
     """What the loss looked like after `step`, on fixed training examples: `stretto.landscape` has the definitions.
 
     `sharpness` is the largest eigenvalue of the Hessian; `noise_trace` estimates the trace of the covariance of an
-    example's gradient, `gradient_square` the square of the true gradient's norm (it may be negative). None where it
-    was not asked for, or is no number.
+    example's gradient, `gradient_square` the square of the true gradient's norm (it may be negative). By stage:
+    `cosines` of the gradients that train it and backpropagation's, `local_losses` of heads, accuracies of linear
+    `probes`. `filters` are pictures of the first layer's, bytes in hexadecimal, of `filter_shape` [channels, height,
+    width]. None where it was not asked for, or is no number.
     """
 
     step: int
     sharpness: float | None = None
     noise_trace: float | None = None
     gradient_square: float | None = None
+    cosines: tuple[float | None, ...] | None = None
+    local_losses: tuple[float | None, ...] | None = None
+    probes: tuple[float | None, ...] | None = None
+    filters: tuple[str, ...] | None = None
+    filter_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None:
-                _check_number(value, f"{field.name} of the measurement at step {self.step}")
+            for each in value if isinstance(value, tuple) and field.name != "filters" else (value,):
+                if each is not None and field.name != "filters":
+                    _check_number(each, f"{field.name} of the measurement at step {self.step}")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
-        return cls(**_known(cls, data, "a measurement"))
+        known = _known(cls, data, "a measurement").items()
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in known}
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
-        return asdict(self)
+        """Plain data, ready for `json.dumps(..., allow_nan=False)`; without what was not asked for by stage."""
+        return {key: value for key, value in asdict(self).items() if value is not None or key not in BY_STAGE}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def channels(schedule: Schedule, rules: Rules, lag: int) -> dict[Channel, int]:
     homes = schedule.worker_of
     waiting: Counter[Channel] = Counter()
     most: Counter[Channel] = Counter()
-    for n in range(schedule.drain + 2):
+    for n in range(schedule.drain + 2 + rules.lookback):
         for worker in range(schedule.num_workers):
             for action in schedule.turn(worker, n):
                 for edge in rules.makes(action):

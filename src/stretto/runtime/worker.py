@@ -208,12 +208,14 @@ class Worker(Interpreter):
         pieces = self.schedule.per_turn
         updates = [action for action in self.schedule.of_stage(tie.owner) if action.kind == "U"]
         last = max(until - pieces + update.microbatch % pieces for update in updates)
+        last -= (last + 1) % tie.every  # the last one that is sent
         if last < self._since:
             return
         channel = Channel("tied-weight", "U", tie.owner, self.worker)
         while channel not in self._borrowed or self._borrowed[channel].microbatch < last:
             self._receive(channel)
-        self.stages[tie.user].take_over(self._borrowed[channel].value)
+        if tie.trains:
+            self.stages[tie.user].take_over(self._borrowed[channel].value)
 
 
 def name_of(edge: Edge, worker: int) -> str:

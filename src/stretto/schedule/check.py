@@ -24,7 +24,7 @@ def check(schedule: Schedule, rules: Rules, turns: int | None = None) -> None:
     A single channel for each pair of workers would be too strict: zb-v's workers exchange activations and gradients
     both ways, and taking them in the order they are made would cost half as much memory again.)
     """
-    turns = 2 * schedule.drain + 3 if turns is None else turns
+    turns = 2 * schedule.drain + 3 + rules.lookback if turns is None else turns
     complete(schedule, rules, turns)
     try:
         run_dry(schedule, rules, turns, "rendezvous")  # what gets through here does with buffers, where all is sooner

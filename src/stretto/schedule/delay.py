@@ -63,6 +63,17 @@ class Delays:
         per_turn, late = self.schedule.per_turn, self._full[owner]
         return Tie(owner, user, tuple(per_turn * self.at(owner, late + i) + i + 1 for i in range(per_turn)))
 
+    def reading(self, owner: int, user: int, every: int) -> Tie:
+        """The tie of a stage that only reads weights of a later one.
+
+        One update older for each stage between them: the time that a micro-batch takes from one to the other, so that
+        nobody waits.
+        """
+        assert self.schedule.per_turn == 1, "local methods do not cut minibatches"
+        behind = owner - user + 1 + self.steady[owner]
+        newest = [(m - behind + 1) // every * every - 1 for m in range(every)]
+        return Tie(owner, user, tuple(m - each for m, each in enumerate(newest)), trains=False, every=every)
+
     def _of_stage(self, stage: int, since: str = "F") -> int:
         start = self._reach_back(stage)
         return max(self._between(stage, start + m, since) for m in range(self.schedule.per_turn))

@@ -59,12 +59,19 @@ class Tie(NamedTuple):
     """Stage `user` works on weights that stage `owner` updates.
 
     For micro-batch m it gets those that the owner's forward of m saw: `behind[m % len(behind)]` says how many
-    micro-batches before m the last one is whose gradient they contain.
+    micro-batches before m the last one is whose gradient they contain. If it `trains` them, its gradients go to the
+    owner; else it only reads them, and only each version after so many updates, `every`, is sent.
     """
 
     owner: int
     user: int
     behind: tuple[int, ...]
+    trains: bool = True
+    every: int = 1
+
+    def sends(self, microbatch: int) -> bool:
+        """Whether the owner's update after a micro-batch is sent."""
+        return (microbatch + 1) % self.every == 0
 
     def newest(self, microbatch: int) -> int:
         """The micro-batch whose update made the weights that a forward sees; below 0: the first weights."""
@@ -119,6 +126,11 @@ class Rules:
     def num_stages(self) -> int:
         """How many stages there are."""
         return self.reach.num_stages
+
+    @property
+    def lookback(self) -> int:
+        """For how many micro-batches, at most, weights that are only read are under way."""
+        return max((max(tie.behind) + tie.every for tie in self.ties if not tie.trains), default=0)
 
     def needs(self, action: Action) -> tuple[Edge, ...]:
         """What must be there before `action` can run."""
@@ -185,7 +197,11 @@ class Rules:
             goes_on = stage + 1 in self.recompute - self.keep
             return (*[Edge("recomputed", action, stage + 1)] * goes_on, Edge("graph", action, stage))
         if kind == "U":
-            return tuple(Edge("tied-weight", action, tie.user) for tie in self.ties if tie.owner == stage)
+            return tuple(
+                Edge("tied-weight", action, tie.user)
+                for tie in self.ties
+                if tie.owner == stage and tie.sends(action.microbatch)
+            )
         if kind == "A":
             return (Edge("summed", action, stage),)
         if kind == "R":
@@ -197,7 +213,7 @@ class Rules:
             made.append(Edge("cotangent", action, stage))
         if kind in "BW":
             made.append(Edge("weight-gradient", action, stage))
-            made += [Edge("tied-gradient", action, tie.owner) for tie in self.ties if tie.user == stage]
+            made += [Edge("tied-gradient", action, tie.owner) for tie in self.ties if tie.user == stage and tie.trains]
         return tuple(made)
 
     def frees(self, action: Action, needs: tuple[Edge, ...] | None = None) -> tuple[Edge, ...]:
@@ -233,7 +249,7 @@ class Rules:
         return tuple(
             Edge("tied-gradient", Action("W" if tie.user in self.split else "B", tie.user, m), stage)
             for tie in self.ties
-            if tie.owner == stage
+            if tie.owner == stage and tie.trains
             for m in window
         )
 

@@ -20,8 +20,8 @@ from stretto.study.study import Study, record_of, sample
 MOST_NAMES = 8  # of methods in a title
 HEADS_NOTE = (
     "The layers of the paper's auxiliary heads could not be retrieved; these are ours: one linear layer on vectors, "
-    "global average pooling and a linear layer on images, a final norm and an unembedding on text. Their cost is "
-    "included."
+    "global average pooling and a linear layer on images, a final norm and an unembedding on text; other heads are "
+    "named in their method. Their cost is included."
 )
 
 

@@ -5,16 +5,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from torch import Tensor, nn
+
 from stretto.config import TrainSettings, known
 from stretto.cost import Cluster, ModelCosts, layer_costs, stage_times
 from stretto.cost.forecast import Pricer
+from stretto.cost.memory import SMALL
 from stretto.cost.table import LayerCost
 from stretto.errors import UsageError
+from stretto.heads import LocalLoss
+from stretto.heads.solo import SharedReadout
 from stretto.plan.models import outputs
 from stretto.report.predicted import OWN, Prediction
 from stretto.report.turns import mean_durations, turn_starts
 from stretto.simulate import simulate
 from stretto.simulate.simulate import no_bytes
+from stretto.stage import Loss, Target, head_loss
 from stretto.study.prepare import Prepared, prepare, stages_of
 from stretto.study.single import traced
 from stretto.study.store import RUN, read_run
@@ -83,7 +90,9 @@ def on_cluster(
         workers=[placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)],
         heads=heads, optimizer=settings.optimizer,
     )  # fmt: skip
-    pricer = Pricer(trainer.method, schedule, trainer.rules, cluster, times)
+    readouts = (head for head in trainer.heads if isinstance(head, SharedReadout))
+    read = max((sum(p.numel() * p.element_size() for p in head.parameters()) for head in readouts), default=0)
+    pricer = Pricer(trainer.method, schedule, trainer.rules, cluster, times, tied=read or SMALL)
     return replace(
         own,
         source=f"what its stages cost on the cluster {cluster.name!r}, without a run",
@@ -139,10 +148,30 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
     features = outputs(stages, x) if any(head is not None for head in heads) else []
     behind: list[LayerCost | None] = [None] * len(stages)
     for stage, head in enumerate(heads[: len(stages) - 1]):
-        if head is not None:
+        if isinstance(head, LocalLoss):
+            behind[stage] = layer_costs([Whole(head, model.loss, x, y)], features[stage]).layers[0]
+        elif head is not None:
             row, loss = layer_costs([head], features[stage], loss=model.loss, target=y).layers
             behind[stage] = row.then(loss)
     return layer_costs(stages, x, loss=model.loss, target=y), behind
+
+
+class Whole(nn.Module):
+    """A head with a loss of its own, and that loss: one layer."""
+
+    inputs: Tensor
+    target: Tensor
+
+    def __init__(self, head: LocalLoss, loss: Loss, inputs: Tensor, target: Tensor) -> None:
+        super().__init__()
+        self.head, self.loss = head, loss
+        self.register_buffer("inputs", inputs)
+        self.register_buffer("target", target)
+
+    def forward(self, *features: Tensor) -> Tensor:
+        """The loss of as many examples as there are."""
+        inputs, target = (torch.cat([each] * (len(features[0]) // len(each))) for each in (self.inputs, self.target))
+        return head_loss(self.loss, self.head, features, features, Target(target, inputs=(inputs,)))
 
 
 def bounds_of(costs: ModelCosts) -> tuple[int, ...]:

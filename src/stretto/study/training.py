@@ -190,6 +190,7 @@ def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float, scorer
         validation_loss=validation["loss"],
         validation_accuracy=validation.get("accuracy"),
         validation_bleu=scorer.validation(),
+        train_accuracy=train.get("accuracy"),
     )
 
 

@@ -19,7 +19,11 @@ CASES = [  # kind, what the stage gives, what the model gives, also what auto ta
     ("pooled", (4, 5, 6), (4, 3), False),
     ("sequence", (4, 5, 6), (4, 3), False),
     ("language", (4, 5, 6), (4, 5, 11), True),
+    ("two-layer", (4, 7), (4, 3), False),
+    ("two-layer", (4, 5, 6, 6), (4, 3), False),
+    ("two-layer(width=9)", (4, 5, 6), (4, 5, 11), False),
 ]
+OF_NETWORKS = {"auglocal", "infopro", "solo"}  # with tests of their own
 
 
 @pytest.mark.parametrize(("kind", "given", "output", "alone"), CASES)
@@ -32,7 +36,7 @@ def test_a_head_gives_what_the_model_gives(kind, given, output, alone):
 
 
 def test_every_kind_is_tested():
-    assert {case[0] for case in CASES} == set(HEADS)
+    assert {case[0].partition("(")[0] for case in CASES} | OF_NETWORKS == set(HEADS)
 
 
 def test_auto_is_the_kind_itself():
@@ -72,7 +76,12 @@ def test_of_several_tensors_the_first_is_read():
     ("linear", (4, 5, 6), (4, 3), ["head 'linear' goes [N, d] -> [N, K]", "stage 2 gives [4, 5, 6]"]),
     ("language", (4, 5, 6), (4, 3), ["head 'language' goes [N, T, d] -> [N, T, V]", "the model gives [4, 3]"]),
     ("pooled", (4, 5), (4, 3), ["head 'pooled' goes [N, C, ...] -> [N, K]"]),
-    ("linaer", (4, 5), (4, 3), ["unknown head 'linaer': did you mean 'linear'? There are: auto, language, linear"]),
+    ("linaer", (4, 5), (4, 3), ["unknown head 'linaer': did you mean 'linear'? There are: auglocal, auto, infopro"]),
+    ("two-layer(width=0)", (4, 5), (4, 3), ["head 'two-layer': width=0 must be a whole number of at least 1"]),
+    ("two-layer(widht=8)", (4, 5), (4, 3), ["head 'two-layer' has no option 'widht'; did you mean 'width'?"]),
+    ("linear(width=8)", (4, 5), (4, 3), ["head 'linear' has no option 'width'"]),
+    ("two-layer", (4, 5), (4, 3, 2), ["head 'two-layer' goes", "the model gives [4, 3, 2]"]),
+    ("two-layer(8)", (4, 5), (4, 3), ["cannot read the head 'two-layer(8)'"]),
 ])  # fmt: skip
 def test_refusals_give_both_shapes_and_the_way_out(name, given, output, parts):
     with pytest.raises(UsageError) as error:

@@ -1,0 +1,36 @@
+"""Random labels (Zhang et al. 2017, arXiv 1611.03530): nothing but memory fits them."""
+
+from dataclasses import replace
+
+import torch
+
+from stretto.data.dataset import Dataset, Split
+from stretto.errors import UsageError
+
+RANDOM = "random_labels"
+_SEED = 0  # the same labels in every run, so that figures can be compared
+
+
+def randomised(dataset: Dataset, share: object) -> Dataset:
+    """Give each training example, with this probability, a class drawn from all of them evenly; True for all.
+
+    Validation and test keep theirs. Raises UsageError for text, and for what is no share.
+    """
+    if share is False or share == 0:
+        return dataset
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise UsageError(f"data set {dataset.name!r}: {RANDOM}={share!r} must be true, or a share from 0 to 1")
+    if dataset.task != "classification":
+        raise UsageError(
+            f"data set {dataset.name!r} is for {dataset.task}: {RANDOM} is for classes; take digits or cifar10"
+        )
+    draw = torch.Generator().manual_seed(_SEED)
+    y = dataset.train.y[:]
+    drawn = torch.randint(dataset.num_classes, y.shape, generator=draw)
+    chosen = torch.rand(y.shape, generator=draw) < float(share)
+    return replace(
+        dataset,
+        train=Split(dataset.train.x, torch.where(chosen, drawn, y), dataset.train.augment),
+        description=f"{dataset.description} {float(share):.0%} of the training labels are drawn at random.",
+        options={**dataset.options, RANDOM: float(share)},
+    )

@@ -1,0 +1,20 @@
+"""Auxiliary heads: what turns a stage's output into the model's kind of output, so that a loss can stand there.
+
+The layers of the heads of Laskin, Metz et al. 2020 could not be retrieved; the plain ones are ours.
+
+    linear      [N, d]            Linear                               -> [N, K]
+    pooled      [N, C, ...]       mean over all positions, Linear      -> [N, K]
+    sequence    [N, T, d]         mean over T, LayerNorm, Linear       -> [N, K]
+    language    [N, T, d]         LayerNorm, Linear without bias       -> [N, T, V]
+    two-layer   any of these      the same with a hidden layer
+    auglocal    any               copies of later stages (Ma et al. 2024)
+    infopro     no tokens         two-layer, and a decoder of the model's input (Wang et al. 2021)
+    solo        [N, T, d]         a read-only copy of the model's norm and unembedding    -> [N, T, V]
+
+"auto" chooses among the first four by the number of dimensions.
+"""
+
+from stretto.heads.head import LocalLoss, Site
+from stretto.heads.table import HEADS, build
+
+__all__ = ["HEADS", "LocalLoss", "Site", "build"]

@@ -1,0 +1,86 @@
+"""Linear probes: how well a linear classifier tells the classes from what each stage gives.
+
+Fitted on some examples and tested on others (Alain and Bengio 2016, arXiv 1610.01644).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from stretto.evaluate import evaluating
+from stretto.landscape.cosine import boundaries
+
+Examples = tuple[Tensor, Tensor]
+
+WIDEST = 512  # wider outputs of images are averaged over regions until they have no more features
+DECAY = 1e-4
+STEPS = 50  # of L-BFGS at most
+
+
+def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tuple[float | None, ...]:
+    """By stage: the accuracy on `test` of a probe fitted on `train`, both (x, y).
+
+    y are whole numbers, one for each example or one for each position. None where a stage's first output is not of
+    numbers, or has no place for each target.
+    """
+    with evaluating(stages):
+        fitted, tested = (outputs(stages, x) for x, _ in (train, test))
+    return tuple(
+        probe((one, train[1]), (other, test[1])) if fits(one, train[1]) else None
+        for one, other in zip(fitted, tested, strict=True)
+    )
+
+
+def outputs(stages: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """The first tensor that each stage gives."""
+    given = boundaries([*stages, nn.Identity()], (x,))
+    return [tensors[0] for tensors in given[1:]]
+
+
+def fits(features: Tensor, y: Tensor) -> bool:
+    """Whether there are numbers for each target."""
+    return features.is_floating_point() and features.dim() > y.dim() and features.shape[: y.dim()] == y.shape
+
+
+def probe(train: Examples, test: Examples) -> float:
+    """The accuracy on `test` of logistic regression with a little weight decay on normalised features."""
+    x, y = prepared(*train)
+    unseen, wanted = prepared(*test)
+    mean, deviation = x.mean(0), x.std(0).clamp_min(1e-6)
+    weight = classifier((x - mean) / deviation, y, int(max(y.max(), wanted.max())) + 1)
+    found = with_ones((unseen - mean) / deviation) @ weight
+    return float((found.argmax(1) == wanted).double().mean())
+
+
+def prepared(features: Tensor, y: Tensor) -> Examples:
+    """Features [n, d] in float64 and targets [n]."""
+    flat = features.double().flatten(0, y.dim() - 1)
+    if flat.dim() == 4 and flat[0].numel() > WIDEST:
+        side = max(1, int((WIDEST / flat.shape[1]) ** 0.5))
+        flat = nn.functional.adaptive_avg_pool2d(flat, (min(side, flat.shape[2]), min(side, flat.shape[3])))
+    return flat.flatten(1), y.flatten()
+
+
+def classifier(x: Tensor, y: Tensor, classes: int) -> Tensor:
+    """The weights [d + 1, classes] of the least regularised cross entropy, from zero: the same every time."""
+    x = with_ones(x)
+    weight = torch.zeros(x.shape[1], classes, dtype=x.dtype, device=x.device, requires_grad=True)
+    optimizer: Any = torch.optim.LBFGS([weight], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = cross_entropy(x @ weight, y) + DECAY / 2 * weight[:-1].square().sum()
+        torch.autograd.backward(value)
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    return weight.detach()
+
+
+def with_ones(x: Tensor) -> Tensor:
+    """A column more, for the bias."""
+    return torch.cat([x, x.new_ones(len(x), 1)], 1)

@@ -1,0 +1,59 @@
+"""stretto inspect: a run's own measurements, or how to get them."""
+
+import json
+
+import pytest
+
+from stretto.cli import main
+
+SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--steps", "12", "--evaluations", "4", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_and_what_it_measured(capsys):
+    words = ["--method", "greedy(head=two-layer)", "--measure", "cosine,probes,filters", "--out", "run"]
+    assert main(["train", *SMALL, *words]) == 0
+    assert main(["inspect", "run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (run,) = told["runs"]
+    assert told["report"] == "run/inspect.html"
+    assert run["method"] == "greedy(head=two-layer)"
+    assert run["heads"] == ["two-layer"] * 2 + ["its output"]
+    assert run["delays"] == [0, 0, 0]
+    assert run["missing"] == []
+    assert run["measured"][-1]["cosines"][-1] == pytest.approx(1)
+    assert len(run["measured"][-1]["probes"]) == 3
+    assert main(["inspect", "run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in said if line.startswith("stage")] == [
+        ["stage", "head", "delay", "head's", "loss", "cosine", "probe"]
+    ]
+    assert max(map(len, said)) <= 80
+
+
+def test_random_labels_are_learned_by_heart(capsys):
+    words = ["--data-options.random_labels", "true", "--lr", "0.05", "--out", "run", "--quiet"]
+    assert main(["train", *words, "--model-options.depth", "3", "--steps", "300", "--evaluations", "4"]) == 0
+    assert main(["inspect", "run", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["train_accuracy"] > 0.3
+    assert main(["inspect", "run"]) == 0
+    assert f"accuracy {run['train_accuracy']:.1%}".replace("%", " %") in capsys.readouterr().out
+
+
+def test_a_study_that_measured_nothing(capsys):
+    words = ["--methods", "backprop,pb", "--lr", "0.01", "--batch-size", "32", "--seeds", "1", "--out", "study"]
+    assert main(["compare", *SMALL, *words]) == 0
+    assert main(["inspect", "study"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("not measured: no cosines") == 2
+    assert "--measure cosine,probes,filters" in " ".join(said.split())
+
+
+def test_nothing_there(capsys, tmp_path):
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "nothing to report in" in capsys.readouterr().err
