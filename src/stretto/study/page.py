@@ -43,10 +43,12 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
     prepared = {method: prepare(sample(settings, method)) for method in settings.methods}
     first = next(iter(prepared.values()))
     workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
+    automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
     trails = tuple(traced(study, prepared))
     heads = any(head is not None for each in prepared.values() for head in each.trainer.heads)
     page = Page(
-        title=f"{settings.model} on {settings.data}: {names(settings.methods)}",
+        title=study.heading.text if study.heading else automatic,
+        heading=study.heading,
         records=study.records(),
         planned=len(study.tasks),
         accounting=settings.accounting,
