@@ -39,6 +39,7 @@ def compare(
     jobs: Annotated[int | None, WHOLE] = None,
     size: str | None = None,
     part: str | None = None,
+    storage: str | None = None,
     parts: Annotated[Mapping[str, CompareSettings] | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a network under several methods and draw what each costs against the time it takes.
@@ -59,6 +60,11 @@ def compare(
         Size of a study file: small (the machine at hand) or full (a cluster); small unless said otherwise.
     part
         The part of a study file to run; one after the other unless said otherwise, each in a folder of its own.
+    storage
+        Where several of these commands, on any machines, share the runs among them: journal:PATH (a file, also on a
+        shared disk), sqlite:///PATH (a file of one machine), postgresql://USER:PASSWORD@HOST/NAME. Give all the same
+        settings; each makes what no other one does, and has all in its report. The runs of one that is lost are
+        made by others. Needs optuna: the extra "sweep".
     """
     chosen = parts or {"": settings}
     for each in chosen.values():
@@ -68,7 +74,7 @@ def compare(
         return show_settings(sweeps, output)
     if jobs != 1 or any(each.workers is not None for each in chosen.values()):
         forks.prepare()
-    found = {name: run(sweep, output, jobs) for name, sweep in sweeps.items()}
+    found = {name: run(sweep, output, jobs, storage) for name, sweep in sweeps.items()}
     if output.json:
         content = {name: outcome.to_json() for name, outcome in found.items()}
         print_json({"parts": content} if parts else content[""])
@@ -122,7 +128,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
     return 0
 
 
-def run(sweep: Sweep, output: Output, jobs: int | None) -> "Outcome":
+def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None) -> "Outcome":
     """Make the runs of a sweep that are missing, and its page."""
     from stretto import study
 
@@ -147,7 +153,9 @@ def run(sweep: Sweep, output: Output, jobs: int | None) -> "Outcome":
 
         bar.note(f"{ended}/{runs} runs")
         command = shlex.join(["stretto", *sys.argv[1:]])
-        outcome = study.compare(opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command)
+        outcome = study.compare(
+            opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command, storage=storage
+        )
     show_outcome(outcome, output)
     for failure in outcome.failures:
         print(f"stretto: {failure.task.settings.id} could not be run: {failure.reason}", file=sys.stderr)

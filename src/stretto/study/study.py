@@ -111,11 +111,11 @@ def read_content(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def claimed(study: Study) -> Iterator[None]:
-    """Make the study's folder, and keep other processes out of it for a while."""
+def claimed(study: Study, *, alone: bool = True) -> Iterator[None]:
+    """Make the study's folder, and keep other processes out of it for a while; unless `alone` those that share it."""
     with writing(study.out):
         study.out.mkdir(parents=True, exist_ok=True)
-        lock = locked(study.out / LOCK, study.out)
+        lock = locked(study.out / LOCK, study.out, alone=alone)
     with lock:
         resolved = study.settings.to_json()
         check_folder(study.out, resolved)
