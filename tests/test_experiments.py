@@ -1,13 +1,16 @@
 """What the studies in experiments/ rest on."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from stretto import study
+from stretto.config import CompareSettings
 
 DELAY = Path(__file__).parent.parent / "experiments" / "delay"
 LARGE_BATCH = DELAY.parent / "large_batch"
+STUDIES = DELAY.parent / "studies"
 
 
 def test_networks_side_by_side_train_as_they_do_alone(monkeypatch, capsys):
@@ -37,5 +40,28 @@ def test_the_study_of_large_batches_tells_batch_sizes_apart(monkeypatch, tmp_pat
         assert [each["batch"] for each in found["batches"]] == [16, 64]
         assert all(each["sharpness"] and each["diverged"] == 0 for each in found["batches"])
         assert main.table(found).splitlines()[2].startswith("| 16 | 0.01 |")
+    finally:
+        del sys.modules["main"]
+
+
+def test_a_studys_figure_says_where_backprop_stands(monkeypatch, tmp_path):
+    """From two tiny parts."""
+    monkeypatch.syspath_prepend(STUDIES)
+    import main
+
+    try:
+        for width in (8, 16):
+            tiny = CompareSettings(
+                model_options={"depth": 2, "width": width}, steps=30, evaluations=6, methods=("backprop", "greedy"),
+                lr=(0.1,), batch_size=(32,), seeds=1,
+            )  # fmt: skip
+            study.compare(study.open_study(tiny, tmp_path / "s" / f"{width}"), jobs=1)
+        monkeypatch.setattr(sys, "argv", ["main.py", str(tmp_path / "s"), "--out", str(tmp_path)])
+        main.main()
+        found = json.loads((tmp_path / "s.json").read_text())
+        assert list(found) == ["8", "16"]
+        places = {row["backprop"] for each in found.values() for row in each["cutoffs"]}
+        assert places <= {"cheapest", "on the frontier", "dominated", "not reached"}
+        assert (tmp_path / "s.svg").read_text().startswith("<svg")
     finally:
         del sys.modules["main"]

@@ -58,6 +58,8 @@ MISTAKES = {
     "compare a.toml b.toml": "2 configuration files (a.toml, b.toml): give one",
     "compare .": "cannot read the configuration file .: Is a directory",
     "compare --out": "requires an argument",
+    "compare --storage redis://here": "storage='redis://here': give journal:PATH",
+    "compare --size small": "size='small' is one of a study file",
     "train --methods greedy": "Did you mean --method?",
     "train --lr 1,2": "'1,2' is no number",
     "train --seed 1.5": "'1.5' is no whole number",

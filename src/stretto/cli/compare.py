@@ -2,6 +2,8 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +12,22 @@ from cyclopts import Parameter
 from stretto import forks
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.progress import progress
+from stretto.cli.study_file import study_file
 from stretto.config import CompareSettings, known
+from stretto.report.heading import Heading
 from stretto.words import WHOLE
 
 if TYPE_CHECKING:
     from stretto.study import Outcome
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What one page is made of: settings, where it goes, and what a study file says of it."""
+
+    settings: CompareSettings
+    out: Path | None = None
+    heading: Heading | None = None
 
 
 def compare(
@@ -24,6 +37,10 @@ def compare(
     settings: Annotated[CompareSettings, Parameter(name="*")] = CompareSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
     jobs: Annotated[int | None, WHOLE] = None,
+    size: str | None = None,
+    part: str | None = None,
+    storage: str | None = None,
+    parts: Annotated[Mapping[str, CompareSettings] | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a network under several methods and draw what each costs against the time it takes.
 
@@ -33,14 +50,39 @@ def compare(
     Parameters
     ----------
     config
-        TOML file with any of the options below; those on the command line win.
+        TOML file with any of the options below; those on the command line win. Or a study file: the title, source and
+        claim of a paper's figure, settings, and tables [small] and [full] that override them; [parts.NAME] where the
+        figure has several sweeps. studies/ has those of the papers.
     jobs
         Runs made at a time, in processes of one thread each; one a core unless said otherwise. With --workers, whose
         processes a run has for itself, one.
+    size
+        Size of a study file: small (the machine at hand) or full (a cluster); small unless said otherwise.
+    part
+        The part of a study file to run; one after the other unless said otherwise, each in a folder of its own.
+    storage
+        Where several of these commands, on any machines, share the runs among them: journal:PATH (a file, also on a
+        shared disk), sqlite:///PATH (a file of one machine), postgresql://USER:PASSWORD@HOST/NAME. Give all the same
+        settings; each makes what no other one does, and has all in its report. The runs of one that is lost are
+        made by others. Needs optuna: the extra "sweep".
     """
-    if not output.dry_run and (settings.workers is not None or jobs != 1):
+    chosen = parts or {"": settings}
+    for each in chosen.values():
+        check_jobs(each, jobs)
+    sweeps = sweeps_of(config, chosen, output.out, size, part)
+    if output.dry_run:
+        return show_settings(sweeps, output)
+    if jobs != 1 or any(each.workers is not None for each in chosen.values()):
         forks.prepare()
-    from stretto import study
+    found = {name: run(sweep, output, jobs, storage) for name, sweep in sweeps.items()}
+    if output.json:
+        content = {name: outcome.to_json() for name, outcome in found.items()}
+        print_json({"parts": content} if parts else content[""])
+    return 1 if any(outcome.failures for outcome in found.values()) else 0
+
+
+def check_jobs(settings: CompareSettings, jobs: int | None) -> None:
+    """Raise UsageError for numbers of jobs that cannot be."""
     from stretto.errors import UsageError
 
     if jobs is not None and jobs < 1:
@@ -50,10 +92,49 @@ def compare(
             f"jobs={jobs}, workers={settings.workers}: runs on several processes go one after the other, so that their "
             "times can be compared; leave --jobs out"
         )
-    if output.dry_run:
-        print_settings(study.resolve_study(settings), output)
+
+
+def sweeps_of(
+    file: Path | None, parts: Mapping[str, CompareSettings], out: Path | None, size: str | None, part: str | None
+) -> dict[str, Sweep]:
+    """What is to be run, by the names of its parts. Raises UsageError for a size or a part of what has none."""
+    from stretto.errors import UsageError
+
+    study = None if file is None else study_file(file)
+    if study is None:
+        for name, value in (("size", size), ("part", part)):
+            if value is not None:
+                raise UsageError(f"{name}={value!r} is one of a study file: name its file, or leave --{name} out")
+        return {name: Sweep(settings, out) for name, settings in parts.items()}
+    study.refuse_commands(study.size(size))
+    return {
+        name: Sweep(settings, out / name if out and name else out, study.heading(size, name or part))
+        for name, settings in parts.items()
+    }
+
+
+def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
+    """The resolved configuration of each part."""
+    from stretto import study
+
+    resolved = {name: study.resolve_study(sweep.settings) for name, sweep in sweeps.items()}
+    if output.json and "" not in resolved:
+        print_json({"parts": {name: settings.to_json() for name, settings in resolved.items()}})
         return 0
-    opened = study.open_study(settings, output.out)
+    for name, settings in resolved.items():
+        if name:
+            print(f"# part {name}")
+        print_settings(settings, output)
+    return 0
+
+
+def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None) -> "Outcome":
+    """Make the runs of a sweep that are missing, and its page."""
+    from stretto import study
+
+    opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
+    if sweep.heading is not None:
+        output.say(f"{sweep.heading.text} ({sweep.heading.size})")
     for name, reason in opened.left_out.items():
         output.say(f"left out: {name}: {reason}")
     pending = opened.pending
@@ -61,7 +142,8 @@ def compare(
     steps, ahead = (sum(known(task.settings.steps) for task in tasks) for tasks in (opened.tasks, pending))
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
-    with progress(f"{settings.model} on {settings.data}", steps, done=steps - ahead, silent=output.silent) as bar:
+    title = f"{opened.settings.model} on {opened.settings.data}"
+    with progress(title, steps, done=steps - ahead, silent=output.silent) as bar:
         ended = done
 
         def on_run(_: object) -> None:
@@ -71,16 +153,15 @@ def compare(
 
         bar.note(f"{ended}/{runs} runs")
         command = shlex.join(["stretto", *sys.argv[1:]])
-        outcome = study.compare(opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command)
-    if output.json:
-        print_json(outcome.to_json())
-    elif not output.quiet:
-        show_outcome(outcome, output)
+        outcome = study.compare(
+            opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command, storage=storage
+        )
+    show_outcome(outcome, output)
     for failure in outcome.failures:
         print(f"stretto: {failure.task.settings.id} could not be run: {failure.reason}", file=sys.stderr)
     if pending and outcome.failures:
         print("stretto: the same command tries these runs again", file=sys.stderr)
-    return 1 if outcome.failures else 0
+    return outcome
 
 
 def show_outcome(outcome: "Outcome", output: Output) -> None:

@@ -1,13 +1,13 @@
 """A TOML file of settings: weaker than the command line, stronger than the defaults."""
 
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from cyclopts import Token
 
+from stretto.cli.study_file import read, study_file
 from stretto.errors import UsageError, nearest
 
 # options whose value may end in .toml and is no configuration
@@ -34,23 +34,44 @@ def settings_from_file(app: Any, commands: tuple[str, ...], arguments: Any) -> N
     options = {spelled(argument.name[2:]): argument for argument in arguments if argument.name.startswith("--")}
     given = next((argument for argument in arguments if argument.name == "CONFIG" and argument.tokens), None)
     if given is not None:
-        fill(options, Path(given.tokens[0].value), read(Path(given.tokens[0].value)))
+        for place, table in tables_of(Path(given.tokens[0].value), commands, options):
+            fill(options, place, table)
     if commands == ("train",) and options["plan"].tokens:
         from stretto.plan.file import training_of
 
         planned = Path(options["plan"].tokens[0].value)
-        fill(options, planned, training_of(planned))
+        fill(options, f"{planned}", training_of(planned))
 
 
-def fill(options: Mapping[str, Any], file: Path, content: Mapping[str, Any]) -> None:
+def tables_of(
+    file: Path, commands: tuple[str, ...], options: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What a file says, the strongest first, each with its place: one table, or those of a study file for compare."""
+    study = study_file(file) if commands == ("compare",) else None
+    if study is None:
+        yield f"{file}", read(file)
+        return
+    for place, table in study.tables():  # also those that are not asked for now
+        refuse_unknown(options, place, table)
+    size, part = (options[name].tokens[0].value if options[name].tokens else None for name in ("size", "part"))
+    yield from study.layers(size, part)
+
+
+def fill(options: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> None:
     """Give options that are still open the values of a file."""
+    refuse_unknown(options, place, content)
     for key, value in content.items():
-        argument = options.get(spelled(key))
-        if argument is None:
-            raise UsageError(f"{file}: unknown key {key!r}: {nearest(key, options)}")
-        check_shape(f"{file}: {key} = {value!r}", key, value, argument.hint)
-        for token in as_words(f"{key} in {file}", value, argument.tokens):
+        argument = options[spelled(key)]
+        check_shape(f"{place}: {key} = {value!r}", key, value, argument.hint)
+        for token in as_words(f"{key} in {place}", value, argument.tokens):
             argument.append(token)
+
+
+def refuse_unknown(options: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> None:
+    """Raise UsageError for a key that is no option."""
+    for key in content:
+        if spelled(key) not in options:
+            raise UsageError(f"{place}: unknown key {key!r}: {nearest(key, options)}")
 
 
 def spelled(key: str) -> str:
@@ -58,16 +79,10 @@ def spelled(key: str) -> str:
     return key.replace("-", "_")
 
 
-def read(file: Path) -> dict[str, Any]:
-    """The file's content. Raises UsageError where there is none."""
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"no configuration file {file}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read the configuration file {file}: {error.strerror}") from error
-    except ValueError as error:  # TOML or UTF-8
-        raise UsageError(f"{file} is no TOML file: {error}") from error
+def parts_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts of the study file that was named, unless one of them was asked for."""
+    study = None if arguments.get("config") is None else study_file(arguments["config"])
+    return () if study is None or arguments.get("part") else study.parts(study.size(arguments.get("size")))
 
 
 def check_shape(where: str, key: str, value: Any, hint: Any) -> None:

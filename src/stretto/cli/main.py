@@ -16,13 +16,14 @@ from stretto import __version__
 from stretto.cli.calibrate import calibrate
 from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
-from stretto.cli.file import file_first, settings_from_file
+from stretto.cli.file import file_first, parts_of, settings_from_file
 from stretto.cli.inspect import inspect
 from stretto.cli.plan import plan
 from stretto.cli.report import report
 from stretto.cli.show import show
 from stretto.cli.simulate import simulate
 from stretto.cli.train import train
+from stretto.config import CompareSettings
 from stretto.errors import StrettoError, UsageError
 
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -61,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def call(words: list[str]) -> Any:
     """Parse and run. A TOML file may stand anywhere among the words; the options beside it win."""
-    command, bound, _ = app.parse_args(file_first(words), exit_on_error=False, print_error=False)
+    words = file_first(words)
+    command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    if command is compare:
+        bound.arguments["parts"] = {part: settings_of(words, part) for part in parts_of(bound.arguments)}
     try:
         return command(*bound.args, **bound.kwargs)
     except UsageError as error:
@@ -69,6 +73,13 @@ def call(words: list[str]) -> Any:
         if file is None:
             raise
         raise UsageError(f"{error} (with the settings in {file})") from error
+
+
+def settings_of(words: list[str], part: str) -> CompareSettings:
+    """The settings of a part of a study file, as if it had been asked for alone: the command line wins in each."""
+    bound = app.parse_args([*words, "--part", part], exit_on_error=False, print_error=False)[1]
+    settings: CompareSettings = bound.arguments.get("settings", CompareSettings())
+    return settings
 
 
 def complain(message: str, status: int) -> int:

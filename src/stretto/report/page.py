@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stretto.errors import UsageError
+from stretto.report.heading import Heading
 from stretto.report.predicted import Predicted
 from stretto.report.record import Record
 from stretto.report.turns import Timelines
@@ -20,6 +21,7 @@ class Page:
     """What `build` needs: the runs, and the words that a reader needs to judge them."""
 
     title: str
+    heading: Heading | None = None  # what the study is about, where its file says so
     records: tuple[Record, ...]
     planned: int  # runs of the whole study; more than len(records) while some are missing
     accounting: str = "counted"

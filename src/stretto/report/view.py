@@ -122,6 +122,7 @@ def _facts(page: Page) -> list[tuple[str, str]]:
     diverged = sum(record.diverged for record in records)
     counted = f"{len(records)} of {page.planned}" if len(records) < page.planned else f"{len(records)}"
     facts = [
+        ("Size", page.heading.size if page.heading else ""),
         ("Model", page.model),
         ("Data", page.dataset),
         (

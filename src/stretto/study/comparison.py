@@ -1,15 +1,20 @@
 """The main job: make a study's runs, then its page."""
 
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stretto.config import known
 from stretto.methods import method
 from stretto.report import METRICS, Record, panels
 from stretto.study.page import write_report
-from stretto.study.pool import Failure, Task, run_all
+from stretto.study.pool import Failure, OnRun, OnSteps, Task, run_all
+from stretto.study.roster import Roster
+from stretto.study.storage import open_storage
 from stretto.study.study import Study, claimed
 
 
@@ -53,13 +58,39 @@ def compare(
     study: Study,
     *,
     jobs: int | None = None,
-    on_steps: Callable[[int], None] = lambda _: None,
-    on_run: Callable[[Task], None] = lambda _: None,
+    on_steps: OnSteps = lambda _: None,
+    on_run: OnRun = lambda _: None,
     command: str = "",
+    storage: str | None = None,
 ) -> Outcome:
-    """Make the runs that are missing, then the report. What was finished before is not repeated."""
-    with claimed(study):
-        failures = run_all(
-            study.pending, default_jobs(study.settings.workers) if jobs is None else jobs, on_steps, on_run
-        )
+    """Make the runs that are missing, then the report. What was finished before is not repeated.
+
+    With a `storage`, its URL, whoever else has the same study and storage makes some of them.
+    """
+    many = default_jobs(study.settings.workers) if jobs is None else jobs
+    opened = None if storage is None else open_storage(storage)
+    with claimed(study, alone=opened is None):
+        if opened is None:
+            failures = run_all(partial(next, iter(study.pending), None), many, on_steps, on_run)
+        else:
+            with Roster(opened, study) as roster:
+                failures = share(roster, many, on_steps, on_run)
         return Outcome(study.records(), tuple(failures), write_report(study, command), study.left_out)
+
+
+def share(roster: Roster, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+    """Make runs of a study as long as there are some, and wait for those of others; lost ones are made here."""
+
+    def on_own(task: Task) -> None:
+        roster.finish(task)
+        on_run(task)
+
+    while True:
+        for failure in run_all(roster.take, jobs, on_steps, on_own):
+            roster.fail(failure)
+        for task in roster.fetch():
+            on_steps(known(task.settings.steps))
+            on_run(task)
+        if roster.settled:
+            return list(roster.failures())
+        time.sleep(roster.pause)

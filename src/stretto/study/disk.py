@@ -26,16 +26,17 @@ def writing(folder: Path) -> Iterator[None]:
         raise UsageError(f"cannot write to {folder}: {error.strerror}: choose another --out") from error
 
 
-def locked(path: Path, folder: Path) -> TextIO:
+def locked(path: Path, folder: Path, *, alone: bool = True) -> TextIO:
     """Open a file so that nobody else can, while it is open; the operating system forgets it with the process.
 
-    Raises UsageError if another process has it open: `folder` is what that one works on.
+    Unless `alone`, others who open it so may. Raises UsageError if another process has it open: `folder` is what that
+    one works on.
     """
     file = path.open("a", encoding="utf-8")
     try:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except ImportError:  # Windows has no such lock
         pass
     except BlockingIOError as error:

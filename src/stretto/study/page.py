@@ -1,6 +1,7 @@
 """What a study's report is made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.config import TrainSettings
@@ -12,10 +13,12 @@ from stretto.report.turns import Timelines, timelines
 from stretto.schedule import draw
 from stretto.simulate import simulate
 from stretto.study.disk import writing
+from stretto.study.pool import Task
 from stretto.study.prediction import full_turns, predict, recordings_of
 from stretto.study.prepare import Prepared, costs_of, prepare
 from stretto.study.store import versions
 from stretto.study.study import Study, record_of, sample
+from stretto.tracing import Recording
 
 MOST_NAMES = 8  # of methods in a title
 HEADS_NOTE = (
@@ -25,15 +28,27 @@ HEADS_NOTE = (
 )
 
 
+@dataclass(frozen=True)
+class Trail:
+    """What a run with a trace has left, read once."""
+
+    task: Task
+    prepared: Prepared
+    recordings: Sequence[Recording]
+
+
 def write_report(study: Study, command: str = "", *, cluster: Cluster | None = None) -> Path:
     """One HTML page from the runs that are finished. On a `cluster` traced runs are predicted from costs alone."""
     settings = study.settings
     prepared = {method: prepare(sample(settings, method)) for method in settings.methods}
     first = next(iter(prepared.values()))
     workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
+    automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
+    trails = tuple(traced(study, prepared))
     heads = any(head is not None for each in prepared.values() for head in each.trainer.heads)
     page = Page(
-        title=f"{settings.model} on {settings.data}: {names(settings.methods)}",
+        title=study.heading.text if study.heading else automatic,
+        heading=study.heading,
         records=study.records(),
         planned=len(study.tasks),
         accounting=settings.accounting,
@@ -46,8 +61,8 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
         pictures={method: picture(each) for method, each in prepared.items()},
         delays={method: delays(each) for method, each in prepared.items()},
         processes=study.tasks[0].settings.workers or 0,
-        timelines=traced(study, prepared),
-        predicted=foretold(study, prepared, cluster),
+        timelines=tuple(each for trail in trails if (each := timed(trail)) is not None),
+        predicted=tuple(told for trail in trails if (told := foretold(trail, cluster)) is not None),
         left_out=study.left_out,
         command=command,
     )
@@ -76,37 +91,31 @@ def own(prepared: Mapping[str, Prepared], run: TrainSettings) -> Prepared:
     return each if same else prepare(run)
 
 
-def traced(study: Study, prepared: Mapping[str, Prepared]) -> tuple[Timelines, ...]:
-    """The timelines of the runs that left traces."""
-    found = []
+def traced(study: Study, prepared: Mapping[str, Prepared]) -> Iterator[Trail]:
+    """The runs that left traces, each with its recordings, as it was prepared."""
     for task in study.tasks:
-        run = task.settings
-        recordings = recordings_of(task.folder, run)
+        recordings = recordings_of(task.folder, task.settings)
         if recordings:
-            each = own(prepared, run)
-            trainer = each.trainer
-            found.append(
-                timelines(run.id, run.method, recordings, trainer.schedule, trainer.rules, among=full_turns(each))
-            )
-    return tuple(each for each in found if each is not None)
+            yield Trail(task, own(prepared, task.settings), recordings)
 
 
-def foretold(study: Study, prepared: Mapping[str, Prepared], cluster: Cluster | None) -> tuple[Predicted, ...]:
-    """The runs that left traces against what was predicted of them."""
-    found = []
-    for task in study.tasks:
-        run, record = task.settings, record_of(task)
-        recordings = recordings_of(task.folder, run)
-        if recordings and record is not None:
-            each = own(prepared, run)
-            found.append(
-                predicted(
-                    run.id, run.method, recordings, each.trainer.schedule, each.trainer.rules,
-                    predict(each, recordings, cluster), paused=[point.step for point in record.points],
-                    held=most_held(record), among=full_turns(each),
-                )
-            )  # fmt: skip
-    return tuple(each for each in found if each is not None)
+def timed(trail: Trail) -> Timelines | None:
+    """The timelines of a run."""
+    run, trainer = trail.task.settings, trail.prepared.trainer
+    among = full_turns(trail.prepared)
+    return timelines(run.id, run.method, trail.recordings, trainer.schedule, trainer.rules, among=among)
+
+
+def foretold(trail: Trail, cluster: Cluster | None) -> Predicted | None:
+    """A run against what was predicted of it, if it is finished."""
+    run, record, trainer = trail.task.settings, record_of(trail.task), trail.prepared.trainer
+    if record is None:
+        return None
+    return predicted(
+        run.id, run.method, trail.recordings, trainer.schedule, trainer.rules,
+        predict(trail.prepared, trail.recordings, cluster), paused=[point.step for point in record.points],
+        held=most_held(record), among=full_turns(trail.prepared),
+    )  # fmt: skip
 
 
 def most_held(record: Record) -> dict[str, list[float]]:

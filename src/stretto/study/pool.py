@@ -5,8 +5,7 @@ import multiprocessing
 import signal
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -44,27 +43,29 @@ class _Slot:
     steps: int = 0
 
 
+Take = Callable[[], Task | None]  # the next run to be made; None if there is none now
 OnSteps = Callable[[int], None]  # more steps done
 OnRun = Callable[[Task], None]  # a run has ended and is on the disk
 
 
-def run_all(tasks: Sequence[Task], jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    """Make every run, `jobs` at a time; return those that failed. The order of results is free, their numbers are not.
+def run_all(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+    """Make every run that can be taken, `jobs` at a time; return those that failed.
 
-    With one job everything happens in this process. Raises FullDiskError as soon as a result cannot be written, and
-    passes KeyboardInterrupt on once every process it started has ended.
+    The order of results is free, their numbers are not. With one job everything happens in this process. Raises
+    FullDiskError as soon as a result cannot be written, and passes KeyboardInterrupt on once every process it started
+    has ended.
     """
-    return _run_here(tasks, on_steps, on_run) if jobs == 1 else _run_in_processes(tasks, jobs, on_steps, on_run)
+    return _run_here(take, on_steps, on_run) if jobs == 1 else _run_in_processes(take, jobs, on_steps, on_run)
 
 
-def _run_here(tasks: Sequence[Task], on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     failures = []
     try:
-        for task in tasks:
+        while (task := take()) is not None:
             done = 0
 
             def on_step(step: int, _: float | None) -> None:
@@ -111,26 +112,31 @@ def _make(task: Task, on_step: Callable[[int, float | None], None]) -> None:
         run_on_processes(task.settings, task.folder, on_step, Place(workers=workers), costs)
 
 
-def _run_in_processes(tasks: Sequence[Task], jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    waiting, failures, slots = deque(tasks), list[Failure](), list[_Slot]()
+def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+    failures, slots = list[Failure](), list[_Slot]()
     try:
-        for _ in range(min(jobs, len(tasks))):
-            slots.append(_start())
-            _give(slots[-1], waiting)
-        while any(slot.task is not None for slot in slots):
-            wait([slot.pipe for slot in slots if slot.task is not None])
-            for index, slot in enumerate(slots):
-                if slot.task is not None and slot.pipe.poll():
-                    if not _listen(slot, on_steps, on_run, failures):
-                        slots[index] = slot = _start()
-                    if slot.task is None:
-                        _give(slot, waiting)
+        while busy := _fill(slots, take, jobs):
+            wait([slot.pipe for slot in busy])
+            for slot in busy:
+                if slot.pipe.poll() and not _listen(slot, on_steps, on_run, failures):
+                    slots.remove(slot)
     finally:
         for slot in slots:
             slot.pipe.close()
             slot.process.terminate()
             slot.process.join()
     return failures
+
+
+def _fill(slots: list[_Slot], take: Take, jobs: int) -> list[_Slot]:
+    """Give every process something to do, as long as there is something; return those that are at work."""
+    while sum(slot.task is not None for slot in slots) < jobs and (task := take()) is not None:
+        idle = next((slot for slot in slots if slot.task is None), None)
+        if idle is None:
+            idle = _start()
+            slots.append(idle)
+        _give(idle, task)
+    return [slot for slot in slots if slot.task is not None]
 
 
 def _start() -> _Slot:
@@ -144,12 +150,11 @@ def _start() -> _Slot:
     return _Slot(process, mine)
 
 
-def _give(slot: _Slot, waiting: deque[Task]) -> None:
-    if waiting:
-        slot.task, slot.steps = waiting.popleft(), 0
-        # A process that has just died is noticed when its pipe is read.
-        with contextlib.suppress(BrokenPipeError):
-            slot.pipe.send(slot.task)
+def _give(slot: _Slot, task: Task) -> None:
+    slot.task, slot.steps = task, 0
+    # A process that has just died is noticed when its pipe is read.
+    with contextlib.suppress(BrokenPipeError):
+        slot.pipe.send(task)
 
 
 def _listen(slot: _Slot, on_steps: OnSteps, on_run: OnRun, failures: list[Failure]) -> bool:

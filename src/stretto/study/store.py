@@ -135,6 +135,16 @@ def replace_into(written: Path, folder: Path) -> None:
     written.rename(folder)
 
 
+def write_run(folder: Path, files: Mapping[str, str]) -> None:
+    """Write down a finished run that was made elsewhere: all but its weights."""
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.fetched")
+    with writing(folder):
+        beside.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (beside / name).write_text(text, encoding="utf-8")
+        replace_into(beside, folder)
+
+
 def read_run(folder: Path) -> tuple[dict[str, Any], Record]:
     """A finished run: its run.json, and the record with its evaluations. Raises UsageError for a damaged one."""
     try:

@@ -11,6 +11,7 @@ from typing import Any
 from stretto.config import CompareSettings, Settings, TrainSettings, known
 from stretto.errors import UsageError
 from stretto.report import Record
+from stretto.report.heading import Heading
 from stretto.study.choice import choose
 from stretto.study.disk import FullDiskError, locked, writing
 from stretto.study.pool import Task
@@ -23,13 +24,14 @@ ROOM = 64 * 2**20  # bytes that must be free before a study starts
 class Study:
     """A study on the disk: its resolved settings, its runs' folders, and those that are finished.
 
-    `left_out` says why methods are not among those that `all` stood for.
+    `left_out` says why methods are not among those that `all` stood for, `heading` what it is about, if that is known.
     """
 
     settings: CompareSettings
     out: Path
     tasks: tuple[Task, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    heading: Heading | None = None
 
     @property
     def pending(self) -> list[Task]:
@@ -54,7 +56,7 @@ def resolve_study(settings: CompareSettings) -> CompareSettings:
     return choose(settings).settings
 
 
-def open_study(settings: CompareSettings, out: Path | None = None) -> Study:
+def open_study(settings: CompareSettings, out: Path | None = None, heading: Heading | None = None) -> Study:
     """Resolve the settings and look at the folder `out`, which may hold a part of this very study. Writes nothing.
 
     Without `out` the folder is named after the settings, so that the same study is found again. Raises UsageError if
@@ -64,10 +66,11 @@ def open_study(settings: CompareSettings, out: Path | None = None) -> Study:
     settings = choice.settings
     resolved = settings.to_json()
     if out is None:
-        out = Path("runs") / f"compare-{settings.model}-{settings.data}-{settings.digest}"
+        name = heading.folder if heading else f"compare-{settings.model}-{settings.data}"
+        out = Path("runs") / f"{name}-{settings.digest}"
     check_folder(out, resolved)
     tasks = tuple(Task(run, out / "runs" / run.id) for run in settings.runs())
-    return Study(settings, out, tasks, choice.left_out)
+    return Study(settings, out, tasks, choice.left_out, heading)
 
 
 def sample(settings: CompareSettings, method: str) -> TrainSettings:
@@ -108,11 +111,11 @@ def read_content(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def claimed(study: Study) -> Iterator[None]:
-    """Make the study's folder, and keep other processes out of it for a while."""
+def claimed(study: Study, *, alone: bool = True) -> Iterator[None]:
+    """Make the study's folder, and keep other processes out of it for a while; unless `alone` those that share it."""
     with writing(study.out):
         study.out.mkdir(parents=True, exist_ok=True)
-        lock = locked(study.out / LOCK, study.out)
+        lock = locked(study.out / LOCK, study.out, alone=alone)
     with lock:
         resolved = study.settings.to_json()
         check_folder(study.out, resolved)
@@ -121,7 +124,8 @@ def claimed(study: Study) -> Iterator[None]:
             raise FullDiskError(f"{study.out} has {free / 2**20:.0f} MiB free, a study needs {ROOM / 2**20:.0f}: free "
                              "some, or choose an --out elsewhere")  # fmt: skip
         with writing(study.out):
-            content = {"settings": resolved, "versions": versions(), "left_out": dict(study.left_out)}
+            content = {"settings": resolved, "versions": versions(), "left_out": dict(study.left_out),
+                       "heading": study.heading and study.heading.to_json()}  # fmt: skip
             write_json(study.out / STUDY, content)
         yield
 
@@ -137,10 +141,11 @@ def read_study(out: Path) -> Study:
     try:
         content = read_content(path)
         settings = CompareSettings.from_json(content["settings"], str(path))
+        heading = Heading.from_json(content["heading"]) if content.get("heading") else None
     except TypeError as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     tasks = tuple(Task(run, out / "runs" / run.id) for run in settings.runs())
-    return Study(settings, out, tasks, content.get("left_out", {}))
+    return Study(settings, out, tasks, content.get("left_out", {}), heading)
 
 
 def study_of_run(folder: Path) -> Study:

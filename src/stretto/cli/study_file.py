@@ -1,0 +1,153 @@
+"""A study file: a figure or a table of a paper as settings, for a cluster and for the machine at hand.
+
+    title = "..."
+    source = "the paper, its figure or table"
+    claim = "what the paper says of it"
+    methods = ["backprop", "greedy"]        # settings of both sizes
+    [small]                                 # those of one size
+    data = "digits"
+    [full]
+    data = "cifar10"
+    [parts.narrow]                          # a figure of several sweeps: what is different in one of them ...
+    model_options = { width = 64 }
+    [parts.narrow.small]                    # ... at one size
+    steps = 100
+
+The strongest is said last, and the command line is stronger than all. `parts = ["narrow"]` in a size's table takes some
+of them only. `commands = [...]` instead of settings names what makes a table that no training makes.
+"""
+
+import itertools
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import UsageError, nearest
+from stretto.report.heading import Heading
+
+SIZES = ("small", "full")
+WORDS = ("title", "source", "claim")
+OWN = (*WORDS, *SIZES, "parts", "commands")
+
+
+def study_file(file: Path) -> "StudyFile | None":
+    """Read a study file; None for a plain list of settings. Raises UsageError for what is neither."""
+    content = read(file)
+    return StudyFile(file, content) if any(key in content for key in OWN) else None
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The file's content. Raises UsageError where there is none."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"no configuration file {file}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration file {file}: {error.strerror}") from error
+    except ValueError as error:  # TOML or UTF-8
+        raise UsageError(f"{file} is no TOML file: {error}") from error
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """What a study file says, checked in its form; whether its settings are any is for those who read them to say."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for word in WORDS:
+            if not isinstance(self.content.get(word, ""), str):
+                raise UsageError(f'{self.path}: {word} = {self.content[word]!r}: write {word} = "..."')
+        if "title" not in self.content:
+            raise UsageError(f"{self.path}: a study file has a title: write title = \"...\" above all tables, and "
+                             "source and claim where it is a paper's")  # fmt: skip
+        for place, table in ((f"[{size}]", self.content.get(size, {})) for size in SIZES):
+            self._check_table(place, table)
+        parts = self.content.get("parts", {})
+        self._check_table("[parts.NAME]", parts)
+        for name, table in parts.items():
+            self._check_table(f"[parts.{name}]", table)
+            for size in SIZES:
+                self._check_table(f"[parts.{name}.{size}]", table.get(size, {}))
+        for table in (self.content, *(self.content.get(size, {}) for size in SIZES)):
+            self._check_commands(table.get("commands", []))
+
+    def _check_table(self, place: str, table: object) -> None:
+        if not isinstance(table, Mapping):
+            raise UsageError(f"{self.path}: {place} is {table!r}: write {place} and its settings below")
+
+    def _check_commands(self, commands: object) -> None:
+        if not isinstance(commands, list) or not all(isinstance(each, str) for each in commands):
+            raise UsageError(f'{self.path}: commands = {commands!r}: write commands = ["stretto ...", ...]')
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The sizes that it has."""
+        return tuple(size for size in SIZES if size in self.content)
+
+    def size(self, asked: str | None) -> str:
+        """The size that is meant, `small` unless another was asked for. Raises UsageError for one that is not there."""
+        size = asked or SIZES[0]
+        if size not in SIZES:
+            raise UsageError(f"size={size!r}: {nearest(size, SIZES)}")
+        if size not in self.sizes:
+            there = " and ".join(f"[{each}]" for each in self.sizes) or "neither [small] nor [full]"
+            raise UsageError(f"{self.path} has {there}: add a table [{size}], or ask for another --size")
+        return size
+
+    def parts(self, size: str) -> tuple[str, ...]:
+        """The parts of a size, in order; none where the study is one sweep. Raises UsageError for unknown ones."""
+        there = self.content.get("parts", {})
+        chosen = self.content.get(size, {}).get("parts", list(there))
+        if not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
+            raise UsageError(f'{self.path}: [{size}] parts = {chosen!r}: write parts = ["NAME", ...]')
+        for name in chosen:
+            self.part(name)
+        return tuple(chosen)
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """A part's table. Raises UsageError where there is none of this name."""
+        there: Mapping[str, Mapping[str, Any]] = self.content.get("parts", {})
+        if name not in there:
+            raise UsageError(f"{self.path} has no part {name!r}: {nearest(name, there)}")
+        return there[name]
+
+    def commands(self, size: str) -> tuple[str, ...]:
+        """What makes the table, where it is no training."""
+        return tuple(self.content.get(size, {}).get("commands", self.content.get("commands", ())))
+
+    def layers(self, size: str | None, part: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The settings of a size and a part: from the strongest to the weakest, each with its place."""
+        chosen = self.size(size)
+        if part is not None:
+            table = self.part(part)
+            yield f"{self.path}: [parts.{part}.{chosen}]", table.get(chosen, {})
+            yield f"{self.path}: [parts.{part}]", without(table, SIZES)
+        yield f"{self.path}: [{chosen}]", without(self.content[chosen], ("parts", "commands"))
+        yield f"{self.path}", without(self.content, OWN)
+
+    def tables(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """All settings of all sizes and parts, each with its place."""
+        for size, part in itertools.product(self.sizes, (None, *self.content.get("parts", {}))):
+            yield from self.layers(size, part)
+
+    def heading(self, size: str | None, part: str | None) -> Heading:
+        """What stands above the report."""
+        words = {word: self.content.get(word, "") for word in WORDS}
+        return Heading(**words, name=self.path.stem, size=self.size(size), part=part or "")
+
+    def refuse_commands(self, size: str) -> None:
+        """Raise UsageError where no training makes the table."""
+        commands = self.commands(size)
+        if commands:
+            listing = "; ".join(shlex.join(shlex.split(each)) for each in commands)
+            raise UsageError(f"{self.path} is no training study, its table is made by other commands: {listing}")
+
+
+def without(table: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """What is left of a table."""
+    return {key: value for key, value in table.items() if key not in keys}

@@ -1,0 +1,80 @@
+"""Where machines that share a study meet: an optuna storage, by its URL."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto.errors import UsageError
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+FORMS = "journal:PATH (a file), sqlite:///PATH (a file, of one machine), postgresql://USER:PASSWORD@HOST/NAME"
+TRIES = 5  # to open a data base whose tables somebody else is just making
+PATIENCE = 60  # seconds that a process waits for another one's transaction
+
+
+def open_storage(url: str) -> "BaseStorage":
+    """Open a storage, which is made if it is not there. Raises UsageError for one that cannot be reached."""
+    scheme, _, rest = url.partition(":")
+    if scheme not in ("journal", "sqlite") and not scheme.startswith("postgresql"):
+        raise UsageError(f"storage={url!r}: give {FORMS}")
+    try:
+        import optuna
+    except ImportError as error:
+        raise UsageError(f"storage={url!r} needs optuna: pip install 'stretto[sweep]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if scheme != "journal":
+        return data_base(url)
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if not rest or not Path(rest).parent.is_dir():
+        raise UsageError(f"storage={url!r}: name a file in a folder that is there: journal:PATH")
+    return JournalStorage(JournalFileBackend(rest))
+
+
+def data_base(url: str) -> "BaseStorage":
+    """A data base; several processes may open a new one at the same time."""
+    from optuna.exceptions import OptunaError
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import SQLAlchemyError
+
+    lite = url.startswith("sqlite")
+    options: dict[str, Any] = {"connect_args": {"timeout": PATIENCE}} if lite else {"pool_pre_ping": True}
+    for left in reversed(range(TRIES)):
+        try:
+            storage = RDBStorage(url, engine_kwargs=options)
+            break
+        except (OptunaError, SQLAlchemyError, ImportError) as error:
+            if left == 0 or isinstance(error, ImportError):
+                raise UsageError(f"storage={url!r} cannot be opened ({short(error)}): give {FORMS}") from error
+            time.sleep(0.2)
+    if lite:
+        one_at_a_time(storage.engine)
+    return storage
+
+
+def one_at_a_time(engine: Any) -> None:
+    """Make SQLite's transactions begin with their first read.
+
+    Python's driver begins them with the first write: two processes that read "waiting" would both take a trial.
+    """
+    from sqlalchemy import event
+
+    def on_connect(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself
+
+    def on_begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    engine.dispose()  # what was opened before does not know
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+
+
+def short(error: BaseException) -> str:
+    """An error in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next(iter(str(error).splitlines()), type(error).__name__)

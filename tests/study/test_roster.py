@@ -1,0 +1,211 @@
+"""A study that several processes share: each run is made once, whoever is lost."""
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+
+from cli.processes import start, wait_for
+from stretto import UsageError
+from stretto.config import CompareSettings
+from stretto.study import open_study, study
+from stretto.study.comparison import compare, share
+from stretto.study.pool import Failure
+from stretto.study.roster import Roster, last, standing
+from stretto.study.storage import open_storage
+from stretto.study.store import EVENTS, RUN
+
+SETTINGS = CompareSettings(
+    model_options={"depth": 2, "width": 8},
+    steps=4,
+    evaluations=1,
+    methods=("backprop", "greedy"),
+    lr=(0.05, 0.1, 0.2),
+    batch_size=(32,),
+    seeds=1,
+)
+STUDY = ["compare", "--model-options.depth", "2", "--model-options.width", "8", "--evaluations", "1", "--methods",
+         "backprop,greedy", "--lr", "0.05,0.1,0.2", "--batch-size", "32", "--seeds", "1", "--jobs", "1"]  # fmt: skip
+KINDS = ["sqlite", "journal"]
+
+
+def url_of(kind, folder):
+    return f"sqlite:///{folder}/study.db" if kind == "sqlite" else f"journal:{folder}/study.log"
+
+
+def trials_of(url, opened):
+    return Roster(open_storage(url), opened)._trials()
+
+
+def roster(url, opened):
+    """One whose signs of life, and patience, are those of a test."""
+    return Roster(open_storage(url), opened, beat=0.05, patience=0.5, pause=0)
+
+
+def test_two_processes_make_each_run_once_and_report_all(tmp_path):
+    url = url_of("sqlite", tmp_path)
+    words = [*STUDY, "--steps", "40", "--storage", url, "--quiet"]
+    processes = [start([*words, "--out", str(tmp_path / name)], tmp_path) for name in "ab"]
+    for process in processes:
+        said = process.communicate()
+        assert process.returncode == 0, said
+    opened = open_study(replace(SETTINGS, steps=40), tmp_path / "a")
+    trials = trials_of(url, opened)
+    assert {trial.user_attrs["run"] for trial in trials} == {task.settings.id for task in opened.tasks}
+    assert {trial.state.name for trial in trials if "twice" not in trial.user_attrs} == {"COMPLETE"}
+    made = [{path.parent.name for path in (tmp_path / name).glob("runs/*/model.safetensors")} for name in "ab"]
+    assert not made[0] & made[1]
+    assert made[0] | made[1] == {trial.user_attrs["run"] for trial in trials}
+    for run in made[0] | made[1]:  # both have what the other one made
+        for name in (RUN, EVENTS):
+            assert (tmp_path / "a" / "runs" / run / name).read_text() == (
+                tmp_path / "b" / "runs" / run / name
+            ).read_text()
+    assert opened.pending == []
+    assert (tmp_path / "b" / "report.html").is_file()
+
+
+def test_the_run_of_a_process_that_was_killed_is_made_by_another_one(tmp_path):
+    url = url_of("journal", tmp_path)
+    settings = replace(SETTINGS, steps=20_000, lr=(0.05,), methods=("greedy",))
+    words = [*STUDY, "--lr", "0.05", "--methods", "greedy", "--steps", "20000", "--storage", url, "--quiet"]
+    for option in ("--lr", "--methods"):  # those of STUDY give way
+        del words[(at := words.index(option)) : at + 2]
+    opened = open_study(settings, tmp_path / "here")
+    there = start([*words, "--out", str(tmp_path / "there")], tmp_path)
+    wait_for(lambda: any((tmp_path / "there").glob("runs/.*.partial/events.jsonl")), there)
+    os.killpg(there.pid, signal.SIGKILL)
+    there.communicate()
+    (lost,) = trials_of(url, opened)
+    assert lost.state.name == "RUNNING"
+    with study.claimed(opened), roster(url, opened) as mine:
+        assert mine.take() is None  # it may be alive
+        wait_for(lambda: (mine.take() or None) is not None, Alive())
+    first, second = trials_of(url, opened)
+    assert (first.state.name, second.user_attrs["run"]) == ("FAIL", first.user_attrs["run"])
+
+
+class Alive:
+    """What `wait_for` asks whether it has ended: nothing that could."""
+
+    def poll(self):
+        return None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_however_many_take_at_once_nobody_takes_what_another_one_has(tmp_path, kind):
+    url = url_of(kind, tmp_path)
+    opened = open_study(SETTINGS, tmp_path / "s")
+    storages = [open_storage(url) for _ in range(4)]
+    taken, ready = [], threading.Barrier(4)
+
+    def work(storage):
+        ready.wait()
+        mine = Roster(storage, opened, pause=0)
+        mine._enlist(again=True)
+        while (task := mine.take()) is not None:
+            taken.append(task.settings.id)
+
+    threads = [threading.Thread(target=work, args=(storage,)) for storage in storages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(task.settings.id for task in opened.tasks)
+    counted = [trial for trial in trials_of(url, opened) if "twice" not in trial.user_attrs]
+    assert len(counted) == len(opened.tasks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_made_is_given_back(tmp_path, kind):
+    url = url_of(kind, tmp_path)
+    opened = open_study(SETTINGS, tmp_path / "s")
+    with roster(url, opened) as mine:
+        task = mine.take()
+    with roster(url, opened) as mine:
+        assert task in [mine.take() for _ in opened.tasks]
+        assert mine.take() is None
+
+
+def test_a_run_that_could_not_be_made_is_tried_again_by_the_next_command_only(tmp_path):
+    url, opened = url_of("sqlite", tmp_path), open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
+    with roster(url, opened) as mine, roster(url, opened) as other:
+        task = mine.take()
+        mine.fail(Failure(task, "it is cold"))
+        assert other.take() not in (None, task)
+        assert other.take() is None
+        assert not mine.settled
+        (failure,) = mine.failures()
+        assert (failure.task, failure.reason) == (task, "it is cold")
+    with roster(url, opened) as again:
+        assert task in (again.take(), again.take())
+
+
+def test_a_study_goes_on_and_takes_over_what_was_made_without_a_storage(tmp_path):
+    out, url = tmp_path / "s", url_of("journal", tmp_path)
+    few = compare(open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "few"), jobs=1)
+    assert few.failures == ()
+    opened = open_study(SETTINGS, out)
+    for task in open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "few").tasks:
+        target = out / "runs" / task.settings.id
+        target.parent.mkdir(parents=True, exist_ok=True)
+        task.folder.rename(target)
+    study.write_json(out / "study.json", {"settings": opened.settings.to_json()})
+    seen = []
+    outcome = compare(opened, jobs=2, storage=url, on_run=lambda task: seen.append(task.settings.id))
+    assert outcome.failures == ()
+    assert len(outcome.records) == 6
+    assert len(seen) == 4
+    trials = trials_of(url, opened)
+    assert {trial.state.name for trial in trials} == {"COMPLETE"}
+    losses = {json.loads(trial.user_attrs["files"][RUN])["record"]["validation_loss"] for trial in trials}
+    assert {trial.value for trial in trials} == losses
+    assert compare(open_study(SETTINGS, tmp_path / "other"), jobs=1, storage=url).records == outcome.records
+
+
+def test_a_run_that_fails_while_sharing_is_said(tmp_path, monkeypatch):
+    def make(task, _):
+        raise RuntimeError(f"{task.settings.method} is tired")
+
+    monkeypatch.setattr("stretto.study.pool._make", make)
+    opened = open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
+    with study.claimed(opened), roster(url_of("sqlite", tmp_path), opened) as mine:
+        (tmp_path / "s" / "runs").mkdir()
+        failures = share(mine, 1, lambda _: None, lambda _: None)
+    assert sorted(failure.reason.partition(" (")[0] for failure in failures) == [
+        "RuntimeError: backprop is tired",
+        "RuntimeError: greedy is tired",
+    ]
+
+
+def test_which_trial_counts():
+    from optuna.trial import TrialState, create_trial
+
+    trials = [
+        create_trial(state=TrialState.FAIL, user_attrs={"run": "a"}),
+        create_trial(state=TrialState.WAITING, user_attrs={"run": "a"}),
+        create_trial(state=TrialState.WAITING, user_attrs={"run": "a", "twice": True}),
+        create_trial(state=TrialState.FAIL, user_attrs={"run": "b"}),
+    ]
+    assert standing(trials) == {"a": trials[1]}
+    assert last(trials) == {"a": trials[1], "b": trials[3]}
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("redis://here", "storage='redis://here': give journal:PATH"),
+        ("journal:", "name a file in a folder that is there"),
+        ("journal:nowhere/x.log", "name a file in a folder that is there"),
+        ("sqlite:///nowhere/x.db", "cannot be opened (unable to open database file)"),
+        ("postgresql+nothing://here/x", "cannot be opened"),
+    ],
+)
+def test_storages_that_cannot_be(url, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        open_storage(url)
+    assert message in str(caught.value)

@@ -1,0 +1,59 @@
+"""The studies of the papers: every file can be run as it stands, or says which data set it needs."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from stretto import UsageError, method
+from stretto.cli import main
+from stretto.cli.main import app
+from stretto.cli.study_file import study_file
+from stretto.config import check
+from stretto.study.prepare import resolve
+
+ROOT = Path(__file__).parent.parent
+STUDIES = sorted((ROOT / "studies").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("size", ["small", "full"])
+def test_a_study_has_all_but_its_data(file, size):
+    study = study_file(file)
+    if study.commands(size):
+        check_commands(study.commands(size))
+        return
+    for part in study.parts(size) or (None,):
+        words = ["compare", str(file), "--size", size, *(["--part", part] if part else [])]
+        settings = app.parse_args(words, exit_on_error=False, print_error=False)[1].arguments["settings"]
+        if size == "small":
+            assert resolve(settings).stages
+        else:
+            check(settings)
+            assert all(method(name) for name in settings.methods)
+            with pytest.raises(UsageError, match=r"^data set '(cifar10|cifar100|text)': .* is not (there|in )"):
+                resolve(settings)
+
+
+def test_a_study_of_several_parts_can_be_run(capsys):
+    words = ["--methods", "greedy", "--dry-run", "--json"]
+    assert main(["compare", str(ROOT / "studies" / "local-updates-08.toml"), *words]) == 0
+    assert len(json.loads(capsys.readouterr().out)["parts"]) == 4
+
+
+def check_commands(commands):
+    """Those of Stretto can be read; the others are files that are there."""
+    for command in commands:
+        words = shlex.split(command)
+        if "stretto" in words:
+            app.parse_args(words[words.index("stretto") + 1 :], exit_on_error=False, print_error=False)
+        else:
+            assert words[0] == "python"
+            assert (ROOT / words[1]).is_file()
+
+
+def test_every_study_says_whose_it_is():
+    assert len(STUDIES) >= 14
+    for file in STUDIES:
+        assert {"title", "source", "claim", "small", "full"} <= set(study_file(file).content), file
