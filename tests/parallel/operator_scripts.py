@@ -14,7 +14,7 @@ import stretto
 from laws.operator_cases import check, close, mesh_of, same
 from parallel.networks import ResNet
 from parallel.scripts import begin, end
-from parallel.transformers import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
+from parallel.transformer_blocks import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces
 from stretto.team import alone

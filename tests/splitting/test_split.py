@@ -2,7 +2,7 @@ import logging
 
 import pytest
 import torch
-from splitting_models import GPT, Residual, cnn
+from splitting_models import GPT, Residual, Transformer, cnn
 from torch import nn
 
 import stretto
@@ -152,6 +152,12 @@ def test_split_leaves_the_model_as_it_was():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+class Doubtful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = Transformer(4, 8, 0.0), Transformer(3, 8, 0.0)
+
+
 class Custom(nn.Sequential):
     def forward(self, x):
         return super().forward(x) + x
@@ -171,7 +177,10 @@ class Custom(nn.Sequential):
         (nn.ModuleList([nn.ReLU()]), 1, {"path": "0"}, "a ModuleList has no forward: leave the path out"),
         ([nn.ReLU(), torch.relu], 1, {}, "entry 1 of the list of layers is builtin"),
         (Residual(3), 2, {}, "Residual is not an nn.Sequential.*has no list of modules"),
-        (GPT(), 2, {}, r"path=\.\.\.; it has: 'transformer\.h' \(5 Block\)"),
+        (Doubtful(), 2, {}, r"Doubtful is not an nn.Seq.*it has: 'encoder\.h' \(4 Block\), 'decoder\.h' \(3 Block\)"),
+        (GPT(), 2, {"example": {"token": torch.ones(2, 4)}}, r"'token', no argument of GPT.*did you mean 'tokens'"),
+        (GPT(), 2, {"example": {"scale": torch.ones(1)}}, r"example names scale, but GPT\.forward.*also needs tokens"),
+        (mlp(), 2, {"example": {"x": torch.ones(2, 4)}}, "example names x, but a list of layers knows no names"),
         (Custom(nn.ReLU()), 1, {}, r"Custom is not an nn.Sequential.*list\(model\)"),
         (GPT(), 2, {"path": "transformer.hh"}, "names nothing in GPT; did you mean 'transformer.h'"),
         (GPT(), 2, {"path": "transformer.norm"}, "is LayerNorm, not a list of blocks"),

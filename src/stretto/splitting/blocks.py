@@ -5,17 +5,19 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from stretto.chain import Chain
 from stretto.errors import UsageError
-from stretto.splitting.arguments import count_inputs
+from stretto.splitting.arguments import find_call
 from stretto.splitting.assembly import assemble
-from stretto.splitting.carry import Form, Kind, Watch, guess_forms, leaves, num_leaves, rebuild
+from stretto.splitting.carry import Form, Kind, Watch, guess_forms, leaves, num_leaves, outline, pack, rebuild, stand_in
 from stretto.splitting.cost import Inputs
+from stretto.splitting.decisions import asks
 from stretto.splitting.parts import Joint, Parts, tally, tied
-from stretto.splitting.recording import record
-from stretto.splitting.undisturbed import home, undisturbed
+from stretto.splitting.recording import REMEDY, record
+from stretto.splitting.undisturbed import home, members, trainable, undisturbed
 
 
 class Blocks(Parts):
@@ -26,23 +28,31 @@ class Blocks(Parts):
         wte  wpe  add  h.0  |  h.1  |  h.2  norm  head
         ------ unit 0 ------   unit 1  ---- unit 2 ----
 
-    A value that a later unit needs travels through the stages between, behind what the last block gave. Weights,
-    buffers and constants do not travel, nor do shapes and numbers: each stage takes or computes its own.
+    A value that a later unit needs travels through the stages between, behind what the last block gave; of a tensor
+    whose shape alone is needed, its outline. Weights, buffers and constants do not travel, nor do shapes and numbers:
+    each stage takes or computes its own.
     """
 
     noun = "block"
 
     def __init__(
-        self, model: nn.Module, blocks: Mapping[str, nn.Module], inputs: Inputs | None, *, together: bool
+        self,
+        model: nn.Module,
+        blocks: Mapping[str, nn.Module],
+        inputs: Inputs | None,
+        names: Sequence[str] | None = None,
+        *,
+        together: bool,
     ) -> None:
         self._model = model
         self._blocks = dict(blocks)
-        num_inputs = count_inputs(model, None if inputs is None else len(inputs))
-        self._graph, self._targets = record(model, blocks, num_inputs)
+        self._inputs = inputs
+        self._call = find_call(model, None if inputs is None else len(inputs), names)
+        self._graph, self._targets, self._outputs = record(model, blocks, self._call, inputs)
         self._persistent = set(model.state_dict())
         self._units = self._number()
         self._forms = guess_forms(self._graph) if inputs is None else self._watch(inputs)
-        self._last_use = self._uses()
+        self._last_use, self._last_read = self._uses()
         names = [self.name(index, index + 1) for index in range(len(self))]
         stuck = {i: joint for i in range(1, len(self)) if (joint := self._obstacle(i, names)) is not None}
         shared = tied(self._parameters(), names) if together else {}
@@ -77,11 +87,26 @@ class Blocks(Parts):
         """What travels besides the last block's output, and what had to stay together."""
         carried = []
         for index, position in enumerate(bounds[1:-1]):
-            live = self._live(position)
+            live = [node for node in self._live(position) if not self._outlined(node, position)]
             if sum(num_leaves(self._forms[node]) for node in live) > 1:
                 names = ", ".join(node.name for node in live)
                 carried.append(f"carried from stage {index} to stage {index + 1}: {names}")
-        return carried + super().notes(bounds)
+        given = [f"output: {', '.join(self._outputs)}"] if self._outputs else []
+        return carried + given + super().notes(bounds)
+
+    def verify(self, stages: Sequence[nn.Module]) -> None:
+        """Run the example through the model and through the stages. Raises UsageError if they differ."""
+        if self._inputs is None:
+            return
+        with undisturbed([self._model, *stages], home([self._model])), torch.no_grad():
+            wanted = tensors_of(self._call.run(self._model, self._inputs))
+            found = tensors_of(Chain(*stages)(*self._inputs))
+        if len(wanted) < len(found) or not all(map(close, wanted, found)):
+            kind = type(self._model).__name__
+            raise UsageError(
+                f"the stages of {kind} do not give what the model gives for the example: between its blocks, its "
+                f"forward decides by something that tracing changes, such as isinstance(x, torch.Tensor). {REMEDY}"
+            )
 
     # -- the graph --------------------------------------------------------------------------------------------------
 
@@ -112,8 +137,8 @@ class Blocks(Parts):
     def _watch(self, inputs: Inputs) -> dict[fx.Node, Form]:
         # Run the example once and see what every node gives.
         module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
-        watch = Watch(module)
-        with undisturbed([self._model, module], home([module])), torch.no_grad():
+        watch = Watch(module, self._call.hint)
+        with undisturbed([self._model, module], home([module])), trainable(self._model):
             watch.run(*inputs)
         return watch.forms
 
@@ -137,17 +162,28 @@ class Blocks(Parts):
                 pending += source.all_input_nodes if self._own(source) else []
         return list(found)
 
-    def _uses(self) -> dict[fx.Node, int]:
-        # The last unit that needs what a node gives.
-        last: dict[fx.Node, int] = {}
+    def _uses(self) -> tuple[dict[fx.Node, int], dict[fx.Node, int]]:
+        # The last unit that needs what a node gives, and the last one that needs more of it than its shape.
+        needs: dict[fx.Node, int] = {}
+        reads: dict[fx.Node, int] = {}
         for node in self._graph.nodes:
             if not self._own(node):
-                for source in self._sources(node):
-                    last[source] = max(last.get(source, 0), self._units[node])
-        return last
+                unit, sources = self._units[node], self._sources(node)
+                readers = [node, *(source for source in sources if self._own(source) and not asks(source))]
+                read = {each for reader in readers for each in reader.all_input_nodes}
+                for source in sources:
+                    needs[source] = max(needs.get(source, 0), unit)
+                    if source in read:
+                        reads[source] = max(reads.get(source, 0), unit)
+        return needs, reads
+
+    def _outlined(self, node: fx.Node, position: int) -> bool:
+        # Whether the units from there on need no more of a tensor than its shape.
+        return self._forms[node] in (Kind.TENSOR, Kind.FIXED) and self._last_read.get(node, -1) < position
 
     def _live(self, position: int) -> list[fx.Node]:
-        # What travels from unit position - 1 to unit position: first what that block gave, the rest in order.
+        # What travels from unit position - 1 to unit position: first what that block gave, the rest in order, but
+        # last what may be None.
         live = [
             node
             for node in self._graph.nodes
@@ -155,7 +191,8 @@ class Blocks(Parts):
         ]
         since = self._block(position - 1)
         newest = next((node for node in live if node in since), None)
-        return live if newest is None else [newest, *(node for node in live if node is not newest)]
+        ordered = live if newest is None else [newest, *(node for node in live if node is not newest)]
+        return sorted(ordered, key=lambda node: self._forms[node] is Kind.OPTIONAL)
 
     def _block(self, unit: int) -> set[fx.Node]:
         # The unit's block and what comes after it.
@@ -173,7 +210,8 @@ class Blocks(Parts):
                     "a tuple or list of tensors",
                     "pass tensors from block to block",
                 )
-        if not sum(num_leaves(self._forms[node]) for node in live):
+        certain = [n for n in live if self._forms[n] is not Kind.OPTIONAL and not self._outlined(n, position)]
+        if not sum(num_leaves(self._forms[node]) for node in certain):
             return Joint(f"nothing passes from {names[position - 1]} to {names[position]}", "use what the block gives")
         return None
 
@@ -204,13 +242,36 @@ class Blocks(Parts):
             return values[node]
 
         for node in self._live(start) if start else ():
-            values[node] = rebuild(graph, self._forms[node], node.name)
+            if self._outlined(node, start):
+                values[node] = graph.call_function(stand_in, (graph.placeholder(node.name),))
+            else:
+                values[node] = rebuild(graph, self._forms[node], node.name)
         for node in self._graph.nodes:
             if node.op != "output" and self._in(node, start, stop) and not self._own(node):
                 values[node] = graph.node_copy(node, value)
         if stop == len(self):
             graph.output(map_arg(self._graph.output_node().args[0], value))
             return graph
-        given = [leaf for node in self._live(stop) for leaf in leaves(graph, values[node], self._forms[node])]
+        given: list[fx.Node] = []
+        for node in self._live(stop):
+            if self._outlined(node, stop):
+                given.append(graph.call_function(outline, (values[node],)))
+            elif self._forms[node] is Kind.OPTIONAL:
+                given.append(graph.call_function(pack, (values[node], given[0])))
+            else:
+                given += leaves(graph, values[node], self._forms[node])
         graph.output(given[0] if len(given) == 1 else tuple(given))
         return graph
+
+
+def tensors_of(output: Any) -> tuple[Tensor, ...]:
+    """The tensors that a model returned, by name or not."""
+    return members(tuple(output.values()) if isinstance(output, Mapping) else output)
+
+
+def close(wanted: Tensor, found: Tensor) -> bool:
+    """Whether two results are the same but for rounding."""
+    if wanted.shape != found.shape or wanted.dtype != found.dtype:
+        return False
+    scale = float(wanted.abs().amax()) if wanted.numel() and wanted.is_floating_point() else 0.0
+    return torch.allclose(wanted, found, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)

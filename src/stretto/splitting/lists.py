@@ -68,11 +68,33 @@ def module_lists(model: nn.Module) -> dict[str, Any]:
     return found
 
 
+def main_list(model: nn.Module) -> str | None:
+    """The dotted name of the list that holds the model's blocks, if there is no doubt about it.
+
+    That is the one list of several modules, or the one that holds three quarters of the parameters of all such lists;
+    lists within another list's modules do not count.
+    """
+    sizes = {path: sum(p.numel() for p in nn.ModuleList(found).parameters()) for path, found in outer(model).items()}
+    largest = max(sizes, key=lambda path: sizes[path], default=None)
+    if largest is None or (len(sizes) > 1 and 4 * sizes[largest] < 3 * sum(sizes.values())):
+        return None
+    return largest
+
+
+def outer(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """The lists of several modules that are not within another one's modules, each once."""
+    lists = {path: list(found) for path, found in module_lists(model).items() if len(found) > 1}
+    inside = {id(m) for found in lists.values() for entry in found for m in entry.modules() if m is not entry}
+    unique = {tuple(map(id, found)): path for path, found in reversed(lists.items()) if id(found[0]) not in inside}
+    return {path: lists[path] for path in reversed(unique.values())}
+
+
 def candidates(model: object) -> str:
-    """The lists a user may mean, longest first."""
+    """The lists a user may mean: first those that are in no other, the longest of them first."""
     if not isinstance(model, nn.Module):
         return "give a model"
-    lists = sorted(module_lists(model).items(), key=lambda pair: -len(pair[1]))
+    first = outer(model)
+    lists = sorted(module_lists(model).items(), key=lambda pair: (pair[0] not in first, -len(pair[1])))
     own = "or its layers as a list, list(model), if calling them one after the other is all it does; "
     prefix = own if isinstance(model, nn.Sequential) else ""
     if not lists:

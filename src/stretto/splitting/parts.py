@@ -43,6 +43,9 @@ class Parts(ABC):
     def kinds(self, start: int, stop: int) -> str:
         """What those pieces are made of, in a few words."""
 
+    def verify(self, stages: Sequence[nn.Module]) -> None:  # noqa: B027
+        """Raise UsageError if stages, cut from these pieces, do not compute what the model does."""
+
     def notes(self, bounds: Sequence[int]) -> list[str]:
         """What else there is to say about these stages: what had to stay together."""
         reasons = list(dict.fromkeys(joint.reason for joint in self.joints.values()))

@@ -2,14 +2,17 @@
 
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
 from stretto.errors import UsageError
 from stretto.evaluate import evaluating
+from stretto.splitting.arguments import Call
+from stretto.splitting.cost import Inputs
+from stretto.splitting.decisions import OURS
+from stretto.splitting.helpers import recorded_helpers
 from stretto.splitting.tracer import BlockTracer, recorded_factories
 
 REMEDY = (
@@ -18,41 +21,47 @@ REMEDY = (
 )
 
 
-def record(model: nn.Module, blocks: Mapping[str, nn.Module], num_inputs: int) -> tuple[fx.Graph, dict[str, Any]]:
-    """Trace `model.forward` with its first `num_inputs` arguments given and the others at their defaults.
+class Record(NamedTuple):
+    """A graph; for each target in it the model's own module, parameter, buffer or constant; the outputs' names."""
 
-    Returns the graph and, for each target in it, the model's own module, parameter, buffer or constant. The model is
+    graph: fx.Graph
+    targets: dict[str, Any]
+    outputs: tuple[str, ...]
+
+
+def record(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs: Inputs | None) -> Record:
+    """Trace `model.forward` as `call` says, for the example `inputs` if there is one.
+
+    The model is
     traced in training and in evaluation: a forward that decides by `self.training` would be frozen as it was traced.
     Raises UsageError, naming the line, where the forward cannot be traced.
     """
-    graphs = []
-    targets: dict[str, Any] = {}
+    records = []
     generator = torch.get_rng_state()
     with evaluating([model]), torch.random.fork_rng([]):
         for training in (True, False):
             model.train(training)
-            graph, targets = trace_once(model, blocks, num_inputs)
-            graphs.append(graph)
+            records.append(trace_once(model, blocks, call, inputs))
         if not torch.equal(generator, torch.get_rng_state()):
             raise UsageError(
                 f"{type(model).__name__}.forward draws random numbers of a fixed shape between its blocks: traced, "
                 "they would be the same at every step. Draw them in a module of its own, or with torch.rand_like(x)"
             )
-    for trained, evaluated in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
+    for trained, evaluated in zip(records[0].graph.nodes, records[1].graph.nodes, strict=False):
         if trained.format_node() != evaluated.format_node():
             raise UsageError(
                 f"{type(model).__name__}.forward reads self.training between its blocks (at {trained.format_node()!r})"
                 ": traced, it would be frozen. Use nn.Dropout, or a module of its own, in place of a function"
             )
-    return graphs[1], targets
+    return records[1]
 
 
-def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], num_inputs: int) -> tuple[fx.Graph, dict[str, Any]]:
+def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs: Inputs | None) -> Record:
     """One trace. The model is left as it was: fx hangs constants on it, and its forward may keep what it was given."""
-    tracer = BlockTracer(blocks, num_inputs)
+    tracer = BlockTracer(blocks, call, inputs)
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
-        with recorded_factories(tracer):
+        with recorded_factories(tracer), recorded_helpers(tracer, model, blocks):
             graph = tracer.trace(model)
         targets = {
             node.target: resolve(model, blocks, node.target)
@@ -61,13 +70,14 @@ def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], num_inputs: in
         }
     except Exception as error:
         raise UsageError(
-            f"{type(model).__name__}.forward cannot be traced{place(error)}: {type(error).__name__}: {error}. {REMEDY}"
+            f"{type(model).__name__}.forward cannot be traced{place(error)}: {type(error).__name__}: "
+            f"{error}{call.hint}. {REMEDY}"
         ) from error
     finally:
         for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)
-    return graph, targets
+    return Record(graph, targets, tracer.outputs)
 
 
 def resolve(model: nn.Module, blocks: Mapping[str, nn.Module], target: str) -> Any:
@@ -82,8 +92,7 @@ def resolve(model: nn.Module, blocks: Mapping[str, nn.Module], target: str) -> A
 
 def place(error: BaseException) -> str:
     """The last line of the user's on the way to an error."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(ours):
+        if not frame.filename.startswith(OURS):
             return f" at {frame.filename}:{frame.lineno} ({frame.line})"
     return ""

@@ -1,8 +1,9 @@
 """A model into balanced stages."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -12,7 +13,7 @@ from stretto.splitting.balance import partition
 from stretto.splitting.blocks import Blocks
 from stretto.splitting.cost import Inputs, measure
 from stretto.splitting.layers import Layers
-from stretto.splitting.lists import candidates, entries, lookup, whole_list, whole_tuples
+from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
 from stretto.splitting.parts import Parts, parted
 from stretto.splitting.stages import Stages, explain
 from stretto.splitting.undisturbed import home
@@ -26,7 +27,7 @@ def split(
     model: nn.Module | Sequence[nn.Module],
     num_stages: int,
     *,
-    example: Tensor | tuple[Tensor, ...] | None = None,
+    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
     path: str | None = None,
     by: str = "flops",
     tied: str = "apart",
@@ -37,53 +38,70 @@ def split(
     (`stretto.Trainer`, or `stretto.chain.Chain`) they compute exactly what the model does.
 
     Args:
-        model: an nn.Sequential, an nn.ModuleList or a list of layers; or, with `path`, any module.
+        model: an nn.Sequential, an nn.ModuleList or a list of layers; or any module that calls a list of blocks, such
+            as a Hugging Face model.
         num_stages: at most as many as there are layers or blocks.
         example: one input batch, a tensor or a tuple of tensors. It shows what layers cost and give; without it the
-            number of parameters counts, and what passes between blocks is taken to be tensors.
-        path: the dotted name of the model's list of blocks, "transformer.h". The forward is traced (torch.fx) and cut
-            between blocks; the first stage also holds what comes before them, the last one what comes after. What
-            later stages need travels with the tuple that a stage returns. Arguments of forward beyond those that
-            `example` gives take their defaults.
+            number of parameters counts, and what passes between blocks is taken to be tensors. A dict of tensors,
+            {"input_ids": x, "attention_mask": m}, says which arguments of forward they fill; the stages, and
+            `trainer.step`, take them in this order as a tuple.
+        path: the dotted name of the model's list of blocks, "transformer.h"; may be left out where there is no doubt.
+            The forward is traced (torch.fx) and cut between blocks; the first stage also holds what comes before them,
+            the last one what comes after. What later stages need (masks, rotary tables) travels with the tuple that a
+            stage returns. Arguments of forward beyond those that `example` gives take their defaults, but `use_cache`
+            is False. Of a ModelOutput the last stage returns the tensors: one (logits), or a tuple.
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
         tied: whether parts that share a parameter may come "apart", as pipelines can train them, or stay "together" in
             one stage, as methods need whose stages have losses of their own.
 
     The most expensive stage is as cheap as can be, then the sum of squares is least. The result is a list; its
-    `explanation` says what was chosen and why, and is logged on "stretto" (INFO). The model keeps its modes,
+    `explanation` says what was chosen and why, and is logged on "stretto" (INFO); its `model_state` gives gathered
+    weights the names that they have in the model. The model keeps its modes,
     statistics and gradients, and no random number is drawn.
 
     Raises UsageError where that cannot be done, with what to do instead.
     """
     check(model, num_stages, example, path, by, tied)
-    inputs = at_home(model, example)
-    parts = find(model, inputs, path, together=tied == "together")
+    names = list(example) if isinstance(example, Mapping) else None
+    inputs = at_home(model, tuple(example.values()) if isinstance(example, Mapping) else example)
+    parts = find(model, inputs, names, path, together=tied == "together")
     units = [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
     check_enough(parts, len(units) - 1, num_stages)
-    names = [parts.name(start, stop) for start, stop in pairwise(units)]
-    costs = measure(parts.cut(units), names, inputs, by)
+    costs = measure(parts.cut(units), [parts.name(start, stop) for start, stop in pairwise(units)], inputs, by)
     chosen = partition(costs.values, num_stages)
     bounds = [units[position] for position in chosen]
     kinds = [parts.kinds(start, stop) for start, stop in pairwise(bounds)]
     stages = parts.cut(bounds)
+    parts.verify(stages)
     notes = [*parts.notes(bounds), *parted(stages)]
     explanation = explain(parts.noun, bounds, kinds, costs.together(chosen), notes)
     LOGGER.info("%s", explanation)
-    return Stages(stages, bounds=bounds, explanation=explanation)
+    return Stages(stages, model=model, bounds=bounds, explanation=explanation)
 
 
-def find(model: nn.Module | Sequence[nn.Module], inputs: Inputs | None, path: str | None, *, together: bool) -> Parts:
-    """The layers of a list, or the blocks that a path names."""
+def find(
+    model: nn.Module | Sequence[nn.Module],
+    inputs: Inputs | None,
+    names: Sequence[str] | None,
+    path: str | None,
+    *,
+    together: bool,
+) -> Parts:
+    """The layers of a list, or the blocks that a path names, or those that there are."""
+    if path is None and isinstance(model, nn.Module) and not whole_list(model):
+        path = main_list(model)
     if path is not None:
         assert isinstance(model, nn.Module)
         blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
         check_layers(list(blocks.items()), repr(path))
-        return Blocks(model, blocks, inputs, together=together)
+        return Blocks(model, blocks, inputs, names, together=together)
     if not whole_list(model):
         raise UsageError(
             f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
             f"blocks is, path=...; {candidates(model)}"
         )
+    if names is not None:
+        raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
     layers = entries(model, "the list of layers")
     check_layers(layers, "the list of layers")
     return Layers(layers, inputs, whole=whole_tuples(model), together=together)
@@ -97,10 +115,10 @@ def check(model: object, num_stages: int, example: object, path: object, by: str
         raise UsageError(f"by={by!r}: {nearest(str(by), BY)}")
     if tied not in TIED:
         raise UsageError(f"tied={tied!r}: {nearest(str(tied), TIED)}")
-    tensors = example if isinstance(example, tuple) else (example,)
+    tensors = tuple(example.values()) if isinstance(example, Mapping) else as_tuple(example)
     if example is not None and (not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors)):
         kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
-        raise UsageError(f"example is ({kinds}): give one input batch, a tensor or a tuple of tensors")
+        raise UsageError(f"example is ({kinds}): give one input batch, a tensor, or a tuple or dict of tensors")
     if by == "time" and example is None:
         raise UsageError("by='time' measures the layers on one input batch: give example=x, or by='parameters'")
     if path is not None and (not isinstance(model, nn.Module) or isinstance(model, nn.ModuleList)):
@@ -143,4 +161,9 @@ def at_home(model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tens
         return None
     roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
     device = home(roots)
-    return tuple(tensor.to(device) for tensor in (example if isinstance(example, tuple) else (example,)))
+    return tuple(tensor.to(device) for tensor in as_tuple(example))
+
+
+def as_tuple(example: Any) -> tuple[Any, ...]:
+    """An example as a tuple."""
+    return example if isinstance(example, tuple) else (example,)

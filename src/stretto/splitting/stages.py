@@ -1,9 +1,10 @@
 """What `split` gives back: the stages, and why they are these."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
+from stretto.errors import UsageError, nearest
 from stretto.splitting.cost import Costs
 
 
@@ -14,10 +15,46 @@ class Stages(list[nn.Module]):
     together. Stage s holds the layers (blocks, if the model was cut between blocks) `bounds[s]` up to `bounds[s + 1]`.
     """
 
-    def __init__(self, stages: Iterable[nn.Module], *, bounds: Sequence[int], explanation: str) -> None:
+    def __init__(
+        self,
+        stages: Iterable[nn.Module],
+        *,
+        model: nn.Module | Sequence[nn.Module],
+        bounds: Sequence[int],
+        explanation: str,
+    ) -> None:
         super().__init__(stages)
         self.bounds = list(bounds)
         self.explanation = explanation
+        self._model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+        self._names = names_in(self._model, self)
+
+    def model_state(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What `trainer.gather()` gave, under the names that `model.load_state_dict` knows.
+
+        Heads are left out; what no stage uses is as the model has it. On one process the model itself is trained, and
+        there is no need of this. Raises UsageError for weights that are no stage's.
+        """
+        state: dict[str, Tensor] = dict(self._model.state_dict())
+        for key, value in gathered.items():
+            if not key.startswith("heads."):
+                plain = key.replace("_orig_mod.", "")  # of a compiled stage
+                if plain not in self._names:
+                    raise UsageError(f"{key!r} is no weight of these {len(self)} stages: {nearest(plain, self._names)}")
+                state.update(dict.fromkeys(self._names[plain], value))
+        return state
+
+
+def names_in(model: nn.Module, stages: Sequence[nn.Module]) -> dict[str, list[str]]:
+    """What each weight of the stages, "<stage>.<name>", is called in the model: tied ones have several names there."""
+    names: dict[int, list[str]] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(value), []).append(name)
+    return {
+        f"{index}.{name}": names.get(id(value), [])
+        for index, stage in enumerate(stages)
+        for name, value in stage.state_dict(keep_vars=True).items()
+    }
 
 
 def explain(noun: str, bounds: Sequence[int], kinds: Sequence[str], costs: Costs, notes: Sequence[str]) -> str:

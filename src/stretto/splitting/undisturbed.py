@@ -33,6 +33,19 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
                         buffer.copy_(value)
 
 
+@contextmanager
+def trainable(model: nn.Module) -> Iterator[None]:
+    """While it lasts, every parameter wants a gradient, frozen ones too: they may be thawed later."""
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
 def unique(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """The modules and all within them, each once."""
     return list({id(module): module for root in modules for module in root.modules()}.values())
