@@ -309,6 +309,125 @@ def test_what_cannot_be_traced_says_where_and_what_to_do(forward, message):
         stretto.split(Around(forward), 2, path="blocks", example=numbers(2, 4))
 
 
+def by_shape(model, x):
+    examples, *width = x.shape
+    if x.ndim > 2 and x.dtype == torch.float64:
+        x = x.flatten(2)
+    for block in model.blocks:
+        x = block(x.view(examples, *width))
+    return -x if width[-1] != 4 else x
+
+
+def test_what_shapes_decide_is_decided_as_the_example_has_it():
+    model, x = Around(by_shape).double(), numbers(3, 4)
+    with pytest.raises(UsageError, match=r"cannot be traced at .*test_split_blocks\.py:\d+"):
+        stretto.split(model, 2, path="blocks")  # nothing says what the shapes are
+    stages = Chain(*stretto.split(model, 3, path="blocks", example=x))
+    for examples in (3, 5):
+        assert torch.equal(stages(numbers(examples, 4)), model(numbers(examples, 4)))
+    other = r"decides by its batch's shapes or types at .*blocks\.py:\d+: .* gave 2, this batch gives 3\. Split"
+    with pytest.raises(UsageError, match=other):
+        stages(numbers(3, 2, 4))
+
+
+def scaled(x, factor, blocks=None):
+    """Decides by numbers and returns several values; as a helper function it may."""
+    if x.sum() > 10**9:
+        return x, factor
+    return x * factor, (factor.exp() if isinstance(factor, torch.Tensor) else factor)
+
+
+def twice(block, x):
+    return block(block(x))
+
+
+class Helped(Around):
+    def forward(self, x):
+        for block in self.blocks:
+            x, scale = scaled(x, factor=self.scale)
+            x = block(x) + scale
+        return x
+
+
+def test_helper_functions_are_not_looked_into():
+    model, x = Helped(None).double(), numbers(3, 4)
+    before = scaled
+    for shown in (x, None):
+        stages = stretto.split(model, 3, example=shown, by="parameters")
+        assert [sum("scaled" in node.name for node in stage.graph.nodes) for stage in stages] == [2, 1, 0]
+        assert_same(model, stages, x)
+    assert scaled is before
+
+
+def test_a_function_that_is_handed_a_block_is_looked_into():
+    class Handed(Around):
+        def forward(self, x):
+            return twice(self.blocks[2], self.blocks[1](self.blocks[0](x)))
+
+    with pytest.raises(UsageError, match=r"blocks\.2 called more than once"):
+        stretto.split(Handed(None), 2)
+
+
+def masked(x):
+    """A mask where some number is below 0, None elsewhere."""
+    return x < 0 if (x < 0).any() else None
+
+
+class Masked(Around):
+    def forward(self, x):
+        mask = masked(x)
+        for block in self.blocks:
+            x = block(x, mask)
+        return x * self.scale
+
+
+class Masking(nn.Linear):
+    def forward(self, x, mask):
+        return super().forward(x if mask is None else x.masked_fill(mask, 1.0))
+
+
+def test_what_a_helper_makes_for_some_batches_only_travels_with_them():
+    model = Masked(None).double()
+    model.blocks = nn.ModuleList([Masking(4, 4) for _ in range(3)]).double()
+    for example in (numbers(3, 4), numbers(3, 4).abs()):
+        stages = stretto.split(model, 3, example=example)
+        for x in (numbers(2, 4), numbers(2, 4).abs()):
+            assert_same(model, stages, x)
+
+
+def test_frozen_weights_may_be_thawed():
+    """Their outputs go on as what gradients flow through, whatever was frozen when the model was split."""
+    model, x = GPT().double(), tokens(2, 5)
+    for parameter in model.transformer.wte.parameters():
+        parameter.requires_grad_(False)
+    model.transformer.h[0].requires_grad_(False)
+    stages = stretto.split(model, 3, example=x)
+    assert not model.transformer.wte.weight.requires_grad
+    model.requires_grad_(True)
+    assert_same(model, stages, x)
+
+
+def test_the_list_of_blocks_is_found():
+    model, x = GPT().double(), tokens(2, 5)
+    found, named = stretto.split(model, 3, example=x), stretto.split(model, 3, example=x, path="transformer.h")
+    assert found.explanation == named.explanation
+    assert_same(model, found, x)
+    model = Skip()
+    model.stem = nn.Sequential(nn.Linear(2, 1), nn.ReLU())  # few parameters beside those of the blocks
+    assert len(stretto.split(model, 4, by="parameters")) == 4
+    assert len(stretto.split(Pairs().double(), 3, example=numbers(3, 4))) == 3  # in two lists, one of them plain
+
+
+def by_kind(model, x):
+    x = x + 1 if isinstance(x, torch.Tensor) else x
+    return model.blocks[2](model.blocks[1](model.blocks[0](x)))
+
+
+def test_what_tracing_changes_is_found_out():
+    with pytest.raises(UsageError, match=r"stages of Around do not give what the model gives.*isinstance"):
+        stretto.split(Around(by_kind), 2, path="blocks", example=numbers(2, 4).float())
+
+
 def test_the_example_must_fit():
     with pytest.raises(UsageError, match=r"example has 3 tensors, but GPT\.forward\(tokens, scale\) takes 1 to 2"):
         stretto.split(GPT(), 2, path="transformer.h", example=(tokens(2, 5),) * 3)

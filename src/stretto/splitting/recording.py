@@ -32,8 +32,8 @@ class Record(NamedTuple):
 def record(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs: Inputs | None) -> Record:
     """Trace `model.forward` as `call` says, for the example `inputs` if there is one.
 
-    The model is
-    traced in training and in evaluation: a forward that decides by `self.training` would be frozen as it was traced.
+    The model is traced in training and in evaluation: a forward that decides by `self.training` would be frozen as it
+    was traced.
     Raises UsageError, naming the line, where the forward cannot be traced.
     """
     records = []
