@@ -70,7 +70,8 @@ def plan(
     cluster
         A cluster's name, or its file, which stretto calibrate writes.
     model
-        Network that stretto train trains: mlp, cnn, transformer, ...; or a published one: gpt3-175b, resnet152, ...
+        Network that stretto train trains: mlp, cnn, transformer, ...; a published one: gpt3-175b, resnet152, ...; or a
+        function without arguments that returns (module, example): package.module:function or path/to/file.py:function.
     model_options
         Its options: --model-options.width 256.
     data
@@ -136,6 +137,7 @@ def plan(
     from stretto.plan import Objective, Penalty, Problem, search
     from stretto.plan.clock import CLOCKS, clocks
     from stretto.plan.explain import misfit
+    from stretto.plan.file import script
     from stretto.plan.models import costed
     from stretto.plan.refine import refined
 
@@ -181,6 +183,8 @@ def plan(
         "predicted": known["predicted"],
         "objective": known["objective"],
     }  # fmt: skip
+    if found_costs.positions is not None:
+        told["script"] = script(plans[0], known["plan"]["bounds"])
     if objective == "loss":
         told["penalties"] = weighed(problem, aim, seen)
     if explain:
@@ -219,6 +223,7 @@ def written(
     from stretto.schedule.export import to_csv
 
     known = content(best, prices, aim, model=model.name, trained=model.trained)
+    known["plan"]["bounds"] = model.bounds(best.bounds)
     write(out, to_toml(known))
     if export is not None:
         c = best.candidate
@@ -306,6 +311,8 @@ def in_words(told: Mapping[str, Any]) -> str:
         lines += ["", "not beaten in time, memory and money", aligned(table)]
     if "scaling" in told:
         lines += ["", scaling_in_words(told["scaling"])]
+    if "script" in told:
+        lines += ["", f"torchrun --nproc-per-node {chosen['workers']} your script, with", told["script"]]
     looked = f"{told['candidates']} candidates, {told['priced']} priced, in {told['search_seconds']:.2f} s"
     return "\n".join([*lines, "", f"{looked}; written to {told['plan']}"])
 

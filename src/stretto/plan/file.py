@@ -74,6 +74,17 @@ def settings(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def script(plan: Plan, bounds: Sequence[int]) -> str:
+    """What trains a user's own model so, on as many processes as the plan has workers. Its `bounds` are the model's."""
+    c = plan.candidate
+    lengths = {"data": c.mesh.data, "tensor": c.mesh.tensor, "space": c.mesh.space}
+    axes = ", ".join(f"{axis}={length}" for axis, length in lengths.items() if length not in (1, (1, 1)))
+    mesh = f", mesh=stretto.Mesh({axes})" if axes else ""
+    shard = "" if c.shard == "none" else f', sync="{c.shard}"'
+    cut = f"stretto.split(model, {list(bounds)}, example=x)"
+    return f'stretto.Trainer({cut}, loss, optimizer, "{c}", workers={c.pipeline}{mesh}{shard})'
+
+
 def to_toml(known: Mapping[str, Any]) -> str:
     """As text."""
     import tomli_w

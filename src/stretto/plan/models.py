@@ -1,6 +1,6 @@
 """The models that the command line plans for: their costs, from real modules or from such without memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,10 @@ EXAMPLES = 2  # of the batch that costs are read off
 
 @dataclass(frozen=True)
 class Costed:
-    """A model's costs. `trained` are its settings for `stretto train`, None for one without data."""
+    """A model's costs. `trained` are its settings for `stretto train`, None for one that it cannot train.
+
+    `positions` are where its layers begin in a user's own model, as `stretto.split` counts; None for others.
+    """
 
     name: str
     costs: ModelCosts
@@ -25,6 +28,11 @@ class Costed:
     optimizer: str
     trained: Mapping[str, Any] | None
     layers: tuple[str, ...]
+    positions: tuple[int, ...] | None = None
+
+    def bounds(self, cut: Sequence[int]) -> list[int]:
+        """A plan's bounds, as whoever cuts the model counts."""
+        return [bound if self.positions is None else self.positions[bound] for bound in cut]
 
 
 PAPERS = {"gpt3-175b": (1536, "adam"), "gpt3-small": (256, "adam")}  # batch of 3.2 and 0.5 million tokens, Brown et al.
@@ -34,14 +42,22 @@ def costed(
     name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str,
     *, dtype: str = "float32", heads: bool = True,
 ) -> Costed:  # fmt: skip
-    """Read costs off a built-in model on its data, or off a published network. Raises UsageError for any other."""
+    """Read costs off a built-in model on its data, a published network, or a user's own: `file.py:function`.
+
+    Raises UsageError for any other.
+    """
     from stretto.models.published import PUBLISHED
     from stretto.models.table import MODELS
 
+    if ":" in name:
+        return of_user(name, model_options, optimizer)
     if name in MODELS:
         return built_in(name, model_options, data, data_options, optimizer)
     if name not in PUBLISHED:
-        raise UsageError(f"unknown model {name!r}: {nearest(name, [*MODELS, *PUBLISHED])}")
+        raise UsageError(
+            f"unknown model {name!r}: {nearest(name, [*MODELS, *PUBLISHED])}; or write package.module:function or "
+            "path/to/file.py:function"
+        )
     if model_options:
         raise UsageError(f"model_options: network {name!r} is as published and takes none")
     return of_paper(name, optimizer, dtype=dtype, heads=heads)
@@ -95,13 +111,33 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
     )  # fmt: skip
 
 
-def outputs(layers: "list[nn.Module]", x: "Tensor") -> "list[tuple[Tensor, ...]]":
+def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Costed:
+    """A user's own network, in the pieces that `stretto.split` can cut it into; its loss costs nothing here."""
+    from stretto.cost.layers import layer_costs
+    from stretto.locate import locate
+    from stretto.splitting import pieces
+
+    if model_options:
+        raise UsageError(f"model_options are for built-in networks; {name} is a function without arguments")
+    model, example = locate(name)
+    if example is None:
+        raise UsageError(f"{name} gives no example of its input: return (module, example) with one input batch")
+    inputs = example if isinstance(example, tuple) else (example,)
+    layers = pieces(model, example=example)
+    features = outputs(layers, *inputs)
+    return Costed(
+        name, layer_costs(layers, inputs), None, sides([inputs, *features[:-1]]), len(inputs[0]),
+        "sgd" if optimizer == "auto" else optimizer, None, tuple(map(str, layers.bounds[:-1])), tuple(layers.bounds),
+    )  # fmt: skip
+
+
+def outputs(layers: "list[nn.Module]", *inputs: "Tensor") -> "list[tuple[Tensor, ...]]":
     """What each layer gives; nothing of them changes."""
     import torch
 
     from stretto.splitting.undisturbed import home, undisturbed
 
-    found: list[tuple[Tensor, ...]] = [(x,)]
+    found: list[tuple[Tensor, ...]] = [inputs]
     with torch.no_grad(), undisturbed(layers, home(layers)):
         for layer in layers:
             output = layer(*found[-1])

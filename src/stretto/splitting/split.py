@@ -25,7 +25,7 @@ TIED = ("apart", "together")
 
 def split(
     model: nn.Module | Sequence[nn.Module],
-    num_stages: int,
+    num_stages: int | Sequence[int],
     *,
     example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
     path: str | None = None,
@@ -40,7 +40,8 @@ def split(
     Args:
         model: an nn.Sequential, an nn.ModuleList or a list of layers; or any module that calls a list of blocks, such
             as a Hugging Face model.
-        num_stages: at most as many as there are layers or blocks.
+        num_stages: at most as many as there are layers or blocks; or, instead of a balanced cut, where stages begin and
+            the number of layers, [0, 2, 5], as `stretto plan` and `Stages.bounds` say it.
         example: one input batch, a tensor or a tuple of tensors. It shows what layers cost and give; without it the
             number of parameters counts, and what passes between blocks is taken to be tensors. A dict of tensors,
             {"input_ids": x, "attention_mask": m}, says which arguments of forward they fill; the stages, and
@@ -62,13 +63,16 @@ def split(
     Raises UsageError where that cannot be done, with what to do instead.
     """
     check(model, num_stages, example, path, by, tied)
-    names = list(example) if isinstance(example, Mapping) else None
-    inputs = at_home(model, tuple(example.values()) if isinstance(example, Mapping) else example)
-    parts = find(model, inputs, names, path, together=tied == "together")
-    units = [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
-    check_enough(parts, len(units) - 1, num_stages)
+    parts, inputs, units = cuttable(model, example, path, tied)
+    if isinstance(num_stages, int):
+        check_enough(parts, len(units) - 1, num_stages)
+    else:
+        check_bounds(parts, units, num_stages)
     costs = measure(parts.cut(units), [parts.name(start, stop) for start, stop in pairwise(units)], inputs, by)
-    chosen = partition(costs.values, num_stages)
+    if isinstance(num_stages, int):
+        chosen = partition(costs.values, num_stages)
+    else:
+        chosen = [units.index(bound) for bound in num_stages]
     bounds = [units[position] for position in chosen]
     kinds = [parts.kinds(start, stop) for start, stop in pairwise(bounds)]
     stages = parts.cut(bounds)
@@ -77,6 +81,29 @@ def split(
     explanation = explain(parts.noun, bounds, kinds, costs.together(chosen), notes)
     LOGGER.info("%s", explanation)
     return Stages(stages, model=model, bounds=bounds, explanation=explanation)
+
+
+def pieces(
+    model: nn.Module | Sequence[nn.Module],
+    *,
+    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    path: str | None = None,
+    tied: str = "apart",
+) -> Stages:
+    """As `split`, into as many stages as there can be: what stages are made of."""
+    check(model, 1, example, path, BY[0], tied)
+    parts, _, units = cuttable(model, example, path, tied)
+    return Stages(parts.cut(units), model=model, bounds=units, explanation=f"{len(units) - 1} pieces")
+
+
+def cuttable(
+    model: nn.Module | Sequence[nn.Module], example: Any, path: str | None, tied: str
+) -> tuple[Parts, Inputs | None, list[int]]:
+    """What a model is made of, the example where it is, and where it can be cut, both ends included."""
+    names = list(example) if isinstance(example, Mapping) else None
+    inputs = at_home(model, tuple(example.values()) if isinstance(example, Mapping) else example)
+    parts = find(model, inputs, names, path, together=tied == "together")
+    return parts, inputs, [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
 
 
 def find(
@@ -107,10 +134,11 @@ def find(
     return Layers(layers, inputs, whole=whole_tuples(model), together=together)
 
 
-def check(model: object, num_stages: int, example: object, path: object, by: str, tied: str) -> None:
+def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
     """Refuse what no model could make good."""
-    if not isinstance(num_stages, int) or num_stages < 1:
-        raise UsageError(f"num_stages={num_stages!r}: ask for at least one stage")
+    whole = isinstance(num_stages, int) and num_stages >= 1
+    if not whole and not (isinstance(num_stages, Sequence) and all(isinstance(each, int) for each in num_stages)):
+        raise UsageError(f"num_stages={num_stages!r}: ask for at least one stage, or say where they begin: [0, 2, 5]")
     if by not in BY:
         raise UsageError(f"by={by!r}: {nearest(str(by), BY)}")
     if tied not in TIED:
@@ -141,6 +169,21 @@ def check_enough(parts: Parts, num_units: int, num_stages: int) -> None:
         f"{have}, but only {num_units} {'piece' if num_units == 1 else 'pieces'} can be parted: {why}. Ask for at most "
         f"{num_units} {'stage' if num_units == 1 else 'stages'}, or part them as said"
     )
+
+
+def check_bounds(parts: Parts, units: Sequence[int], bounds: Sequence[int]) -> None:
+    """Refuse stages that begin where there is nothing, or where nothing can be parted."""
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(parts) or any(a >= b for a, b in pairwise(bounds)):
+        raise UsageError(
+            f"num_stages={list(bounds)}: stages begin at 0 and at larger and larger {parts.noun}s, and the last number "
+            f"is that of the {parts.noun}s, {len(parts)}"
+        )
+    for bound in bounds:
+        if bound not in units:
+            joint = parts.joints[bound]
+            raise UsageError(
+                f"num_stages={list(bounds)}: no stage can begin at {bound}: {joint.reason}; {joint.remedy}"
+            )
 
 
 def check_layers(layers: Sequence[tuple[str, nn.Module]], what: str) -> None:
