@@ -50,11 +50,11 @@ class Pictures:
         return torch.where(mirrored[:, None, None, None], images.flip(3), images)
 
     def _stack(self, rows: Iterable[int], box_of: Callable[[int, int], tuple[float, ...]]) -> Tensor:
-        images = []
+        images, size, smooth = [], (self._side, self._side), pillow().Resampling.BILINEAR
         for row in rows:
             with self._opens(self._rows[row]) as picture:
                 box = box_of(*picture.size)
-                images.append(np.asarray(picture.convert("RGB").resize((self._side, self._side), box=box, resample=2)))
+                images.append(np.asarray(picture.convert("RGB").resize(size, smooth, box)))
         stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255
         mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
         return ((stacked - mean) / std).contiguous()

@@ -38,8 +38,7 @@ class Windows:
         return (len(self._ids) - 1) // self._context
 
     def __getitem__(self, rows: int | slice | Tensor) -> Tensor:
-        every = np.arange(len(self))
-        chosen = every[rows.numpy() if isinstance(rows, Tensor) else rows]
+        chosen = rows.numpy() if isinstance(rows, Tensor) else np.asarray(range(len(self))[rows])
         places = chosen[..., None] * self._context + self._shift + np.arange(self._context)
         return torch.from_numpy(self._ids[places].astype(np.int64))
 

@@ -29,7 +29,8 @@ def imagenet_alexnet(*, channels: int = 3, area: int = 36, hidden: int = 4096, c
     """
 
     def convolution(inputs: int, outputs: int, kernel: int, *, groups: int = 1, stride: int = 1) -> nn.Module:
-        return nn.Conv2d(inputs, outputs, kernel, stride, padding=0 if stride > 1 else kernel // 2, groups=groups)
+        padding = 0 if stride > 1 else kernel // 2
+        return _drawn(nn.Conv2d(inputs, outputs, kernel, stride, padding=padding, groups=groups))
 
     def activated(make: Callable[[], nn.Module]) -> nn.Module:
         return nn.Sequential(make(), nn.ReLU(inplace=True))
@@ -43,14 +44,26 @@ def imagenet_alexnet(*, channels: int = 3, area: int = 36, hidden: int = 4096, c
         partial(activated, partial(convolution, 384, 256, 3, groups=2)),
         pool,
         partial(_flat, 256 * area, hidden),
-        partial(activated, partial(nn.Linear, hidden, hidden)),
-        partial(nn.Linear, hidden, classes),
+        partial(activated, partial(_linear, hidden, hidden)),
+        partial(_linear, hidden, classes),
     ]  # fmt: skip
     return recipe
 
 
 def _flat(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs), nn.ReLU(inplace=True))
+    return nn.Sequential(nn.Flatten(), _linear(inputs, outputs), nn.ReLU(inplace=True))
+
+
+def _linear(inputs: int, outputs: int) -> nn.Module:
+    return _drawn(nn.Linear(inputs, outputs))
+
+
+def _drawn(layer: nn.Conv2d | nn.Linear) -> nn.Module:
+    """Draw weights that keep the signal's size; with torch's own nothing is learned of digits in 60 steps of SGD."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _left(side: int) -> int:

@@ -65,7 +65,7 @@ def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> M
         fitting = ", ".join(model for model, task in _TASKS.items() if task == dataset.task)
         raise UsageError(
             f"model {name!r} is for {_TASKS[name]}, but data set {dataset.name!r} is for {dataset.task}; "
-            f"for this data set take one of: {fitting}"
+            f"for this data set take one of: {fitting}; or take a data set for {_TASKS[name]}"
         )
     resolved = resolve(f"model {name!r}", MODELS[name], options)
     for option, value in resolved.items():
