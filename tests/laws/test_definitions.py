@@ -137,6 +137,14 @@ def test_a_method_is_its_definition(method, name):
     compare(network.stages(STAGES), network.loss, batches, method, METHODS[method])
 
 
+@pytest.mark.parametrize(("head", "name"), [("auglocal", "transformer"), ("auglocal", "tuples"), ("two-layer", "cnn")])
+@pytest.mark.parametrize("method", ["greedy", "overlapping"])
+def test_so_it_is_with_other_heads(method, head, name):
+    network = NETWORKS[name]
+    batches = network.batches(STEPS)
+    compare(network.stages(STAGES), network.loss, batches, f"{method}(head={head})", METHODS[method])
+
+
 @pytest.mark.parametrize("method", ["overlapping(combine=mean)", "overlapping(delay=1)"])
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_few_stages(num_stages, method):

@@ -17,7 +17,7 @@ Examples = tuple[Tensor, Tensor]
 
 WIDEST = 512  # wider outputs of images are averaged over regions until they have no more features
 DECAY = 1e-4
-STEPS = 50  # of L-BFGS at most
+STEPS = 25  # of L-BFGS at most
 
 
 def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tuple[float | None, ...]:

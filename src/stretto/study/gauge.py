@@ -24,7 +24,7 @@ TIMES = 4  # in a run, evenly spread
 SHARP_EXAMPLES = 512
 NOISE_EXAMPLES, NOISE_BATCH = 1024, 8
 COSINE_EXAMPLES = 512
-PROBE_EXAMPLES = 1024  # targets to fit on, and as many to test on
+PROBE_EXAMPLES = 512  # targets to fit on, and as many to test on
 PLAIN: dict[str, Any] = {
     "workers": None, "data_parallel": 1, "tensor": 1, "space": (1, 1), "sync": "all-reduce", "precision": "float32",
 }  # fmt: skip
