@@ -1,14 +1,50 @@
 """What the documents show must run as it stands."""
 
+import contextlib
+import io
 import re
 import runpy
+import shlex
+import sys
+from doctest import ELLIPSIS, OutputChecker
 from pathlib import Path
 
 import pytest
 
 import stretto
+from runtime.processes import start
+from stretto.cli import main
 
 ROOT = Path(__file__).parent.parent
+METHOD_PAGES = ROOT / "docs" / "methods"
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def run(page, found):
+    """Run every block of a page in order: Python in one namespace, commands as they are typed, output as shown."""
+    for language, block in FENCED.findall(page.read_text()):
+        if language == "python":
+            exec(compile(block, str(page), "exec"), found)
+        else:
+            assert language == "console", f"{page.name}: a block of {language!r} is run by nobody"
+            for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                typed, _, shown = command.partition("\n")
+                said = "".join(f"{line.rstrip()}\n" for line in typed_in(typed).strip().splitlines())
+                assert OutputChecker().check_output(shown.strip() + "\n", said, ELLIPSIS) or not shown.strip(), said
+
+
+def typed_in(command):
+    """What a command says on stdout. The processes of torchrun are forks: it would only set their environment."""
+    name, *words = shlex.split(command)
+    if name == "torchrun":
+        processes = start(int(words[words.index("--nproc-per-node") + 1]), [sys.executable, words[-1]])
+        told = [process.communicate(timeout=120) for process in processes]
+        assert [process.returncode for process in processes] == [0] * len(told), told
+        return "".join(out for out, _ in told)
+    assert name == "stretto", command
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(words) == 0, command
+    return out.getvalue()
 
 
 def test_the_readmes_example_runs(capsys):
@@ -42,6 +78,36 @@ def test_the_recipe_for_a_schedule_works():
 def test_the_examples_run(example, capsys):
     runpy.run_path(str(example))
     assert capsys.readouterr().out.count("accuracy") == 4
+
+
+@pytest.mark.parametrize("page", sorted(METHOD_PAGES.glob("*.md")), ids=lambda path: path.stem)
+def test_the_pages_of_methods_are_true(page):
+    found: dict[str, object] = {}
+    run(METHOD_PAGES / "README.md", found)
+    if page.name != "README.md":
+        run(page, found)
+
+
+def test_every_method_has_a_page():
+    from stretto.methods import METHODS
+
+    index = (METHOD_PAGES / "README.md").read_text()
+    titles = " ".join(page.read_text().split("\n", 1)[0] for page in METHOD_PAGES.glob("*.md"))
+    assert [name for name in METHODS if name not in re.findall(r"[\w-]+", titles)] == []
+    assert [
+        page.name for page in METHOD_PAGES.glob("*.md") if page.name != "README.md" and page.name not in index
+    ] == []
+
+
+def test_the_tutorial_is_true(tmp_path, monkeypatch):
+    """Its files are written where it says, its commands are run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    page = ROOT / "docs" / "tutorial.md"
+    for name, text in re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(text)
+    run(page, {})
 
 
 def test_every_method_is_named_in_the_readme():
