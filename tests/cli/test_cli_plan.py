@@ -263,3 +263,42 @@ def test_which_bound_fails_by_how_much_and_what_would_fit(capsys, cluster):
     assert "no device has more memory than 1 kB" in nowhere
     words = ["plan", "--workers", 3, "--all-workers", "--methods", "zb-v", "--batch-size", 2, "--cluster", cluster()]
     assert "no way to divide 8 layers and batches of 2 examples among 3 workers" in mistake(capsys, *words)
+
+
+OWN = """
+import torch
+from torch import nn
+
+def build():
+    layers = [nn.Linear(8, 8) for _ in range(5)]
+    return nn.Sequential(layers[0], nn.ReLU(inplace=True), *layers[1:]), torch.zeros(4, 8)
+
+def bare():
+    return nn.Linear(2, 2)
+"""
+
+
+def test_a_model_of_one_s_own(capsys, tmp_path, cluster):
+    (tmp_path / "own.py").write_text(OWN)
+    file = tmp_path / "plan.toml"
+    words = ("--workers", 2, "--all-workers", "--methods", "1f1b", "--stages", 2, "--batch-size", 64)
+    own = f"{tmp_path / 'own.py'}:build"
+    told = run(capsys, "plan", "--model", own, "--cluster", cluster(), "--out", file, *words)
+    plan = tomllib.loads(file.read_text())["plan"]
+    assert "train" not in tomllib.loads(file.read_text())
+    assert (plan["bounds"][0], plan["bounds"][-1]) == (0, 6)
+    assert 1 not in plan["bounds"], "the second layer overwrites what the first gives"
+    assert f"stretto.split(model, {plan['bounds']}, example=x)" in told["script"]
+    assert f'"{plan["method"]}"' in told["script"]
+
+
+def test_mistakes_about_a_model_of_one_s_own(capsys, tmp_path, cluster):
+    (tmp_path / "own.py").write_text(OWN)
+    own = f"{tmp_path / 'own.py'}"
+    for words, said in (
+        (("--model", f"{own}:bare"), "gives no example of its input: return (module, example)"),
+        (("--model", f"{own}:bild"), "did you mean 'build'"),
+        (("--model", f"{own}:build", "--model-options.depth", 3), "a function without arguments"),
+        (("--model", "mpl"), "or write package.module:function"),
+    ):
+        assert said in mistake(capsys, "plan", "--cluster", cluster(), *words)

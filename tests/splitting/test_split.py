@@ -66,6 +66,34 @@ def test_stages_are_balanced_and_say_why(caplog):
     ]
 
 
+def test_stages_begin_where_they_are_told_to():
+    model = mlp(4)
+    stages = stretto.split(model, [0, 1, 6, 8])
+    assert stages.bounds == [0, 1, 6, 8]
+    assert [len(stage) for stage in stages] == [1, 5, 2]
+    assert stretto.split(model, stretto.split(model, 3).bounds).bounds == stretto.split(model, 3).bounds
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([0, 9], "the last number is that of the layers, 8"),
+        ([1, 8], "stages begin at 0"),
+        ([0, 3, 3, 8], "larger and larger"),
+        ([0, "4", 8], "say where they begin"),
+    ],
+)
+def test_bounds_that_are_none(bounds, message):
+    with pytest.raises(UsageError, match=message):
+        stretto.split(mlp(4), bounds)
+
+
+def test_no_stage_begins_where_nothing_can_be_parted():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    with pytest.raises(UsageError, match="no stage can begin at 1: "):
+        stretto.split(model, [0, 1, 3], example=torch.zeros(2, 4))
+
+
 def test_without_an_example_parameters_count():
     stages = stretto.split([nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(9, 9)], 2)
     assert stages.bounds == [0, 2, 3]
