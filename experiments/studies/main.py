@@ -5,7 +5,7 @@ python experiments/studies/main.py FOLDER --metric train_loss
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ import altair as alt
 from stretto import study
 from stretto.report import METRICS, Metric, Panel, Record, panels
 from stretto.report.charts.frontier import frontier_chart
+from stretto.report.charts.rows import color, shape
 from stretto.report.frontier import dominated
 from stretto.report.metric import metric
-from stretto.report.palette import styles
+from stretto.report.palette import Style, styles
 from stretto.report.record import methods
 from stretto.report.speedup import baseline, speedups
 
 HERE = Path(__file__).parent
+WIDTH = 760
 SHOWN = 3  # cut-offs of a figure: the easiest, one between, the hardest
 
 
@@ -97,10 +99,12 @@ def standing(panel: Panel) -> str:
 
 
 def picture(parts: dict[str, Sequence[Record]], wanted: Metric) -> alt.VConcatChart:
-    """A row for each part, a panel for each of a few cut-offs."""
-    rows = []
+    """A row for each part, a panel for each of a few cut-offs that two methods or more reach; beneath, who is who."""
+    rows: list[alt.Chart | alt.HConcatChart] = []
     for part, records in parts.items():
-        look, found = styles(methods(tuple(records))), panels(records, wanted)
+        names = methods(tuple(records))
+        look, found = styles(names), panels(records, wanted)
+        found = [panel for panel in found if len(names) - len(panel.missing) > 1] or found
         places = sorted({0, (len(found) - 1) // 2, len(found) - 1}) if len(found) > SHOWN else range(len(found))
         charts = [
             chart.properties(width=230, height=170, title=f"{part}  {wanted.label} {found[place].cutoff:g}".strip())
@@ -108,7 +112,17 @@ def picture(parts: dict[str, Sequence[Record]], wanted: Metric) -> alt.VConcatCh
             if (chart := frontier_chart(found[place], look)) is not None
         ]
         rows.append(alt.hconcat(*charts))
-    return alt.vconcat(*rows).configure_title(fontSize=11, anchor="start")
+    return alt.vconcat(*rows, legend(look)).configure_title(fontSize=11, anchor="start")
+
+
+def legend(look: Mapping[str, Style]) -> alt.LayerChart:
+    """Each method's symbol and name, side by side."""
+    rows = [{"method": name, "place": place} for place, name in enumerate(look)]
+    place = alt.X("place:Q", axis=None, scale=alt.Scale(domain=[0, len(look)]))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=place)
+    symbols = base.mark_point(filled=True, size=90).encode(color=color(look), shape=shape(look))
+    words = base.mark_text(align="left", dx=10).encode(text="method:N")
+    return alt.LayerChart(layer=[symbols, words]).properties(width=WIDTH, height=20)
 
 
 def table(content: dict[str, Any]) -> str:
