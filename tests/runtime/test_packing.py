@@ -27,6 +27,17 @@ def same(a, b):
     return a is None and b is None
 
 
+def test_a_part_of_a_buffer_is_all_that_is_written():
+    value = (torch.arange(5), {1: torch.ones(3)})
+    layout = layout_of(value)
+    whole = torch.full((64 + size_of(layout) + 64,), 7, dtype=torch.uint8)
+    part = whole[64:-64]
+    pack(value, part)
+    assert same(value, unpack(layout, part))
+    assert whole[:64].eq(7).all()
+    assert whole[-64:].eq(7).all()
+
+
 tensors = st.builds(
     lambda shape, dtype, seed: (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype),
     st.lists(st.integers(0, 3), max_size=4),

@@ -166,6 +166,33 @@ def test_a_study_goes_on_and_takes_over_what_was_made_without_a_storage(tmp_path
     assert compare(open_study(SETTINGS, tmp_path / "other"), jobs=1, storage=url).records == outcome.records
 
 
+def test_what_another_one_ends_at_the_last_moment_is_fetched(tmp_path):
+    """Between this one's look for results and its question whether all have ended."""
+    url, one = url_of("sqlite", tmp_path), replace(SETTINGS, lr=(0.1,), methods=("greedy",))
+    there, here = open_study(one, tmp_path / "there"), open_study(one, tmp_path / "here")
+    assert compare(there, jobs=1).failures == ()
+    with study.claimed(here), roster(url, there) as other, Unlucky(open_storage(url), here, pause=0) as mine:
+        (trial,) = other._trials()
+        assert other._claim(trial.user_attrs["run"], trial)
+        mine.meanwhile = lambda: other.finish(there.tasks[0])
+        share(mine, 1, lambda _: None, lambda _: None)
+    assert here.pending == []
+
+
+class Unlucky(Roster):
+    """One that looks away at the wrong moment."""
+
+    meanwhile = None
+
+    @property
+    def settled(self):
+        """Somebody ends before it is looked."""
+        if self.meanwhile is not None:
+            self.meanwhile()
+            self.meanwhile = None
+        return super().settled
+
+
 def test_a_run_that_fails_while_sharing_is_said(tmp_path, monkeypatch):
     def make(task, _):
         raise RuntimeError(f"{task.settings.method} is tired")

@@ -101,7 +101,9 @@ class Place(NamedTuple):
 
     def within(self, buffer: Tensor, offset: int) -> Tensor:
         """The tensor, on a buffer's memory from the byte `offset` on."""
-        return buffer.view(self.dtype).as_strided(self.shape, self.strides, self.start + offset // self.dtype.itemsize)
+        flat = buffer.view(self.dtype)
+        first = flat.storage_offset() + self.start + offset // self.dtype.itemsize
+        return flat.as_strided(self.shape, self.strides, first)
 
 
 class Form(NamedTuple):

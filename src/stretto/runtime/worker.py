@@ -111,7 +111,7 @@ class Worker(Interpreter):
             self._status.acts(action)
             with self._within.working():
                 made = self._run(action, needs)
-            for edge, route in zip(made, self._routes_of(action), strict=True):
+            for edge, route in zip(made, self._routes_of(action, made), strict=True):
                 if edge.value == "loss":
                     losses.append((edge, route))
                 else:
@@ -181,18 +181,24 @@ class Worker(Interpreter):
         if self.recording is not None:
             self.recording.sent(name_of(edge, channel.worker), edge.source.microbatch, perf_counter_ns())
 
-    def _routes_of(self, action: Action) -> Sequence[Route]:
-        # For each edge that the action makes; alike for all micro-batches. What several of them bring to one worker
-        # goes there once.
-        routes = self._routes.get((action.kind, action.stage))
-        if routes is None:
-            used: set[Channel] = set()
-            routes = self._routes[action.kind, action.stage] = []
-            for edge in self.rules.makes(action):
-                to = receivers(edge, self.schedule)
-                others = {Channel.of(edge, worker) for worker in to if worker != self.worker} - used
-                routes.append(Route(tuple(sorted(others)), here=self.worker in to))
-                used |= others
+    def _routes_of(self, action: Action, made: Sequence[Edge]) -> Sequence[Route]:
+        # For each edge that the action made; alike for all micro-batches, unless weights are lent now and then only.
+        if self.rules.ties:
+            return self._routed(made)
+        key = action.kind, action.stage
+        if key not in self._routes:
+            self._routes[key] = self._routed(made)
+        return self._routes[key]
+
+    def _routed(self, made: Sequence[Edge]) -> list[Route]:
+        # What several of the edges bring to one worker goes there once.
+        used: set[Channel] = set()
+        routes: list[Route] = []
+        for edge in made:
+            to = receivers(edge, self.schedule)
+            others = {Channel.of(edge, worker) for worker in to if worker != self.worker} - used
+            routes.append(Route(tuple(sorted(others)), here=self.worker in to))
+            used |= others
         return routes
 
     def _hear(self, until: int) -> None:

@@ -88,9 +88,10 @@ def share(roster: Roster, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[F
     while True:
         for failure in run_all(roster.take, jobs, on_steps, on_own):
             roster.fail(failure)
+        settled = roster.settled  # asked before: what others end in between, the next round fetches
         for task in roster.fetch():
             on_steps(known(task.settings.steps))
             on_run(task)
-        if roster.settled:
+        if settled:
             return list(roster.failures())
         time.sleep(roster.pause)
