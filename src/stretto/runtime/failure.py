@@ -1,8 +1,7 @@
 """A process that fails says so once; the others learn of it and end without a word of their own."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from torch.distributed.distributed_c10d import Store
 
@@ -27,13 +26,22 @@ class WorkerLostError(StrettoError):
     """A worker has ended without saying why, or does not answer: training cannot go on."""
 
 
-@contextmanager
-def reaching(worker: int) -> Iterator[None]:
-    """While it lasts, an error of torch.distributed means that a worker cannot be reached."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLostError(worker, error) from error
+class reaching:  # noqa: N801 (a word of a with statement, as contextlib.suppress)
+    """While it lasts, an error of torch.distributed means that a worker cannot be reached.
+
+    A class, because every message comes by here: a generator takes several times as long.
+    """
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Translate an error."""
+        if isinstance(error, RuntimeError):
+            raise PeerLostError(self._worker, error) from error
 
 
 class Failures:

@@ -162,7 +162,7 @@ class Inbox:
         self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._device = device
         self._form = Form(None, 0)
-        self._posted = self._post(PREFIX)
+        self._posted = self._post(torch.empty(PREFIX, dtype=torch.uint8))
 
     def receive(self, what: str | None = None) -> Letter:
         """The next value; waits for it. `what` is said to be waited for."""
@@ -180,11 +180,12 @@ class Inbox:
     def _next(self) -> tuple[int, int, Tensor]:
         while True:
             work, buffer = self._posted
+            header, following = buffer.numpy().data, self._expected()  # at no cost while nothing is there
             with reaching(self._peer):
                 work.wait()
-            kind, number = HEADER.unpack_from(buffer.numpy().data)
+            kind, number = HEADER.unpack_from(header)
             if kind != LAYOUT:
-                self._posted = self._post(self._expected())
+                self._posted = self._post(following)
                 return kind, number, buffer
             self._read_layout(number)
 
@@ -194,19 +195,19 @@ class Inbox:
         with reaching(self._peer):
             return self._form.within(self._direct.receive(self._form.size))
 
-    def _expected(self) -> int:
-        # How long the next message is, if it is a value.
-        return PREFIX if self._direct is not None else PREFIX + self._form.size
+    def _expected(self) -> Tensor:
+        # Memory for the next message, if it is a value.
+        size = PREFIX if self._direct is not None else PREFIX + self._form.size
+        return torch.empty(size, dtype=torch.uint8)
 
     def _read_layout(self, length: int) -> None:
-        work, buffer = self._post(8 * length)
+        work, buffer = self._post(torch.empty(8 * length, dtype=torch.uint8))
         with reaching(self._peer):
             work.wait()
         self._form = form_of(tuple(buffer.view(torch.int64).tolist()))
         self._posted = self._post(self._expected())
 
-    def _post(self, size: int) -> tuple[Any, Tensor]:
-        buffer = torch.empty(size, dtype=torch.uint8)
+    def _post(self, buffer: Tensor) -> tuple[Any, Tensor]:
         with reaching(self._peer):
             return self._group.recv([buffer], self._peer, self._tag), buffer
 

@@ -7,8 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,13 +49,25 @@ class Status:
         """In words that follow this worker's name."""
         return describe(self.doing.told(time.monotonic()))
 
-    @contextmanager
-    def waiting(self, what: str, worker: int) -> Iterator[None]:
+    def waiting(self, what: str, worker: int) -> "Waiting":
         """While it lasts, this process waits for a worker; if that fails, it is what it was doing."""
-        before = self.doing
-        self.doing = Doing(time.monotonic(), what, worker)
-        yield
-        self.doing = before
+        return Waiting(self, Doing(time.monotonic(), what, worker))
+
+
+class Waiting:
+    """A wait, in a with statement."""
+
+    def __init__(self, status: Status, doing: Doing) -> None:
+        self._status, self._doing, self._before = status, doing, status.doing
+
+    def __enter__(self) -> None:
+        """It begins."""
+        self._status.doing = self._doing
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """It is over, unless it failed."""
+        if error is None:
+            self._status.doing = self._before
 
 
 class Watchman(threading.Thread):
