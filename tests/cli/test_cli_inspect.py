@@ -47,7 +47,7 @@ def test_random_labels_are_learned_by_heart(capsys):
 
 def test_a_study_that_measured_nothing(capsys):
     words = ["--methods", "backprop,pb", "--lr", "0.01", "--batch-size", "32", "--seeds", "1", "--out", "study"]
-    assert main(["compare", *SMALL, *words]) == 0
+    assert main(["compare", *SMALL, *words, "--jobs", "1"]) == 0
     assert main(["inspect", "study"]) == 0
     said = capsys.readouterr().out
     assert said.count("not measured: no cosines") == 2

@@ -1,6 +1,7 @@
 """A study that several processes share: each run is made once, whoever is lost."""
 
 import json
+import multiprocessing
 import os
 import signal
 import threading
@@ -9,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from cli.processes import start, wait_for
-from stretto import UsageError
+from stretto import UsageError, forks
+from stretto.cli.main import main
 from stretto.config import CompareSettings
 from stretto.study import open_study, study
 from stretto.study.comparison import compare, share
@@ -47,11 +49,17 @@ def roster(url, opened):
 
 def test_two_processes_make_each_run_once_and_report_all(tmp_path):
     url = url_of("sqlite", tmp_path)
-    words = [*STUDY, "--steps", "40", "--storage", url, "--quiet"]
-    processes = [start([*words, "--out", str(tmp_path / name)], tmp_path) for name in "ab"]
+    forks.prepare()
+    context = multiprocessing.get_context(forks.method())
+    processes = [
+        context.Process(target=main, args=([*STUDY, "--steps", "40", "--storage", url, "--quiet", "--out", out],))
+        for out in (str(tmp_path / name) for name in "ab")
+    ]
     for process in processes:
-        said = process.communicate()
-        assert process.returncode == 0, said
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
     opened = open_study(replace(SETTINGS, steps=40), tmp_path / "a")
     trials = trials_of(url, opened)
     assert {trial.user_attrs["run"] for trial in trials} == {task.settings.id for task in opened.tasks}
@@ -65,7 +73,7 @@ def test_two_processes_make_each_run_once_and_report_all(tmp_path):
                 tmp_path / "b" / "runs" / run / name
             ).read_text()
     assert opened.pending == []
-    assert (tmp_path / "b" / "report.html").is_file()
+    assert all((tmp_path / name / "report.html").is_file() for name in "ab")
 
 
 def test_the_run_of_a_process_that_was_killed_is_made_by_another_one(tmp_path):
