@@ -8,16 +8,18 @@ import threading
 from dataclasses import replace
 
 import pytest
+from optuna.exceptions import StorageInternalError
 
 from cli.processes import start, wait_for
 from stretto import UsageError, forks
 from stretto.cli.main import main
 from stretto.config import CompareSettings
+from stretto.errors import StrettoError
 from stretto.study import open_study, study
 from stretto.study.comparison import compare, share
 from stretto.study.pool import Failure
 from stretto.study.roster import Roster, last, standing
-from stretto.study.storage import open_storage
+from stretto.study.storage import hidden, open_storage, reached
 from stretto.study.store import EVENTS, RUN
 
 SETTINGS = CompareSettings(
@@ -217,3 +219,27 @@ def test_storages_that_cannot_be(url, message, monkeypatch, tmp_path):
     with pytest.raises(UsageError) as caught:
         open_storage(url)
     assert message in str(caught.value)
+
+
+def test_signs_of_life_go_on_when_the_storage_was_away(tmp_path, monkeypatch):
+    with roster(url_of("journal", tmp_path), open_study(SETTINGS, tmp_path / "s")) as mine:
+        assert mine.take() is not None
+        real, left = mine._storage.set_trial_user_attr, [1, 2]
+
+        def away_twice(*said):
+            if left:
+                left.pop()
+                raise StorageInternalError("away")
+            real(*said)
+
+        monkeypatch.setattr(mine._storage, "set_trial_user_attr", away_twice)
+        wait_for(lambda: any("beats" in trial.user_attrs for trial in mine._trials()), Alive())
+
+
+def test_a_storage_that_is_lost_is_said_without_its_password():
+    url = "postgresql://me:se:cr@t@there/name"
+    said = r"//me:\.\.\.@there/name' cannot be reached any more \(gone\): finished runs"
+    with pytest.raises(StrettoError, match=said), reached(url):
+        raise StorageInternalError("gone")
+    assert hidden(f"--storage={url}") == "--storage=postgresql://me:...@there/name"
+    assert hidden("sqlite:///a:b@c.db") == "sqlite:///a:b@c.db"
