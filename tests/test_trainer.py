@@ -151,10 +151,11 @@ def test_evaluate_counts_tokens_and_pixels():
         right = (run(copy.deepcopy(trainer.stages), x).argmax(-1) == y).double().mean().item()
     assert trainer.evaluate([(x, y)])["accuracy"] == pytest.approx(right)
     pixels = make("backprop", [nn.Conv2d(1, 3, 1).double()])
-    x, y = torch.randn(2, 1, 4, 5, dtype=torch.float64), torch.randint(3, (2, 4, 5))
-    with torch.no_grad():
-        right = (pixels.stages[0](x).argmax(1) == y).double().mean().item()
-    assert pixels.evaluate([(x, y)])["accuracy"] == pytest.approx(right)
+    for size in ((4, 5), (3, 3)):  # as many rows and columns as classes, too
+        x, y = torch.randn(2, 1, *size, dtype=torch.float64), torch.randint(3, (2, *size))
+        with torch.no_grad():
+            right = (pixels.stages[0](x).argmax(1) == y).double().mean().item()
+        assert pixels.evaluate([(x, y)])["accuracy"] == pytest.approx(right)
 
 
 def test_evaluate_without_classes_has_no_accuracy():

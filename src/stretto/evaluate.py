@@ -86,5 +86,6 @@ def countable(output: Any, target: Any) -> bool:
 
 
 def class_dim(output: Tensor, target: Tensor) -> int:
-    """Classes stand last in [N, T, V] against [N, T], second in [N, K, H, W] against [N, H, W]."""
-    return -1 if output.shape[:-1] == target.shape else 1
+    """Classes stand last in [N, T, V] against [N, T], second in [N, K, H, W] against [N, H, W], even if K = H."""
+    of_pixels = output.dim() > 3 and output.shape[2:] == target.shape[1:]
+    return -1 if output.shape[:-1] == target.shape and not of_pixels else 1

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from torch import nn
 
 from stretto.cli import main
+from stretto.heads.head import First
+from stretto.study.inspection import told
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--steps", "12", "--evaluations", "4", "--quiet"]
 
@@ -47,7 +50,7 @@ def test_random_labels_are_learned_by_heart(capsys):
 
 def test_a_study_that_measured_nothing(capsys):
     words = ["--methods", "backprop,pb", "--lr", "0.01", "--batch-size", "32", "--seeds", "1", "--out", "study"]
-    assert main(["compare", *SMALL, *words]) == 0
+    assert main(["compare", *SMALL, *words, "--jobs", "1"]) == 0
     assert main(["inspect", "study"]) == 0
     said = capsys.readouterr().out
     assert said.count("not measured: no cosines") == 2
@@ -57,3 +60,8 @@ def test_a_study_that_measured_nothing(capsys):
 def test_nothing_there(capsys, tmp_path):
     assert main(["inspect", str(tmp_path)]) == 2
     assert "nothing to report in" in capsys.readouterr().err
+
+
+def test_what_holds_one_module_is_called_by_that():
+    assert told(First(nn.Sequential(nn.Linear(2, 3)))) == "Linear"
+    assert told(nn.Sequential(nn.Linear(2, 3), nn.ReLU())) == "Linear, ReLU"

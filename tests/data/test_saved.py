@@ -55,6 +55,8 @@ def test_text(text):
     assert tokens.num_classes <= 270
     assert tokens.train.x.shape[1] == 4
     assert tokens.options["path"] == text
+    with pytest.raises(UsageError, match="belongs to level='bpe'; leave it out"):
+        load("saved", path=text, tokenizer="mine.json")
 
 
 def test_translations(tmp_path):

@@ -116,6 +116,13 @@ def test_pairs_from_files(folder):
     assert cut.train.y.shape == (2, 2)
 
 
+def test_a_last_line_needs_no_end(folder):
+    for language in ("de", "en"):
+        file = folder / f"train.{language}"
+        file.write_text(file.read_text(encoding="utf-8").rstrip("\n"), encoding="utf-8")
+    assert len(load("parallel", path=str(folder)).train) == 2
+
+
 def test_files_that_are_missing_or_do_not_fit(folder):
     (folder / "test.de").write_text("das Haus\nein Haus\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"the test split in .* has 2 lines in de and 1 in en"):

@@ -56,6 +56,24 @@ def test_stages_without_a_place_for_each_target_have_none():
     assert probes([nn.Identity(), pooled], (x, y), (x, y)) == (None, None)
 
 
+def test_targets_that_ask_for_nothing_do_not_count():
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, 5, (60, 7), generator=g)
+    y = tokens.where(torch.rand(60, 7, generator=g) < 0.5, -100)
+    tokens[y == -100] = 0
+    assert probes([nn.Embedding(5, 4)], (tokens[:40], y[:40]), (tokens[40:], y[40:])) == (1,)
+
+
+def test_the_channels_of_a_square_image_are_no_rows():
+    """Of each pixel the first channel says what it is; there are as many channels as rows and columns."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (20, 4, 4), generator=g)
+    x = torch.randn(20, 4, 4, 4, generator=g)
+    x[:, 0] = 2.0 * y - 1
+    stages = [nn.Identity(), nn.AvgPool2d(2)]
+    assert probes(stages, (x[:10], y[:10]), (x[10:], y[10:])) == (1, None)
+
+
 def test_filters_are_scaled_by_their_ends():
     conv = nn.Conv2d(2, 3, (1, 2))
     with torch.no_grad():

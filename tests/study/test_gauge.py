@@ -18,6 +18,7 @@ from stretto.study.gauge import COSINE_EXAMPLES, NOISE_BATCH, NOISE_EXAMPLES, PR
 from stretto.study.prepare import build_model, dataset, prepare, rate_and_momentum, resolve, scheduler
 from stretto.study.progress import Progress
 from stretto.study.store import read_run
+from stretto.study.twin import Twin
 
 SETTINGS = TrainSettings(model_options={"depth": 3, "width": 8}, steps=12, evaluations=4, batch_size=16)
 BOTH = ("sharpness", "noise")
@@ -88,6 +89,16 @@ def test_what_is_measured_by_stage(tmp_path, method):
 def test_only_what_is_asked_for(tmp_path):
     record = run(resolve(replace(SETTINGS, measure=("noise",))), tmp_path / "run")
     assert all(each.sharpness is None and each.noise_trace > 0 for each in record.measurements)
+
+
+def test_a_twin_is_cut_where_the_run_is():
+    settings = resolve(replace(SETTINGS, stages=2, bounds=(0, 1, 3)))
+    prepared = prepare(settings)
+    weights = prepared.trainer.gather()
+    twin = Twin(prepared).load(weights)
+    assert {key: value.tolist() for key, value in twin.state_dict().items()} == {
+        key: value.tolist() for key, value in weights.items()
+    }
 
 
 def test_a_run_that_goes_on_keeps_what_was_measured(tmp_path):

@@ -1,21 +1,25 @@
 """A study that several processes share: each run is made once, whoever is lost."""
 
 import json
+import multiprocessing
 import os
 import signal
 import threading
 from dataclasses import replace
 
 import pytest
+from optuna.exceptions import StorageInternalError
 
 from cli.processes import start, wait_for
-from stretto import UsageError
+from stretto import UsageError, forks
+from stretto.cli.main import main
 from stretto.config import CompareSettings
+from stretto.errors import StrettoError
 from stretto.study import open_study, study
 from stretto.study.comparison import compare, share
 from stretto.study.pool import Failure
 from stretto.study.roster import Roster, last, standing
-from stretto.study.storage import open_storage
+from stretto.study.storage import hidden, open_storage, reached
 from stretto.study.store import EVENTS, RUN
 
 SETTINGS = CompareSettings(
@@ -47,11 +51,17 @@ def roster(url, opened):
 
 def test_two_processes_make_each_run_once_and_report_all(tmp_path):
     url = url_of("sqlite", tmp_path)
-    words = [*STUDY, "--steps", "40", "--storage", url, "--quiet"]
-    processes = [start([*words, "--out", str(tmp_path / name)], tmp_path) for name in "ab"]
+    forks.prepare()
+    context = multiprocessing.get_context(forks.method())
+    processes = [
+        context.Process(target=main, args=([*STUDY, "--steps", "40", "--storage", url, "--quiet", "--out", out],))
+        for out in (str(tmp_path / name) for name in "ab")
+    ]
     for process in processes:
-        said = process.communicate()
-        assert process.returncode == 0, said
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
     opened = open_study(replace(SETTINGS, steps=40), tmp_path / "a")
     trials = trials_of(url, opened)
     assert {trial.user_attrs["run"] for trial in trials} == {task.settings.id for task in opened.tasks}
@@ -65,7 +75,7 @@ def test_two_processes_make_each_run_once_and_report_all(tmp_path):
                 tmp_path / "b" / "runs" / run / name
             ).read_text()
     assert opened.pending == []
-    assert (tmp_path / "b" / "report.html").is_file()
+    assert all((tmp_path / name / "report.html").is_file() for name in "ab")
 
 
 def test_the_run_of_a_process_that_was_killed_is_made_by_another_one(tmp_path):
@@ -236,3 +246,27 @@ def test_storages_that_cannot_be(url, message, monkeypatch, tmp_path):
     with pytest.raises(UsageError) as caught:
         open_storage(url)
     assert message in str(caught.value)
+
+
+def test_signs_of_life_go_on_when_the_storage_was_away(tmp_path, monkeypatch):
+    with roster(url_of("journal", tmp_path), open_study(SETTINGS, tmp_path / "s")) as mine:
+        assert mine.take() is not None
+        real, left = mine._storage.set_trial_user_attr, [1, 2]
+
+        def away_twice(*said):
+            if left:
+                left.pop()
+                raise StorageInternalError("away")
+            real(*said)
+
+        monkeypatch.setattr(mine._storage, "set_trial_user_attr", away_twice)
+        wait_for(lambda: any("beats" in trial.user_attrs for trial in mine._trials()), Alive())
+
+
+def test_a_storage_that_is_lost_is_said_without_its_password():
+    url = "postgresql://me:se:cr@t@there/name"
+    said = r"//me:\.\.\.@there/name' cannot be reached any more \(gone\): finished runs"
+    with pytest.raises(StrettoError, match=said), reached(url):
+        raise StorageInternalError("gone")
+    assert hidden(f"--storage={url}") == "--storage=postgresql://me:...@there/name"
+    assert hidden("sqlite:///a:b@c.db") == "sqlite:///a:b@c.db"

@@ -131,6 +131,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
 def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None) -> "Outcome":
     """Make the runs of a sweep that are missing, and its page."""
     from stretto import study
+    from stretto.study.storage import hidden
 
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
     if sweep.heading is not None:
@@ -152,7 +153,7 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None) -> 
             bar.note(f"{ended}/{runs} runs")
 
         bar.note(f"{ended}/{runs} runs")
-        command = shlex.join(["stretto", *sys.argv[1:]])
+        command = shlex.join(["stretto", *map(hidden, sys.argv[1:])])
         outcome = study.compare(
             opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command, storage=storage
         )

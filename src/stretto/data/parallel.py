@@ -43,7 +43,8 @@ def _lines(folder: Path, split: str, language: str) -> list[str]:
     files = [folder / f"{name}.{language}" for name in NAMES[split]]
     for file in files:
         if file.is_file():
-            return file.read_text(encoding="utf-8").split("\n")[:-1]
+            text = file.read_text(encoding="utf-8")
+            return text.removesuffix("\n").split("\n") if text else []
     raise UsageError(
         f"data set 'parallel': {' or '.join(file.name for file in files)} is not in {folder.absolute()}; put it there "
         f"(IWSLT14 as {PREPARE} leaves it), or say where it is: --data-options.path FOLDER"

@@ -10,7 +10,7 @@ import torch
 from stretto.data.dataset import Dataset, Split
 from stretto.data.options import choose, whole
 from stretto.data.pictures import Pictures, random_crop
-from stretto.data.text import SPLITS, Level, language
+from stretto.data.text import SPLITS, Level, language, refuse_tokenizer
 from stretto.data.tokens import Source, tokenized
 from stretto.data.translation import UNKNOWN, Pair, translation
 from stretto.errors import UsageError
@@ -50,6 +50,7 @@ def saved(
                 context=context, vocabulary=vocabulary, tokenizer=tokenizer,
             )  # fmt: skip
         else:
+            refuse_tokenizer("saved", tokenizer)
             texts = {split: "\n".join(found[split][column]) for split in SPLITS}
             made = language("saved", texts, name, level=level, context=context, vocabulary=vocabulary)
     return replace(made, options={**given, **made.options})

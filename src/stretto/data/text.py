@@ -53,8 +53,7 @@ def text(
             f"The text in {path}", context=context, vocabulary=vocabulary, tokenizer=tokenizer,
         )  # fmt: skip
         return replace(made, options={"path": path, **made.options})
-    if tokenizer is not None:
-        raise UsageError(f"data set 'text': tokenizer={tokenizer!r} belongs to level='bpe'; leave it out, or say so")
+    refuse_tokenizer("text", tokenizer)
     texts = {split: "".join(file.read_text(encoding="utf-8") for file in each) for split, each in files.items()}
     found = language("text", texts, f"The text in {path}", level=level, context=context, vocabulary=vocabulary)
     return replace(found, options={"path": path, **found.options})
@@ -85,6 +84,12 @@ def language(
         description=f"{source}: {sizes} windows of {context} {level}s, {len(ids) + 1} kinds of {level}.",
         options={"level": level, **options},
     )
+
+
+def refuse_tokenizer(name: str, tokenizer: str | None) -> None:
+    """Raise UsageError for one that would not be used."""
+    if tokenizer is not None:
+        raise UsageError(f"data set {name!r}: tokenizer={tokenizer!r} belongs to level='bpe'; leave it out, or say so")
 
 
 def words(text: str) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from stretto.batch import IGNORED
 from stretto.evaluate import evaluating
 from stretto.landscape.cosine import boundaries
 
@@ -23,13 +24,13 @@ STEPS = 25  # of L-BFGS at most
 def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tuple[float | None, ...]:
     """By stage: the accuracy on `test` of a probe fitted on `train`, both (x, y).
 
-    y are whole numbers, one for each example or one for each position. None where a stage's first output is not of
-    numbers, or has no place for each target.
+    y are whole numbers, one for each example or one for each position; those of -100 ask for nothing, and do not count.
+    None where a stage's first output is not of numbers, or has no place for each target.
     """
     with evaluating(stages):
-        fitted, tested = (outputs(stages, x) for x, _ in (train, test))
+        fitted, tested = ([placed(each, y) for each in outputs(stages, x)] for x, y in (train, test))
     return tuple(
-        probe((one, train[1]), (other, test[1])) if fits(one, train[1]) else None
+        None if one is None or other is None else probe((one, train[1]), (other, test[1]))
         for one, other in zip(fitted, tested, strict=True)
     )
 
@@ -40,9 +41,12 @@ def outputs(stages: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     return [tensors[0] for tensors in given[1:]]
 
 
-def fits(features: Tensor, y: Tensor) -> bool:
-    """Whether there are numbers for each target."""
-    return features.is_floating_point() and features.dim() > y.dim() and features.shape[: y.dim()] == y.shape
+def placed(features: Tensor, y: Tensor) -> Tensor | None:
+    """Features [*y.shape, ...], channels put last where pixels have targets [N, H, W]; None if there are none."""
+    if y.dim() == 3 and features.dim() == 4:
+        features = features.movedim(1, -1)
+    fits = features.is_floating_point() and features.dim() > y.dim() and features.shape[: y.dim()] == y.shape
+    return features if fits else None
 
 
 def probe(train: Examples, test: Examples) -> float:
@@ -56,12 +60,12 @@ def probe(train: Examples, test: Examples) -> float:
 
 
 def prepared(features: Tensor, y: Tensor) -> Examples:
-    """Features [n, d] in float64 and targets [n]."""
-    flat = features.double().flatten(0, y.dim() - 1)
+    """Features [n, d] in float64 and targets [n], of those that ask for something."""
+    flat = features.flatten(0, y.dim() - 1)[y.flatten() != IGNORED].double()
     if flat.dim() == 4 and flat[0].numel() > WIDEST:
         side = max(1, int((WIDEST / flat.shape[1]) ** 0.5))
         flat = nn.functional.adaptive_avg_pool2d(flat, (min(side, flat.shape[2]), min(side, flat.shape[3])))
-    return flat.flatten(1), y.flatten()
+    return flat.flatten(1), y[y != IGNORED]
 
 
 def classifier(x: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -1,6 +1,7 @@
 """One worker of a schedule, in a process of its own: it walks its list, and waits where a value has not arrived."""
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -59,7 +60,8 @@ class Worker(Interpreter):
         self._status = status
         self.recording: Recording | None = None
         self._told = 0  # the first minibatch whose loss has not been told
-        self._routes: dict[tuple[str, int], list[Route]] = {}
+        self._routes: dict[tuple[str, int, int], list[Route]] = {}
+        self._cycle = lcm(*(tie.every for tie in rules.ties))  # after so many micro-batches routes are the same again
         self._borrowed: dict[Channel, Letter] = {}  # the newest tied weights that have arrived
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
@@ -182,10 +184,8 @@ class Worker(Interpreter):
             self.recording.sent(name_of(edge, channel.worker), edge.source.microbatch, perf_counter_ns())
 
     def _routes_of(self, action: Action, made: Sequence[Edge]) -> Sequence[Route]:
-        # For each edge that the action made; alike for all micro-batches, unless weights are lent now and then only.
-        if self.rules.ties:
-            return self._routed(made)
-        key = action.kind, action.stage
+        # For each edge that the action made.
+        key = action.kind, action.stage, action.microbatch % self._cycle
         if key not in self._routes:
             self._routes[key] = self._routed(made)
         return self._routes[key]

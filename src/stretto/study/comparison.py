@@ -14,7 +14,7 @@ from stretto.report import METRICS, Record, panels
 from stretto.study.page import write_report
 from stretto.study.pool import Failure, OnRun, OnSteps, Task, run_all
 from stretto.study.roster import Roster
-from stretto.study.storage import open_storage
+from stretto.study.storage import open_storage, reached
 from stretto.study.study import Study, claimed
 
 
@@ -70,10 +70,10 @@ def compare(
     many = default_jobs(study.settings.workers) if jobs is None else jobs
     opened = None if storage is None else open_storage(storage)
     with claimed(study, alone=opened is None):
-        if opened is None:
+        if storage is None or opened is None:
             failures = run_all(partial(next, iter(study.pending), None), many, on_steps, on_run)
         else:
-            with Roster(opened, study) as roster:
+            with reached(storage), Roster(opened, study) as roster:
                 failures = share(roster, many, on_steps, on_run)
         return Outcome(study.records(), tuple(failures), write_report(study, command), study.left_out)
 

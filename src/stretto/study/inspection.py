@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
+from stretto.heads.head import First
 from stretto.report import summarize
 from stretto.report.inspection import Inspected, build_inspection
 from stretto.report.record import Record
@@ -37,9 +38,9 @@ def inspected(study: Study, record: Record) -> Inspected:
 
 
 def told(stage: nn.Module) -> str:
-    """A stage or a head in a few words; one that holds a single block is that block."""
-    while isinstance(stage, nn.Sequential) and len(stage) == 1:
-        stage = stage[0]
+    """A stage or a head in a few words; what holds a single module is that module."""
+    while isinstance(stage, nn.Sequential | First) and len(inside := list(stage.children())) == 1:
+        (stage,) = inside
     return summary(stage).removeprefix("Sequential of ")
 
 

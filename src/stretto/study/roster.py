@@ -178,13 +178,14 @@ class Roster:
 
     def _count(self) -> None:
         """Give signs of life, until it is over."""
-        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.exceptions import OptunaError
 
         count = 0
         while not self._over.wait(self.beat):
             count += 1
             for trial in list(self._mine.values()):
-                with contextlib.suppress(UpdateFinishedTrialError):  # it has ended in between, or was given up
+                # It has ended in between, or was given up; or the storage cannot be reached: at the next beat it may.
+                with contextlib.suppress(OptunaError, OSError):
                     self._storage.set_trial_user_attr(trial, BEATS, count)
 
 

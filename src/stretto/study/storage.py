@@ -1,10 +1,13 @@
 """Where machines that share a study meet: an optuna storage, by its URL."""
 
+import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.errors import UsageError
+from stretto.errors import StrettoError, UsageError
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -18,11 +21,11 @@ def open_storage(url: str) -> "BaseStorage":
     """Open a storage, which is made if it is not there. Raises UsageError for one that cannot be reached."""
     scheme, _, rest = url.partition(":")
     if scheme not in ("journal", "sqlite") and not scheme.startswith("postgresql"):
-        raise UsageError(f"storage={url!r}: give {FORMS}")
+        raise UsageError(f"storage={hidden(url)!r}: give {FORMS}")
     try:
         import optuna
     except ImportError as error:
-        raise UsageError(f"storage={url!r} needs optuna: pip install 'stretto[sweep]'") from error
+        raise UsageError(f"storage={hidden(url)!r} needs optuna: pip install 'stretto[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if scheme != "journal":
         return data_base(url)
@@ -30,7 +33,7 @@ def open_storage(url: str) -> "BaseStorage":
     from optuna.storages.journal import JournalFileBackend
 
     if not rest or not Path(rest).parent.is_dir():
-        raise UsageError(f"storage={url!r}: name a file in a folder that is there: journal:PATH")
+        raise UsageError(f"storage={hidden(url)!r}: name a file in a folder that is there: journal:PATH")
     return JournalStorage(JournalFileBackend(rest))
 
 
@@ -48,7 +51,7 @@ def data_base(url: str) -> "BaseStorage":
             break
         except (OptunaError, SQLAlchemyError, ImportError) as error:
             if left == 0 or isinstance(error, ImportError):
-                raise UsageError(f"storage={url!r} cannot be opened ({short(error)}): give {FORMS}") from error
+                raise UsageError(f"storage={hidden(url)!r} cannot be opened ({short(error)}): give {FORMS}") from error
             time.sleep(0.2)
     if lite:
         one_at_a_time(storage.engine)
@@ -71,6 +74,25 @@ def one_at_a_time(engine: Any) -> None:
     engine.dispose()  # what was opened before does not know
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
+
+
+@contextmanager
+def reached(url: str) -> Iterator[None]:
+    """Raise StrettoError if a storage cannot be reached any more."""
+    from optuna.exceptions import OptunaError
+
+    try:
+        yield
+    except OptunaError as error:
+        raise StrettoError(
+            f"storage={hidden(url)!r} cannot be reached any more ({short(error)}): finished runs are kept, the same "
+            "command makes the others"
+        ) from error
+
+
+def hidden(text: str) -> str:
+    """A URL without its password, for pages and messages; any other text as it is."""
+    return re.sub(r"(://[^:/@]*):.*@", r"\1:...@", text)
 
 
 def short(error: BaseException) -> str:

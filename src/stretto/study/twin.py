@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from stretto.chain import Chain
-from stretto.config import known
-from stretto.splitting import split
-from stretto.study.prepare import Prepared, build_model
+from stretto.study.prepare import Prepared, build_model, stages_of
 
 
 class Twin:
@@ -22,7 +20,7 @@ class Twin:
         if self._model is None:
             settings, train = self._prepared.settings, self._prepared.dataset.train
             built = build_model(settings, settings.seed)
-            stages = split(built.layers, known(settings.stages), example=train.x[: settings.batch_size])
+            stages = stages_of(settings, built, train.x[: settings.batch_size])
             self._model = Chain(*stages).to(self._prepared.trainer.device)
         self._model.load_state_dict({key: value for key, value in weights.items() if not key.startswith("heads.")})
         return self._model
