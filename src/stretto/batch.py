@@ -44,6 +44,11 @@ def as_tuple(value: Any) -> Any:
     return tuple(as_tuple(part) for part in value) if isinstance(value, tuple | list) else value
 
 
+def several(value: Any) -> tuple[Any, ...]:
+    """One value as a tuple; a tuple of several as it is."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def first_size(value: Any) -> int:
     """The first dimension of a batch's first tensor; 0 where there is none."""
     if isinstance(value, Tensor):

@@ -63,9 +63,7 @@ def forecast(
 
 def turn_seconds(pricer: "Pricer") -> float:
     """The time of a turn after many; what repeats is found by simulation."""
-    found = endless(
-        pricer.schedule, pricer.rules, TURNS, pricer.seconds, network=pricer.network(), sizes=pricer.size
-    )  # fmt: skip
+    found = endless(pricer.schedule, pricer.rules, TURNS, pricer.seconds, network=pricer.network(), sizes=pricer.size)
     return found.makespan / TURNS if found.turn is None else found.turn
 
 
@@ -164,13 +162,16 @@ class Pricer:
                 total += self.cluster.link(worker, to).sending(self.size(edge))
         return total
 
+    @property
+    def last(self) -> int:
+        """The worker that makes the losses."""
+        return self.schedule.worker_of[self.schedule.num_stages - 1]
+
     def telling(self, worker: int) -> float:
         """What it takes to tell the losses of a turn, where they are made: one message for each of the others."""
-        last = self.schedule.worker_of[self.schedule.num_stages - 1]
         others = [other for other in range(self.schedule.num_workers) if other != worker]
-        return sum(self.cluster.link(worker, to).sending(SMALL) for to in others) if last == worker else 0.0
+        return sum(self.cluster.link(worker, to).sending(SMALL) for to in others) if self.last == worker else 0.0
 
     def hearing(self, worker: int) -> float:
         """What it takes to hear the losses of a turn, where they are made elsewhere."""
-        last = self.schedule.worker_of[self.schedule.num_stages - 1]
-        return 0.0 if last == worker else self.cluster.link(last, worker).receiving(SMALL)
+        return 0.0 if self.last == worker else self.cluster.link(self.last, worker).receiving(SMALL)

@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stretto.batch import several
 from stretto.data.options import whole
 from stretto.elsewhere import Elsewhere
 from stretto.errors import UsageError
-from stretto.heads.head import REMEDY, Site, Tensors, as_tuple, decline
+from stretto.heads.head import REMEDY, Site, Tensors, decline
 from stretto.heads.plain import Mean
 
 
@@ -71,7 +72,7 @@ class Copies(nn.Module):
         """The model's kind of output."""
         values: Any = tuple(tensor.clone() for tensor in features)
         for layer in self.layers:
-            values = as_tuple(layer(*values))
+            values = several(layer(*values))
         return values if len(values) > 1 else values[0]
 
 

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +92,3 @@ REMEDY = "You can give your own: heads=[module or None for each stage]"
 def decline(stage: int, num_stages: int) -> float:
     """How far a stage is on the way from the first head, 0, to the last, 1; the last stage has none."""
     return stage / (num_stages - 2) if num_stages > 2 else 0.0
-
-
-def as_tuple(value: Any) -> Tensors:
-    """One tensor, or several."""
-    return value if isinstance(value, tuple) else (value,)

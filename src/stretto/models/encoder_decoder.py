@@ -13,7 +13,7 @@ from stretto.chain import Chain
 from stretto.data import Dataset
 from stretto.data.translation import PAD
 from stretto.models.model import Recipe
-from stretto.models.transformer import CausalAttention, Embedding, Unembedding, check_heads, draw
+from stretto.models.transformer import CausalAttention, Embedding, Unembedding, check_heads, draw, mlp
 
 
 def encoder_decoder(dataset: Dataset, *, depth: int = 6, width: int = 64, heads: int = 4) -> Recipe:
@@ -102,7 +102,7 @@ class EncoderBlock(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = mlp(width)
         draw(self, ("attention.output", "mlp.2"), depth)
 
     def forward(self, h: Tensor, counts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,7 +122,7 @@ class DecoderBlock(nn.Module):
         self.cross_norm = nn.LayerNorm(width)
         self.cross = Attention(width, heads)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = mlp(width)
         draw(self, ("attention.output", "cross.output", "mlp.2"), depth)
 
     def forward(self, h: Tensor, memory: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

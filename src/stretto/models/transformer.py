@@ -132,7 +132,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = CausalAttention(width, heads, rotary=rotary)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = mlp(width)
         draw(self, ("attention.output", "mlp.2"), depth)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,6 +140,11 @@ class Block(nn.Module):
         x = x + self.attention(self.attention_norm(x))
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
+
+
+def mlp(width: int) -> nn.Sequential:
+    """What follows attention in a block."""
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
 
 def draw(block: nn.Module, writers: Sequence[str], depth: int) -> None:

@@ -113,6 +113,7 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
 
 def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Costed:
     """A user's own network, in the pieces that `stretto.split` can cut it into; its loss costs nothing here."""
+    from stretto.batch import several
     from stretto.cost.layers import layer_costs
     from stretto.locate import locate
     from stretto.splitting import pieces
@@ -122,7 +123,7 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Cost
     model, example = locate(name)
     if example is None:
         raise UsageError(f"{name} gives no example of its input: return (module, example) with one input batch")
-    inputs = example if isinstance(example, tuple) else (example,)
+    inputs = several(example)
     layers = pieces(model, example=example)
     features = outputs(layers, *inputs)
     return Costed(
@@ -135,13 +136,14 @@ def outputs(layers: "list[nn.Module]", *inputs: "Tensor") -> "list[tuple[Tensor,
     """What each layer gives; nothing of them changes."""
     import torch
 
+    from stretto.batch import several
     from stretto.splitting.undisturbed import home, undisturbed
 
     found: list[tuple[Tensor, ...]] = [inputs]
     with torch.no_grad(), undisturbed(layers, home(layers)):
         for layer in layers:
             output = layer(*found[-1])
-            found.append(output if isinstance(output, tuple) else (output,))
+            found.append(several(output))
     return found[1:]
 
 

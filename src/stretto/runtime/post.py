@@ -106,7 +106,7 @@ class Outbox:
         else:
             parcel = self._parcel(layout)
             parcel.fill(value, microbatch)
-            self._post(parcel.buffer, parcel, values=1)
+            self._post(parcel, values=1)
         while self._values >= self._depth:  # now, when the receiver has something to do
             self._wait_for_oldest()
 
@@ -117,8 +117,7 @@ class Outbox:
 
     def mark(self) -> None:
         """Send a mark for the other end's `clear`; waits for nothing."""
-        buffer = prefix(MARK, 0)
-        self._post(buffer, buffer, values=0)
+        self._post(prefix(MARK, 0))
 
     def _wait_for_oldest(self) -> None:
         oldest = self._under_way[0]
@@ -135,8 +134,7 @@ class Outbox:
         return free if free is not None and free.layout == layout else Parcel(layout)
 
     def _send_directly(self, direct: Direct, value: Any, microbatch: int, size: int) -> None:
-        announced = prefix(VALUE, microbatch)
-        self._post(announced, announced, values=0 if size else 1)
+        self._post(prefix(VALUE, microbatch), values=0 if size else 1)
         if size:
             with reaching(self._peer):
                 self._under_way.append(Sent(*direct.send(value, size), values=1))
@@ -144,11 +142,12 @@ class Outbox:
 
     def _announce(self, layout: Layout) -> None:
         numbers = torch.tensor(layout, dtype=torch.int64)
-        for buffer in (prefix(LAYOUT, numbers.numel()), numbers.view(torch.uint8)):
-            self._post(buffer, buffer, values=0)
+        self._post(prefix(LAYOUT, numbers.numel()))
+        self._post(numbers.view(torch.uint8))
         self._layout = layout
 
-    def _post(self, buffer: Tensor, memory: Parcel | Tensor, values: int) -> None:
+    def _post(self, memory: Parcel | Tensor, values: int = 0) -> None:
+        buffer = memory.buffer if isinstance(memory, Parcel) else memory
         with reaching(self._peer):
             work = self._group.send([buffer], self._peer, self._tag)
         self._under_way.append(Sent(work, memory, values))

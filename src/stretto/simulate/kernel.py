@@ -210,11 +210,5 @@ def pop(times: Any, codes: Any, size: int) -> int:
         below += int((times[other] < times[below]) | ((times[other] == times[below]) & (codes[other] < codes[below])))
         times[at], codes[at] = times[below], codes[below]
         at, below = below, 2 * below + 1
-    while at > 0:
-        above = (at - 1) >> 1
-        if times[above] < time or (times[above] == time and codes[above] < code):
-            break
-        times[at], codes[at] = times[above], codes[above]
-        at = above
-    times[at], codes[at] = time, code
+    push(times, codes, at, time, code)
     return size

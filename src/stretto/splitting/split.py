@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from stretto.batch import several
 from stretto.errors import UsageError, nearest
 from stretto.splitting.balance import partition
 from stretto.splitting.blocks import Blocks
@@ -143,7 +144,7 @@ def check(model: object, num_stages: int | Sequence[int], example: object, path:
         raise UsageError(f"by={by!r}: {nearest(str(by), BY)}")
     if tied not in TIED:
         raise UsageError(f"tied={tied!r}: {nearest(str(tied), TIED)}")
-    tensors = tuple(example.values()) if isinstance(example, Mapping) else as_tuple(example)
+    tensors = tuple(example.values()) if isinstance(example, Mapping) else several(example)
     if example is not None and (not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors)):
         kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
         raise UsageError(f"example is ({kinds}): give one input batch, a tensor, or a tuple or dict of tensors")
@@ -204,9 +205,4 @@ def at_home(model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tens
         return None
     roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
     device = home(roots)
-    return tuple(tensor.to(device) for tensor in as_tuple(example))
-
-
-def as_tuple(example: Any) -> tuple[Any, ...]:
-    """An example as a tuple."""
-    return example if isinstance(example, tuple) else (example,)
+    return tuple(tensor.to(device) for tensor in several(example))
