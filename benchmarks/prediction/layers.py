@@ -39,12 +39,12 @@ def features(net: Network, layers: list[nn.Module], examples: int, bound: int) -
 
 
 class Gauge:
-    """Measures a network's layers, and the heads behind the stages of some methods."""
+    """Measures a network's layers, and the heads behind the stages of some methods, for micro-batches of a size."""
 
-    def __init__(self, net: Network, bounds: list[int] | None) -> None:
+    def __init__(self, net: Network, bounds: list[int] | None, examples: int) -> None:
         self.net, self.layers = net, layers_of(net)
         self.costs = costs_of(net)
-        self.sizes = [net.batch // 4, net.batch // 2, net.batch]
+        self.sizes = [examples // 2, examples]
         self.inputs = [net.inputs(n) for n in self.sizes]
         self.targets = [net.targets(n) for n in self.sizes]
         self.heads = []
@@ -54,15 +54,15 @@ class Gauge:
             costs = layer_costs(behind, given[0], loss=net.loss, target=net.targets(2))
             self.heads.append((costs, behind, given[1:]))
 
-    def measure(self, repeats: int) -> tuple[ModelCosts, list[LayerCost]]:
+    def measure(self) -> tuple[ModelCosts, list[LayerCost]]:
         """Costs with times, of all layers and of heads."""
-        how = {
-            "loss": self.net.loss,
-            "targets": self.targets,
-            "optimizer": self.net.step,
-            "repeats": repeats,
-            "crowded": True,
-        }
-        timed = with_times(self.costs, self.layers, self.inputs, **how)
-        heads = [with_times(costs, behind, given, **how).layers for costs, behind, given in self.heads]
+        timed = self.timed(self.costs, self.layers, self.inputs)
+        heads = [self.timed(costs, behind, given).layers for costs, behind, given in self.heads]
         return timed, [head.then(loss) for _, head, loss in heads]
+
+    def timed(self, costs: ModelCosts, layers: list[nn.Module], examples: list[torch.Tensor]) -> ModelCosts:
+        """The costs with times, while the other process of the pair measures the same."""
+        return with_times(
+            costs, layers, examples, loss=self.net.loss, targets=self.targets, optimizer=self.net.step, repeats=1,
+            crowded=True,
+        )  # fmt: skip

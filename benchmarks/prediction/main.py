@@ -4,18 +4,18 @@ OMP_NUM_THREADS=1 python benchmarks/prediction/main.py [--rounds 9] [--only TEXT
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
-import signal
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,27 +24,31 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from layers import Gauge
 from networks import NETWORKS
+from pairs import Pair, Wire, laid, pin, probe, spread
 
 import stretto.runtime
-from stretto.cost import Affine, Cluster, LayerCost, Measured, ModelCosts
+from stretto.cost import Cluster, LayerCost, ModelCosts
 from stretto.cost.forecast import Forecast, forecast
-from stretto.cost.machine import PASSED, Findings, cluster_of, measure_machine, passages
+from stretto.cost.machine import PASSED, SIZES, Findings, Times, cluster_of, measure_machine, messages, passages
 from stretto.cost.overhead import Overhead, measure_overhead
 from stretto.cost.transport import Passage
+from stretto.methods import method as find_method
 from stretto.parting import part_sizes
 from stretto.runtime.memory import peak_memory
 
 WARM, STEPS = 1, 4  # steps of each round before its clock starts, and after
+STEADY, ATTEMPTS = 0.25, 5  # the probes of a core lie that close together, or it is tried again so often
 BARS = {"mean": 0.05, "worst": 0.12, "memory": 0.05, "under": 0.03, "regret": 0.03, "rank": 0.95}
 Timed = tuple[ModelCosts, list[LayerCost]]  # layers, and heads
 
 
 class Configuration(NamedTuple):
-    """A network trained by a method in so many stages."""
+    """A network trained by a method in so many stages, on two processes of one host or on two hosts."""
 
     network: str
     method: str
     stages: int = 2
+    wire: Wire | None = None
 
     @property
     def bounds(self) -> list[int]:
@@ -53,14 +57,21 @@ class Configuration(NamedTuple):
         return [sum(sizes[:s]) for s in range(self.stages + 1)]
 
     @property
+    def share(self) -> int:
+        """Examples of a micro-batch."""
+        return NETWORKS[self.network].batch // find_method(self.method).plan(self.stages, 2)[0].per_turn
+
+    @property
     def has_heads(self) -> bool:
         """Whether a stage below the last has a loss of its own."""
         return self.method == "greedy"
 
     def __str__(self) -> str:
-        return f"{self.network}, {self.method}, {self.stages} stages"
+        where = "" if self.wire is None else f", {self.wire.megabits} Mbit/s"
+        return f"{self.network}, {self.method}, {self.stages} stages{where}"
 
 
+NARROW = Wire("narrow", 400)
 CONFIGURATIONS = (
     Configuration("mlp 8 x 448", "gpipe(microbatches=2)"),
     Configuration("mlp 8 x 448", "1f1b(microbatches=4)"),
@@ -79,65 +90,43 @@ CONFIGURATIONS = (
     Configuration("language", "1f1b(microbatches=4)"),
     Configuration("language", "pb"),
     Configuration("language", "greedy"),
+    Configuration("mlp 8 x 448", "gpipe(microbatches=2)", wire=NARROW),
+    Configuration("mlp 8 x 448", "1f1b(microbatches=4)", wire=NARROW),
+    Configuration("mlp 8 x 448", "pb", wire=NARROW),
+    Configuration("mlp 8 x 448", "greedy", wire=NARROW),
+    Configuration("residual", "1f1b(microbatches=2)", wire=NARROW),
+    Configuration("language", "1f1b(microbatches=4)", wire=NARROW),
+    Configuration("language", "pb", wire=NARROW),
 )
+
+
+class Sample(NamedTuple):
+    """One round of a configuration: what its layers took on both cores, what a step took, and how each core fared."""
+
+    layers: list[Timed]
+    seconds: float
+    probes: list[list[float]]
+
+    @property
+    def change(self) -> float:
+        """How much slower a core was at its slowest than at its fastest."""
+        return max(map(spread, self.probes))
+
+    @property
+    def speed(self) -> float:
+        """What the probe took, on both cores."""
+        return statistics.fmean(each for own in self.probes for each in own)
 
 
 @dataclass
 class Measurement:
-    """All that was measured, round by round."""
+    """All that was measured, round by round; messages by what they went through."""
 
     machine: list[Findings] = field(default_factory=list)
-    transport: list[tuple[list[Passage], Overhead]] = field(default_factory=list)
-    layers: dict[str, list[Timed]] = field(default_factory=dict)
-    seconds: dict[Configuration, list[float]] = field(default_factory=dict)
+    overhead: list[Overhead] = field(default_factory=list)
+    messages: dict[Wire | None, list[tuple[Times, Sequence[Passage]]]] = field(default_factory=dict)
+    samples: dict[Configuration, list[Sample]] = field(default_factory=dict)
     bytes: dict[Configuration, list[int]] = field(default_factory=dict)
-
-
-class Pair:
-    """Two processes of one task, as torchrun would start them. They wait for the conductor's word without a core."""
-
-    def __init__(self, task: Callable[[], tuple[Any, Callable[[Any], Any]]]) -> None:
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        ends = [mp.Pipe() for _ in range(2)]
-        self._ends = [mine for mine, _ in ends]
-        for rank, (_, theirs) in enumerate(ends):
-            context = mp.get_context("forkserver")
-            context.Process(target=enter, args=(rank, self._store.port, task, theirs), daemon=True).start()
-            theirs.close()
-        self.ready = self.hear()
-
-    def ask(self, what: Any) -> list[Any]:
-        """Let both do something; what each answers."""
-        for end in self._ends:
-            end.send(what)
-        return self.hear()
-
-    def hear(self) -> list[Any]:
-        """What both say."""
-        return [end.recv() for end in self._ends]
-
-    def end(self) -> None:
-        """Let both end."""
-        for each in self._ends:
-            each.close()
-
-
-def enter(rank: int, port: int, task: Callable[[], tuple[Any, Callable[[Any], Any]]], end: Connection) -> None:
-    """What a process of a pair does, until nobody is there."""
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in own.items()})
-    os.environ.update(MASTER_ADDR="127.0.0.1", TORCHELASTIC_USE_AGENT_STORE="True", GLOO_SOCKET_IFNAME="lo")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-    first, answer = task()
-    end.send(first)
-    while True:
-        try:
-            asked = end.recv()
-        except EOFError:
-            return
-        end.send(answer(asked))
 
 
 def trainer_of(c: Configuration) -> Callable[[], Callable[[], object]]:
@@ -157,18 +146,22 @@ def trainer_of(c: Configuration) -> Callable[[], Callable[[], object]]:
     return build
 
 
-def train(c: Configuration) -> tuple[None, Callable[[int], float]]:
-    """A worker of a configuration: seconds a step whenever it is asked for some."""
+def train(c: Configuration) -> tuple[None, Callable[[int], tuple[float, list[float]]]]:
+    """A worker of a configuration: seconds a step whenever it is asked for some, and probes before and after."""
     step = trainer_of(c)()
+    pin()
 
-    def answer(steps: int) -> float:
+    def answer(steps: int) -> tuple[float, list[float]]:
         dist.barrier()  # waits without spinning
+        before = probe()
         for _ in range(WARM):
             step()
         begin = time.perf_counter()
         for _ in range(steps):
             step()
-        return (time.perf_counter() - begin) / steps
+        seconds = (time.perf_counter() - begin) / steps
+        dist.barrier()
+        return seconds, [before, probe()]
 
     return None, answer
 
@@ -183,8 +176,7 @@ def remember(c: Configuration) -> tuple[int, Callable[[Any], Any]]:
 
 
 def calibrate() -> tuple[None, Callable[[str], Any]]:
-    """Two processes that calibrate, and measure the layers of networks, both at the same time."""
-    known: dict[str, Gauge] = {}
+    """Two processes that calibrate, as a user would."""
     member = stretto.runtime.membership()
     assert member is not None
     world = dist.group.WORLD
@@ -194,42 +186,66 @@ def calibrate() -> tuple[None, Callable[[str], Any]]:
         dist.barrier()
         if asked == "machine":
             return measure_machine(per_node=2, quick=False, load=os.getloadavg()[0], tell=lambda: None)
-        if asked == "transport":
-            passed = passages(0, 1, PASSED)
-            return passed, measure_overhead(world, passed[0])
-        if asked not in known:
-            bounds = [c.bounds for c in CONFIGURATIONS if c.network == asked and c.has_heads]
-            known[asked] = Gauge(NETWORKS[asked], bounds[0] if bounds else None)
-            dist.barrier()
-        return known[asked].measure(1)
+        sent, passed = messages(0, 1, SIZES), passages(0, 1, PASSED)
+        return (sent, passed), measure_overhead(world, passed[0])
 
     return None, answer
 
 
-def measure(mine: Sequence[Configuration], rounds: int) -> Measurement:
-    """Calibrate, then measure layers and configurations of each network in turn, in another order each round."""
-    say("starting")
-    gauge = Pair(calibrate)
-    pairs = {c: Pair(partial(train, c)) for c in mine}
-    found = Measurement(seconds={c: [] for c in mine})
-    say("calibrating")
-    found.machine.append(gauge.ask("machine")[0])
-    networks = list(dict.fromkeys(c.network for c in mine))
-    for turn in range(rounds):
-        say(f"round {turn + 1} of {rounds}")
-        if turn % 3 == 0:
-            found.transport.append(gauge.ask("transport")[0])
-        for name in shifted(networks, turn):
-            found.layers.setdefault(name, []).append(mean_of(gauge.ask(name)))
-            for c in shifted([c for c in mine if c.network == name], turn):
-                found.seconds[c].append(max(pairs[c].ask(STEPS)))
-    say("memory")
+def gauge() -> tuple[None, Callable[[Configuration], tuple[Timed, list[float]]]]:
+    """Two processes that measure the layers of networks, both at the same time, with probes before and after."""
+    known: dict[tuple[str, int, bool], Gauge] = {}
+    pin()
+
+    def answer(c: Configuration) -> tuple[Timed, list[float]]:
+        key = c.network, c.share, c.has_heads
+        if key not in known:
+            known[key] = Gauge(NETWORKS[c.network], c.bounds if c.has_heads else None, c.share)
+        dist.barrier()
+        before, timed = probe(), known[key].measure()
+        dist.barrier()
+        return timed, [before, probe()]
+
+    return None, answer
+
+
+def measure(mine: Sequence[Configuration], rounds: int) -> Iterator[Measurement]:
+    """Calibrate, then measure configurations beside their layers, in changing order; after each round, all so far."""
+    found = Measurement(samples={c: [] for c in mine})
     for c in mine:
-        pairs.pop(c).end()
-        pair = Pair(partial(remember, c))
-        found.bytes[c] = pair.ready
-        pair.end()
-    return found
+        say(f"memory: {c}")
+        if c.wire is None:
+            pair = Pair(partial(remember, c))
+            found.bytes[c] = pair.ready
+            pair.end()
+    say("starting")
+    meter = Pair(gauge)
+    pairs = {c: Pair(partial(train, c), c.wire) for c in mine}
+    transports = {wire: Pair(calibrate, wire) for wire in {None, *(c.wire for c in mine)}}
+    say("calibrating")
+    found.machine.append(transports[None].ask("machine")[0])
+    for turn in range(rounds):
+        for wire, pair in transports.items() if turn % 3 == 0 else ():
+            say(f"round {turn + 1} of {rounds}: messages")
+            told, overhead = pair.ask("transport")[0]
+            found.messages.setdefault(wire, []).append(told)
+            found.overhead += [overhead] if wire is None else []
+        for c in shifted(mine, 3 * turn):
+            say(f"round {turn + 1} of {rounds}: {c}")
+            found.samples[c].append(sampled(meter, pairs[c], c))
+        yield found
+
+
+def sampled(meter: Pair, pair: Pair, c: Configuration) -> Sample:
+    """Layers, then some steps, while neither core changes its speed: the steadiest of some attempts."""
+    attempts: list[Sample] = []
+    while len(attempts) < ATTEMPTS:
+        timed, steps = meter.ask(c), pair.ask(STEPS)
+        probes = [[*before, *after] for (_, before), (_, after) in zip(timed, steps, strict=True)]
+        attempts.append(Sample([each for each, _ in timed], max(seconds for seconds, _ in steps), probes))
+        if attempts[-1].change < STEADY:
+            break
+    return min(attempts, key=lambda each: each.change)
 
 
 def shifted(items: Sequence[Any], by: int) -> list[Any]:
@@ -242,64 +258,69 @@ def say(text: str) -> None:
     print(f"{text:<60}", end="\r", file=sys.stderr, flush=True)
 
 
-def mean_of(timed: Sequence[Timed]) -> Timed:
-    """What several processes measured at the same time."""
-    costs = [each for each, _ in timed]
-    layers = tuple(mean_row(rows) for rows in zip(*(each.layers for each in costs), strict=True))
-    heads = [mean_row(rows) for rows in zip(*(heads for _, heads in timed), strict=True)]
-    start, step = (statistics.fmean(getattr(each, key) for each in costs) for key in ("start", "step"))
-    return ModelCosts(layers, costs[0].dtype, start, step), heads
+def placed(c: Configuration, timed: Sequence[Timed]) -> Timed:
+    """Each layer, and each head, as it was measured on the core of its worker: cores differ from moment to moment."""
+    homes = find_method(c.method).plan(c.stages, 2)[0].worker_of
+    stage_of = [bisect(c.bounds[1:-1], layer) for layer in range(c.bounds[-1])]
+    homes_of = [homes[stage] for stage in [*stage_of, c.stages - 1]]  # the last one is the loss
+    layers = tuple(timed[home][0].layers[index] for index, home in enumerate(homes_of))
+    start, step = (statistics.fmean(getattr(each, key) for each, _ in timed) for key in ("start", "step"))
+    heads = [timed[homes[stage]][1][stage] for stage in range(len(timed[0][1]))]
+    return replace(timed[0][0], layers=layers, start=start, step=step), heads
 
 
-def mean_row(rows: Sequence[LayerCost]) -> LayerCost:
-    """A row with the means of its measured times."""
-    times = [row.measured for row in rows if row.measured is not None]
-    if len(times) < len(rows):
-        return rows[0]
-
-    def line(key: str) -> Affine:
-        lines = [getattr(each, key) for each in times]
-        return Affine(statistics.fmean(x.fixed for x in lines), statistics.fmean(x.each for x in lines))
-
-    one = Measured(
-        line("forward"), line("backward"), line("input_gradient"), line("weight_gradient"),
-        update=statistics.fmean(each.update or 0.0 for each in times),
-        accumulate=statistics.fmean(each.accumulate or 0.0 for each in times),
-        crowded=all(each.crowded for each in times),
-    )  # fmt: skip
-    return replace(rows[0], measured=one)
-
-
-def findings_of(found: Measurement) -> Findings:
-    """The calibration, with the medians of what was measured in every round."""
-    rows = list(zip(*(passed for passed, _ in found.transport), strict=True))
+def findings_of(found: Measurement, wire: Wire | None) -> Findings:
+    """The calibration, with the medians of what was measured in several rounds."""
+    told = found.messages[wire]
+    sent = tuple(
+        (row[0][0], statistics.median(each for _, each in row)) for row in zip(*(s for s, _ in told), strict=True)
+    )
+    rows = zip(*(passed for _, passed in told), strict=True)
     passed = tuple(Passage(*(statistics.median(column) for column in zip(*row, strict=True))) for row in rows)
-    overhead = Overhead(*(statistics.median(column) for column in zip(*(o for _, o in found.transport), strict=True)))
-    return replace(found.machine[0], within_passages=passed, overhead=overhead)
+    overhead = Overhead(*(statistics.median(column) for column in zip(*found.overhead, strict=True)))
+    return replace(found.machine[0], within=sent, within_passages=passed, overhead=overhead)
 
 
 def evaluate(found: Measurement) -> dict[str, Any]:
     """Predicted beside measured, for each configuration and over all.
 
-    The machine's speed drifts, so a round is predicted from the layers that were measured in it; an error is the median
-    over rounds. Noise: how far the errors of every other round are from those of the rest; and the same of the times.
+    The cores' speed changes from second to second, so a sample is predicted from the layers that were measured in it;
+    an error is the median over samples. Noise: how far the errors of every other sample are from those of the rest; and
+    the same of the measured times.
     """
-    cluster = cluster_of(findings_of(found))
+    clusters = {wire: cluster_of(findings_of(found, wire)) for wire in found.messages}
     rows: dict[str, dict[str, Any]] = {}
-    for c, seconds in found.seconds.items():
-        told = [predicted(c, timed, cluster) for timed in found.layers[c.network]]
+    for c, samples in found.samples.items():
+        told = [predicted(c, placed(c, sample.layers), clusters[c.wire]) for sample in samples]
+        seconds = [sample.seconds for sample in samples]
         errors = [each.seconds / measured - 1 for each, measured in zip(told, seconds, strict=True)]
         rows[str(c)] = {
             "predicted ms": 1e3 * statistics.median(each.seconds for each in told),
             "measured ms": 1e3 * statistics.median(seconds),
             "error": statistics.median(errors),
-            "noise": abs(statistics.median(errors[::2]) - statistics.median(errors[1::2] or errors)),
-            "noise of times": abs(statistics.median(seconds[::2]) / statistics.median(seconds[1::2] or seconds) - 1),
+            "noise": apart(errors, lambda one, other: one - other),
+            "noise of times": apart(seconds, lambda one, other: one / other - 1),
+            "predicted probes": in_probes([each.seconds for each in told], samples),
+            "measured probes": in_probes(seconds, samples),
+            "unsteady": sum(sample.change >= STEADY for sample in samples),
             "predicted MB": [1e-6 * each for each in told[0].bytes],
-            "measured MB": [1e-6 * each for each in found.bytes[c]],
-            "memory errors": [p / m - 1 for p, m in zip(told[0].bytes, found.bytes[c], strict=True)],
         }
-    return {"configurations": rows, "summary": summary(rows, found.seconds)}
+        if c in found.bytes:
+            rows[str(c)] |= {
+                "measured MB": [1e-6 * each for each in found.bytes[c]],
+                "memory errors": [p / m - 1 for p, m in zip(told[0].bytes, found.bytes[c], strict=True)],
+            }
+    return {"configurations": rows, "summary": summary(rows, found)}
+
+
+def in_probes(seconds: Sequence[float], samples: Sequence[Sample]) -> float:
+    """Times in units of what the probe took meanwhile: samples were taken at different speeds of the cores."""
+    return statistics.median(s / each.speed for s, each in zip(seconds, samples, strict=True))
+
+
+def apart(values: Sequence[float], how: Callable[[float, float], float]) -> float:
+    """How far the medians of every other value and of the rest lie apart."""
+    return abs(how(statistics.median(values[::2]), statistics.median(values[1::2] or values)))
 
 
 def predicted(c: Configuration, timed: Timed, cluster: Cluster) -> Forecast:
@@ -310,32 +331,28 @@ def predicted(c: Configuration, timed: Timed, cluster: Cluster) -> Forecast:
     return forecast(layers, bounds, cluster, c.method, net.batch, workers=2, heads=behind, optimizer=net.optimizer)
 
 
-def summary(rows: dict[str, dict[str, Any]], seconds: dict[Configuration, list[float]]) -> dict[str, float]:
+def summary(rows: dict[str, dict[str, Any]], found: Measurement) -> dict[str, float]:
     """The errors over all configurations, signs kept where they matter."""
     errors = [abs(row["error"]) for row in rows.values()]
-    memory = [each for row in rows.values() for each in row["memory errors"]]
+    memory = [each for row in rows.values() for each in row.get("memory errors", ())]
     told, measured = ([row[key] for row in rows.values()] for key in ("predicted ms", "measured ms"))
+    samples = [sample for each in found.samples.values() for sample in each]
     return {
         "mean": statistics.fmean(errors),
         "worst": max(errors),
-        "memory": max(map(abs, memory)),
-        "under": -min(0.0, *memory),
-        "rank": rank(told, measured),
+        "memory": max(map(abs, memory), default=0.0),
+        "under": -min(0.0, *memory, 0.0),
+        "rank": rank(*([row[key] for row in rows.values()] for key in ("predicted probes", "measured probes"))),
         "regret": max(
-            regret({c: rows[str(c)]["predicted ms"] for c in seconds if c.network == name}, seconds)
-            for name in {c.network for c in seconds}
+            regret([rows[str(c)] for c in found.samples if (c.network, c.wire) == where])
+            for where in {(c.network, c.wire) for c in found.samples}
         ),
         "mean, of medians": statistics.fmean(abs(p / m - 1) for p, m in zip(told, measured, strict=True)),
         "worst, of medians": max(abs(p / m - 1) for p, m in zip(told, measured, strict=True)),
-        "regret, of medians": max(
-            regret(
-                {c: rows[str(c)]["predicted ms"] for c in seconds if c.network == name},
-                {c: [statistics.median(each)] for c, each in seconds.items()},
-            )
-            for name in {c.network for c in seconds}
-        ),
         "noise": statistics.fmean(row["noise"] for row in rows.values()),
         "noise of times": statistics.fmean(row["noise of times"] for row in rows.values()),
+        "unsteady": sum(row["unsteady"] for row in rows.values()) / len(samples),
+        "cores, slowest to fastest": spread([sample.speed for sample in samples]),
     }
 
 
@@ -347,21 +364,17 @@ def rank(one: Sequence[float], other: Sequence[float]) -> float:
     return statistics.correlation(*places)
 
 
-def regret(told: dict[Configuration, float], seconds: dict[Configuration, list[float]]) -> float:
-    """How much slower than any other the one is that was predicted to be fastest, of configurations of one network.
-
-    Medians over rounds of the ratio within a round.
-    """
-    chosen = min(told, key=lambda c: told[c])
-    pairs = ([a / b for a, b in zip(seconds[chosen], seconds[c], strict=True)] for c in told)
-    return max(statistics.median(each) for each in pairs) - 1
+def regret(rows: Sequence[dict[str, Any]]) -> float:
+    """How much slower than the fastest the one is that was predicted to be, of configurations that train the same."""
+    chosen = min(rows, key=lambda row: row["predicted probes"])
+    return chosen["measured probes"] / min(row["measured probes"] for row in rows) - 1
 
 
 def tell(result: dict[str, Any]) -> None:
     """Print it."""
     print(f"{'':<52} predicted  measured   error   noise  of times   memory of workers, MB")
     for name, row in result["configurations"].items():
-        pairs = zip(row["predicted MB"], row["memory errors"], strict=True)
+        pairs = zip(row["predicted MB"], row.get("memory errors", ()), strict=False)
         memory = "  ".join(f"{p:6.2f} ({e:+.1%})" for p, e in pairs)
         times = f"{row['predicted ms']:9.1f} {row['measured ms']:9.1f}  {row['error']:+6.1%}"
         print(f"{name:<52} {times}   {row['noise']:5.1%}   {row['noise of times']:6.1%}   {memory}")
@@ -387,19 +400,28 @@ def machine_facts() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, choices=range(1, 100), metavar="1..99")
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "result.json")
     chosen = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    mp.set_forkserver_preload(["torch", "stretto.runtime.ranks", "stretto.cost.machine", "layers"])
+    mp.set_forkserver_preload(["torch", "stretto.runtime.ranks", "stretto.cost.machine", "layers", "pairs"])
     begin, load = time.perf_counter(), os.getloadavg()[0]
-    found = measure([c for c in CONFIGURATIONS if chosen.only in str(c)], chosen.rounds)
-    result = evaluate(found)
+    mine = [c for c in CONFIGURATIONS if chosen.only in str(c)]
+    with contextlib.ExitStack() as stack:
+        try:
+            for wire in {c.wire for c in mine if c.wire is not None}:
+                stack.enter_context(laid(wire))
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"no configurations on two hosts: they want root rights, ip and tc ({error})", file=sys.stderr)
+            mine = [c for c in mine if c.wire is None]
+        for found in measure(mine, chosen.rounds):
+            result = evaluate(found)
+            facts = machine_facts() | {"load when it began": load, "seconds": time.perf_counter() - begin}
+            samples = {str(c): [(each.seconds, each.probes) for each in own] for c, own in found.samples.items()}
+            told = {"machine": facts, **result, "seconds and probes": samples}
+            chosen.out.write_text(json.dumps(told, indent=1) + "\n")
     tell(result)
-    facts = machine_facts() | {"load when it began": load, "seconds": time.perf_counter() - begin}
-    times = {str(c): seconds for c, seconds in found.seconds.items()}
-    chosen.out.write_text(json.dumps({"machine": facts, **result, "seconds": times}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -75,6 +75,15 @@ def test_heads_are_part_of_their_stages():
     assert greedy.seconds == pytest.approx(2 * F + W + B + 2 * U)
 
 
+def test_stages_that_send_no_gradient_compute_none():
+    row, rows = costs(1).layers[0], costs(2)
+    for name, backward in (("greedy", W), ("chunked(chunks=2)", W), ("overlapping(delay=1)", B)):
+        split = name.startswith("overlapping")  # I and W: the gradient goes to the stage below
+        actions = forecast(rows, (0, 1, 2), cluster(), name, 8, workers=2, heads=[row, None]).actions
+        top = actions["I", 1, 0] + actions["W", 1, 0] if split else actions["B", 1, 0]
+        assert top == pytest.approx(backward), name
+
+
 class Several(nn.Module):
     """Something with insides."""
 

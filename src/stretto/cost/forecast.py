@@ -52,13 +52,26 @@ def forecast(
     schedule, rules = chosen.plan(len(bounds) - 1, workers)
     places = [[schedule.worker_of[s]] for s in range(schedule.num_stages)]
     share = batch / schedule.per_turn
-    stages = stage_times(costs, bounds, cluster, share, workers=places, heads=heads, optimizer=optimizer)
+    stages = stage_times(
+        costs, bounds, cluster, share, workers=places, heads=heads, optimizer=optimizer, silent=silent(schedule, rules)
+    )
     pricer = Pricer(chosen, schedule, rules, cluster, stages)
     return Forecast(
         seconds=turn_seconds(pricer),
         actions=pricer.actions,
         bytes=peak_bytes(chosen, schedule, rules, costs, bounds, share, optimizer=optimizer, heads=heads),
     )
+
+
+def silent(schedule: Schedule, rules: Rules) -> set[int]:
+    """Stages that send no gradient: stage 0, and those above which a loss of its own ends."""
+    telling = {
+        action.stage
+        for body in schedule.body
+        for action in body
+        if any(edge.value == "gradient" for edge in rules.makes(action))
+    }
+    return set(range(schedule.num_stages)) - telling
 
 
 def turn_seconds(pricer: "Pricer") -> float:

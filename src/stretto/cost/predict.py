@@ -3,7 +3,7 @@
 Measured times of layers come first, then the device's rates for sorts of operators, then the roofline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -164,7 +164,7 @@ def with_head(stage: LayerTimes, head: LayerTimes) -> LayerTimes:
 class StageTimes:
     """Seconds of a stage's actions on a micro-batch, and bytes.
 
-    The first stage has no input gradient to compute. `send` takes the output to the next stage,
+    `send` takes the output to the next stage,
     `send_back` the gradient of the input to the stage before; 0 where there is none, or on the same worker.
     `all_reduce` is what replicas take to sum their gradients. `input` and `output` bytes travel; `held` bytes are kept
     of each micro-batch between its forward and its backward; `parameters`, `gradients` and the optimizer's `state`
@@ -199,13 +199,15 @@ def stage_times(
     dtype: str | None = None,
     optimizer: str = "sgd",
     heads: Sequence[LayerCost | None] | None = None,
+    silent: Collection[int] = (0,),
 ) -> tuple[StageTimes, ...]:
     """Times of each stage for micro-batches of so many examples.
 
     Stage s holds the layers from bounds[s] up to bounds[s + 1]. `workers` says for each stage which workers hold its
     replicas, among which the examples are divided; worker s alone unless said otherwise. The slowest replica counts.
     `dtype` is that of the parameters unless said otherwise. `heads` are rows of what stands behind stages with losses
-    of their own, loss included; None for others and for the last. Raises UsageError for what does not fit the cluster.
+    of their own, loss included; None for others and for the last. `silent` stages tell nobody a gradient of their
+    inputs, and compute none. Raises UsageError for what does not fit the cluster.
     """
     stages = costs.stages(bounds)
     places = [[s] for s in range(len(stages))] if workers is None else [list(each) for each in workers]
@@ -223,7 +225,8 @@ def stage_times(
         each = [summed(speeds[worker][bounds[s] : bounds[s + 1]]) for worker in here]
         replicas = [started(times, costs.start, costs.step) for times in each]
         compute = LayerTimes(*(max(column) for column in zip(*replicas, strict=True)))
-        compute = compute if s else compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
+        if s in silent:
+            compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
         head = behind[s]
         if head is not None:
             number = sum(each is not None for each in behind[:s])

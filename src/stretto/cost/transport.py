@@ -1,7 +1,9 @@
 """What a message of the runtime costs while its two ends compute: the sender, the way, the receiver.
 
 Two processes take turns, as stages of a pipeline do: each works, sends, goes on with something else, and receives. A
-period is then twice the work, a send, the way and a receive: no clocks are compared.
+period is then twice the work, a send, the way and a receive: no clocks are compared. Then both send to each other at
+the same time, work until the messages have long been there, and take them: what that takes longer than the same work
+alone keeps them busy, be it in the calls or because what moves messages takes their cores.
 """
 
 import statistics
@@ -15,13 +17,14 @@ import torch.distributed as dist
 from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.status import Status
 
-WORK, BESIDE, LONG = 2e-3, 0.6, 4.0  # seconds of work; what goes on beside a message, or until it has long been there
-ROUNDS, BLOCKS = 12, 5
+WORK, BESIDE = 2e-3, 1.2e-3  # seconds of work, and of what goes on beside a message
+LONG, WAYS = 4e-3, 2.0  # work until a message has long been there: seconds, or times its way
+ROUNDS, BLOCKS, BLOCK = 12, 5, 0.25  # messages of a block, fewer where it would take more seconds
 TAG = 0x57A1F
 
 
 class Passage(NamedTuple):
-    """Seconds of a message: while its sender posts it, on its way, while its receiver takes what is there."""
+    """Seconds of a message: what it keeps its sender busy for, what is left of its way, and its receiver."""
 
     bytes: int
     send: float
@@ -42,7 +45,7 @@ class Ends:
     def begin(self, num_bytes: int) -> None:
         """Messages have so many bytes from here on; the first one says so."""
         self._value = torch.zeros(max(1, num_bytes // 4))
-        self.turn(0.0)
+        self.turn()
 
     def work(self, seconds: float) -> float:
         """Compute for about so long; how long it really was."""
@@ -52,13 +55,29 @@ class Ends:
             now = time.perf_counter()
         return now - begin
 
-    def turn(self, beside: float) -> tuple[float, float, float]:
-        """Work, send, compute beside the message, receive: seconds of work, of sending and of receiving."""
-        received = 0.0 if self._first else seconds(self._box.receive)
+    def turn(self) -> tuple[float, float]:
+        """Work, send, compute a little, receive: seconds of work and of sending."""
+        if not self._first:
+            self._box.receive()
         worked = self.work(WORK)
         sent = seconds(lambda: self._out.send(self._value))
-        self.work(beside)
-        return worked, sent, seconds(self._box.receive) if self._first else received
+        self.work(BESIDE)
+        if self._first:
+            self._box.receive()
+        return worked, sent
+
+    def products(self, number: int) -> None:
+        """So much work, however long it takes."""
+        for _ in range(number):
+            _ = self._matrix @ self._matrix
+
+    def exchange(self, number: int) -> tuple[float, float, float]:
+        """Send, work, receive what the other one has sent: seconds in all, of sending and of receiving."""
+        begin = time.perf_counter()
+        sent = seconds(lambda: self._out.send(self._value))
+        self.products(number)
+        received = seconds(self._box.receive)
+        return time.perf_counter() - begin, sent, received
 
     def settle(self) -> None:
         """Wait until all has been taken."""
@@ -79,27 +98,40 @@ def measure_passages(group: dist.ProcessGroup, sizes: Sequence[int]) -> list[Pas
 
 
 def measure_passage(group: dist.ProcessGroup, ends: Ends, num_bytes: int) -> Passage:
-    """The message between two processes, the same on both: medians of several means."""
+    """The message between two processes, the same on both: medians over blocks, means over both."""
     ends.begin(num_bytes)
+    way = agreed(group, ways(group, ends))
+    number = max(1, int(max(LONG, WAYS * way) / agreed(group, seconds(lambda: ends.products(20)) / 20)))
     rows = []
     for _ in range(BLOCKS):
-        dist.barrier(group=group)
-        late = [ends.turn(LONG * WORK) for _ in range(ROUNDS // 2)]
+        for _ in range(max(2, min(ROUNDS, int(BLOCK / max(LONG, WAYS * way))))):
+            dist.barrier(group=group)
+            alone = seconds(lambda: ends.products(number))
+            dist.barrier(group=group)
+            taken, sent, received = ends.exchange(number)
+            rows.append((taken - alone, sent, received))
+    ends.settle()
+    longer, sent, received = (agreed(group, statistics.median(column)) for column in zip(*rows, strict=True))
+    stolen = max(0.0, longer - sent - received) / 2
+    total = sent + max(way, received)
+    return Passage(num_bytes, sent + stolen, max(0.0, total - sent - received - 2 * stolen), received + stolen)
+
+
+def ways(group: dist.ProcessGroup, ends: Ends) -> float:
+    """Seconds from the end of a send to the end of its receive, by turns."""
+    found, rounds = [], ROUNDS
+    for _ in range(BLOCKS):
         dist.barrier(group=group)
         begin = time.perf_counter()
-        prompt = [ends.turn(BESIDE * WORK) for _ in range(ROUNDS)]
-        period = (time.perf_counter() - begin) / ROUNDS
-        work, send, _ = (statistics.fmean(column) for column in zip(*prompt, strict=True))
-        rows.append((period, work, send, statistics.median(each[2] for each in late)))
-    ends.settle()
-    return between(group, num_bytes, rows)
+        work, send = (statistics.fmean(column) for column in zip(*(ends.turn() for _ in range(rounds)), strict=True))
+        period = (time.perf_counter() - begin) / rounds
+        found.append(period / 2 - work - send)
+        rounds = max(2, min(ROUNDS, int(BLOCK / agreed(group, period))))
+    return max(0.0, statistics.median(found))
 
 
-def between(group: dist.ProcessGroup, num_bytes: int, rows: Sequence[tuple[float, float, float, float]]) -> Passage:
-    """The mean over both processes: in a period each works, sends and receives once, one after the other."""
-    both = torch.tensor(rows, dtype=torch.float64)
+def agreed(group: dist.ProcessGroup, value: float) -> float:
+    """The mean over both processes."""
+    both = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(both, group=group)
-    means = [[value / 2 for value in row] for row in both.tolist()]
-    ways = [period / 2 - work - send for period, work, send, _ in means]  # and what the receiver does
-    send, receive, way = (statistics.median(each) for each in ([m[2] for m in means], [m[3] for m in means], ways))
-    return Passage(num_bytes, send, max(0.0, way - receive), min(way, receive))
+    return float(both) / group.size()
