@@ -418,8 +418,11 @@ def main() -> None:
         for found in measure(mine, chosen.rounds):
             result = evaluate(found)
             facts = machine_facts() | {"load when it began": load, "seconds": time.perf_counter() - begin}
-            samples = {str(c): [(each.seconds, each.probes) for each in own] for c, own in found.samples.items()}
-            told = {"machine": facts, **result, "seconds and probes": samples}
+            samples = {
+                str(c): {"seconds": [each.seconds for each in own], "probe": [each.speed for each in own]}
+                for c, own in found.samples.items()
+            }
+            told = {"machine": facts, **result, "samples": samples}
             chosen.out.write_text(json.dumps(told, indent=1) + "\n")
     tell(result)
 
