@@ -24,9 +24,9 @@ def costs(number=4):
     )
 
 
-def cluster(link=None, **device):
+def cluster(link=None, nodes=2, **device):
     made = Device(memory=1e9, memory_bandwidth=2 * 4 * WIDTH * WIDTH, peak={"float32": 1e9}, **device)
-    group = Group(nodes=2, workers=1, device="d", between="far")
+    group = Group(nodes=nodes, workers=1, device="d", between="far")
     return Cluster(
         name="c", groups=(group,), devices={"d": made}, links={"far": link or Link(latency=0.0, bandwidth=1e30)}
     )
@@ -56,6 +56,14 @@ def test_messages_keep_their_ends_busy_and_travel():
     ends = 2 * 0.125 + 3 * 0.25
     travels = 2 * (1.0 - 0.375 + 2.0)
     assert seconds("backprop", slow) == pytest.approx(F + F + B + W + U + ends + travels)
+
+
+def test_what_an_input_gradient_has_taken_is_there_for_its_weight_gradient():
+    slow = Link(latency=0.25, bandwidth=1e30, receive=0.25)
+    told = forecast(costs(3), (0, 1, 2, 3), cluster(slow, nodes=3), "zb-h1(microbatches=4)", 8, workers=3).actions
+    assert told["F", 1, 0] == pytest.approx(F + 0.25)
+    assert told["I", 1, 0] == pytest.approx(B - W + 0.25)
+    assert told["W", 1, 0] == pytest.approx(W)
 
 
 def test_stashed_weights_are_copied_at_an_update():
