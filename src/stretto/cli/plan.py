@@ -296,7 +296,7 @@ def in_words(told: Mapping[str, Any]) -> str:
         *(
             (f"  {name.replace('_', ' ')}", duration(value))
             for name, value in predicted["seconds"].items()
-            if abs(value) > 1e-9 * predicted["closed_form_seconds"]
+            if abs(value) > 1e-9 * predicted["seconds_per_step"]
         ),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
     ]
@@ -304,7 +304,11 @@ def in_words(told: Mapping[str, Any]) -> str:
     if told["objective"]["goal"] == "loss":
         lines += ["", *penalties_in_words(told["objective"], told["penalties"])]
     if "explain" in told:
-        lines += ["", "one other choice at a time", aligned([why(each) for each in told["explain"]] or [("none",)])]
+        lines += [
+            "",
+            "one other choice at a time, by closed forms",
+            aligned([why(each) for each in told["explain"]] or [("none",)]),
+        ]
     if "frontier" in told:
         table = [(p["method"], f"{p['workers']} workers", duration(p["seconds"]), size(p["bytes"]), shown(p["money"]))
                  for p in told["frontier"]]  # fmt: skip
