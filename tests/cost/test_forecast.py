@@ -1,5 +1,7 @@
 """What a step is forecast to take: by hand, from round figures; and the memory that torch's allocator really gave."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -81,6 +83,38 @@ def test_heads_are_part_of_their_stages():
     assert greedy.actions["F", 0, 0] == pytest.approx(2 * F)
     assert greedy.actions["B", 0, 0] == pytest.approx(W + B)
     assert greedy.seconds == pytest.approx(2 * F + W + B + 2 * U)
+
+
+VOCABULARY = 24
+
+
+class LanguageModel(nn.Module):
+    """An embedding that is the unembedding too, and something between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.block = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.readout = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.readout.weight = self.embedding.weight
+
+
+def test_tied_weights_travel_to_the_stage_that_borrows_them_and_their_gradients_back():
+    model = LanguageModel()
+    table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
+    assert ModelCosts.of(table.to_dict()) == table
+    size = 4 * VOCABULARY * WIDTH
+    assert table.tied((0, 1, 3)) == {(0, 1): size}
+    assert table.tied((0, 3)) == {}
+    nothing = Measured(*[Affine()] * 4, update=0.0, accumulate=0.0)  # what is computed takes no time
+    free = replace(table, layers=tuple(replace(row, measured=nothing) for row in table.layers))
+    link = Link(latency=0.0, bandwidth=1e3)
+    tied, apart = (
+        forecast(each, (0, 1, 3), cluster(link), "backprop", 8, workers=2).seconds
+        for each in (free, replace(free, ties=()))
+    )
+    # behind the last update the weights go up before the activation, behind the gradient theirs comes down
+    assert apart == pytest.approx(2 * 8 * 4 * WIDTH * 4 / 1e3)
+    assert tied - apart == pytest.approx(2 * size / 1e3)
 
 
 class Several(nn.Module):

@@ -6,7 +6,7 @@ and posts after it, which keep the worker busy. What is left of a message is on 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -50,11 +50,12 @@ def forecast(
     rest is as in `stage_times`.
     """
     chosen = find_method(method)
-    schedule, rules = chosen.plan(len(bounds) - 1, workers)
+    tied = costs.tied(bounds)
+    schedule, rules = chosen.plan(len(bounds) - 1, workers, ties=tuple(tied))
     places = [[schedule.worker_of[s]] for s in range(schedule.num_stages)]
     share = batch / schedule.per_turn
     stages = stage_times(costs, bounds, cluster, share, workers=places, heads=heads, optimizer=optimizer)
-    pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages)
+    pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, tied)
     return Forecast(
         seconds=turn_seconds(pricer),
         actions=pricer.actions,
@@ -83,7 +84,7 @@ class Parts(NamedTuple):
 class Pricer:
     """What every action of a turn takes on its worker, and what its messages take beside.
 
-    `tied` are the bytes of the weights that other stages read of their owner.
+    `tied` are the bytes of the weights that a stage has of another one, by their owner and by who has them of it.
     """
 
     method: Method
@@ -91,7 +92,7 @@ class Pricer:
     rules: Rules
     workers: Workers
     stages: Sequence[StageTimes]
-    tied: float = SMALL
+    tied: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def seconds(self, action: Action) -> float:
         """Seconds of an action of any turn."""
@@ -100,7 +101,9 @@ class Pricer:
     def size(self, edge: Edge) -> float:
         """Bytes of a value that travels."""
         if edge.value == "tied-weight":
-            return self.tied
+            return self.tied[edge.source.stage, edge.stage]
+        if edge.value == "tied-gradient":
+            return self.tied[edge.stage, edge.source.stage]
         if edge.source.stage < 0 or edge.value not in ("activation", "gradient"):
             return SMALL
         stage = self.stages[edge.source.stage]

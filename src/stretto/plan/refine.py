@@ -39,12 +39,14 @@ def pricer_of(plan: Plan, prices: Prices) -> Pricer:
     """What every action of a plan takes: as `forecast` prices it, and what replicas and parts of stages add."""
     c, problem = plan.candidate, prices.problem
     workers, chosen, costs = prices.where(c).workers, method(str(c)), problem.costs
-    schedule, rules = chosen.plan(c.stages, c.pipeline)
-    sides = (*prices.sides, *[0] * (len(costs.layers) - len(prices.sides)))  # of the loss
+    ends = [*plan.bounds[:-1], len(costs.layers)]  # the loss is the last stage's
+    tied = costs.tied(ends)
+    schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
+    sides = (*prices.sides, *[0] * (len(costs.layers) - len(prices.sides)))
     rows = replace(costs, layers=tuple(shared(costs.layers, c.mesh.tensor, c.mesh.space, sides)))
     has_head = set(rules.reach.heads[:-1])
     times = stage_times(
-        rows, [*plan.bounds[:-1], len(rows.layers)], problem.cluster, c.examples * len(workers.ranks[0]),
+        rows, ends, problem.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
         optimizer=problem.optimizer,
         heads=[problem.heads[end - 1] if problem.heads and s in has_head else None
@@ -52,7 +54,7 @@ def pricer_of(plan: Plan, prices: Prices) -> Pricer:
     )  # fmt: skip
     parts = prices.at(c, plan.bounds)
     stages = [with_parts(each, x, c, masters=problem.masters) for each, x in zip(times, parts, strict=True)]
-    return Pricer(chosen, schedule, rules, workers, stages)
+    return Pricer(chosen, schedule, rules, workers, stages, tied)
 
 
 def with_parts(times: StageTimes, x: Stage, c: Candidate, *, masters: bool) -> StageTimes:

@@ -129,7 +129,12 @@ def ways(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
             continue
         if problem.stages is not None and stages not in problem.stages:
             continue
-        shards = problem.shards if clock.drains and shareable(axes.mesh) else [x for x in problem.shards if x == "none"]
+        apart = stages == 1 or not problem.costs.ties  # no weights that several stages use
+        shards = (
+            problem.shards
+            if clock.drains and apart and shareable(axes.mesh)
+            else [x for x in problem.shards if x == "none"]
+        )
         chunks = range(2, stages) if clock.waits == "chunk" else (1,)  # one is backprop, as many as stages greedy
         for count, losses in product(counts_of(problem, axes, method), chunks):
             found = axes._replace(method=method, microbatches=count, losses=losses)
