@@ -114,7 +114,7 @@ def in_words(told: Mapping[str, Any]) -> str:
     if told["objective"]["goal"] == "loss":
         lines += ["", *penalties_in_words(told["objective"], told["penalties"])]
     if "explain" in told:
-        rows = [why(each) for each in told["explain"]] or [("none",)]
+        rows = [why(each) for each in told["explain"]] or [("none", "", "", "")]
         lines += ["", "one other choice at a time, by closed forms", aligned(rows)]
     if "frontier" in told:
         lines += ["", "not beaten in time, memory and money", aligned([row_of(each) for each in told["frontier"]])]
