@@ -61,7 +61,7 @@ def test_a_plan_is_written_trained_and_drawn(capsys, tmp_path, cluster):
     known = tomllib.loads(file.read_text())
     assert known["train"]["bounds"] == known["plan"]["bounds"]
     assert known["plan"]["pipeline"] == 2
-    assert sum(known["predicted"]["seconds"].values()) == pytest.approx(known["predicted"]["closed_form_seconds"])
+    assert sum(known["predicted"]["seconds"].values()) == pytest.approx(known["predicted"]["seconds_per_step"])
     assert (tmp_path / "plan.csv").read_text().startswith("0F0,")
     assert list(json.loads((tmp_path / "plan.split.json").read_text())) == [str(known["plan"]["bounds"][1])]
     drawn = run(capsys, "show", "--plan", file)

@@ -1,5 +1,7 @@
 """What a step is forecast to take: by hand, from round figures; and the memory that torch's allocator really gave."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -24,9 +26,9 @@ def costs(number=4):
     )
 
 
-def cluster(link=None, **device):
+def cluster(link=None, nodes=2, **device):
     made = Device(memory=1e9, memory_bandwidth=2 * 4 * WIDTH * WIDTH, peak={"float32": 1e9}, **device)
-    group = Group(nodes=2, workers=1, device="d", between="far")
+    group = Group(nodes=nodes, workers=1, device="d", between="far")
     return Cluster(
         name="c", groups=(group,), devices={"d": made}, links={"far": link or Link(latency=0.0, bandwidth=1e30)}
     )
@@ -58,6 +60,14 @@ def test_messages_keep_their_ends_busy_and_travel():
     assert seconds("backprop", slow) == pytest.approx(F + F + B + W + U + ends + travels)
 
 
+def test_what_an_input_gradient_has_taken_is_there_for_its_weight_gradient():
+    slow = Link(latency=0.25, bandwidth=1e30, receive=0.25)
+    told = forecast(costs(3), (0, 1, 2, 3), cluster(slow, nodes=3), "zb-h1(microbatches=4)", 8, workers=3).actions
+    assert told["F", 1, 0] == pytest.approx(F + 0.25)
+    assert told["I", 1, 0] == pytest.approx(B - W + 0.25)
+    assert told["W", 1, 0] == pytest.approx(W)
+
+
 def test_stashed_weights_are_copied_at_an_update():
     copied = 1.0  # reads and writes as many bytes as the memory moves in a second
     pb, pipedream = (seconds(name, bounds=(0, 2, 4)) for name in ("pb", "pipedream"))
@@ -82,6 +92,38 @@ def test_stages_that_send_no_gradient_compute_none():
         actions = forecast(rows, (0, 1, 2), cluster(), name, 8, workers=2, heads=[row, None]).actions
         top = actions["I", 1, 0] + actions["W", 1, 0] if split else actions["B", 1, 0]
         assert top == pytest.approx(backward), name
+
+
+VOCABULARY = 24
+
+
+class LanguageModel(nn.Module):
+    """An embedding that is the unembedding too, and something between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.block = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.readout = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.readout.weight = self.embedding.weight
+
+
+def test_tied_weights_travel_to_the_stage_that_borrows_them_and_their_gradients_back():
+    model = LanguageModel()
+    table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
+    assert ModelCosts.of(table.to_dict()) == table
+    size = 4 * VOCABULARY * WIDTH
+    assert table.tied((0, 1, 3)) == {(0, 1): size}
+    assert table.tied((0, 3)) == {}
+    nothing = Measured(*[Affine()] * 4, update=0.0, accumulate=0.0)  # what is computed takes no time
+    free = replace(table, layers=tuple(replace(row, measured=nothing) for row in table.layers))
+    link = Link(latency=0.0, bandwidth=1e3)
+    tied, apart = (
+        forecast(each, (0, 1, 3), cluster(link), "backprop", 8, workers=2).seconds
+        for each in (free, replace(free, ties=()))
+    )
+    # behind the last update the weights go up before the activation, behind the gradient theirs comes down
+    assert apart == pytest.approx(2 * 8 * 4 * WIDTH * 4 / 1e3)
+    assert tied - apart == pytest.approx(2 * size / 1e3)
 
 
 class Several(nn.Module):

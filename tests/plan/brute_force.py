@@ -12,6 +12,7 @@ CLOCKED = ("pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "pipemare")
 STEADY = ("pipedream", "spectrain", "pipeoptim")
 ASYNC = (*STEADY, "pipedream-2bw", "paci", *CLOCKED)
 LOCAL = ("greedy", "chunked", "overlapping", "overlapping(delay=0)")
+HOPS = ("overlapping", "overlapping(delay=0)")
 TWICE = ("interleaved", "looped-bfs", "zb-v")  # two stages a worker
 CUT = ("gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream-2bw", "paci")
 
@@ -113,7 +114,11 @@ def home(method, s, S, W):
 
 
 def stage_price(n, way, s, S, i, j):
-    """(work forward, work backward, late W, message, end, bytes)."""
+    """(work forward, work backward, late W, message, end, bytes).
+
+    Work includes the runtime's time of each action, and the ends of messages: a forward takes one from below and sends
+    one up, a backward the other way round.
+    """
     W, R, T, method, M, again, shard, chunks = way
     w = home(method, s, S, W)
     b = Q(n["batch"], R * M)
@@ -134,21 +139,23 @@ def stage_price(n, way, s, S, i, j):
         if lowest is None:
             return Q(0)
         above = sum(pace * x["b"] * b / cut(x) for x in layers[lowest + 1 :])
-        return above + pace * layers[lowest]["w"] * b / cut(layers[lowest])
+        return above + pace * layers[lowest]["w"] * b / cut(layers[lowest]) + n["start"]
 
     def inputs(pace):
-        return sum(pace * x["i"] * b / cut(x) for x in layers) if i else Q(0)
+        return sum(pace * x["i"] * b / cut(x) for x in layers) + n["start"] if i else Q(0)
 
     def whole(pace):
-        return sum(pace * x["b"] * b / cut(x) for x in layers) if i else late(pace)
+        return sum(pace * x["b"] * b / cut(x) for x in layers) + n["start"] if i else late(pace)
 
     f = slowest(forward)
     split = method in ("zb-h1", "zb-v", "overlapping", "overlapping(delay=0)") and s > 0
-    back = slowest(inputs) + slowest(late) if split else slowest(whole)
+    silent = s > 0 and not returns(method, s - 1, S, chunks)  # nobody is told a gradient of the inputs
+    back = slowest(inputs) + slowest(late) if split else slowest(late if silent else whole)
     params = sum(Q(x["weights"]) / T for x in layers)
     if M > 1:
         back += 3 * params / n["bandwidth"]
     update = slowest(lambda pace: sum(n["step"] * 5 * Q(x["weights"]) / T * pace for x in layers))
+    update += n["once"] if params else 0
     gradients, kept = params, sum(x["kept"] * b / cut(x) for x in layers)
     static = versions(method, s, S) * params
     if has_head(method, s, S, chunks):
@@ -167,6 +174,8 @@ def stage_price(n, way, s, S, i, j):
     recomputed = f if again and count > 1 else Q(0)
     back += recomputed
     replicas = [[ranks[r][t] for r in range(R)] for t in range(T)]
+    if versions(method, s, S) > 1:
+        update += 2 * gradients / n["bandwidth"]
     end = max(ring(n, group, gradients) for group in replicas) + update
     size = static + gradients
     if shard == "keep":
@@ -183,8 +192,39 @@ def stage_price(n, way, s, S, i, j):
     if s < S - 1 and home(method, s + 1, S, W) != w:
         nxt = [[(r * W + home(method, s + 1, S, W)) * T + t for t in range(T)] for r in range(R)]
         pairs = [link(n, p, q) for one, two in zip(ranks, nxt, strict=True) for p, q in zip(one, two, strict=True)]
-        x = max(latency + layers[-1]["out"] * b * beta for latency, beta in pairs)
-    return f, back, slowest(late), x, end, size
+        busy = [n["send"][k] + n["receive"][k] for k in (0, 1)]
+        x = max(max(0, alpha - busy[0]) + layers[-1]["out"] * b * max(0, beta - busy[1]) for alpha, beta in pairs)
+    halves = 2 if split or (method in HOPS and S > 1) else 1
+    late_work = slowest(late) + (n["per_action"] if halves == 2 else 0)
+    f += n["per_action"]
+    back += n["per_action"] * (halves + (recomputed > 0))
+    below = s > 0 and home(method, s - 1, S, W) != w
+    above = s < S - 1 and home(method, s + 1, S, W) != w
+    f += below * end_of(n, "receive", layers[0]["in"] * b) + above * end_of(n, "send", layers[-1]["out"] * b)
+    back += (below and returns(method, s - 1, S, chunks)) * end_of(n, "send", layers[0]["in"] * b)
+    taken = (above and returns(method, s, S, chunks)) * end_of(n, "receive", layers[-1]["out"] * b)
+    back += taken
+    late_work += taken if method in HOPS else 0
+    end += n["per_action"] + (n["per_step"] + losses(n, w, home(method, S - 1, S, W), W)) / Q(S, W)
+    return f, back, late_work, x, end, size
+
+
+def end_of(n, which, size):
+    """What a message takes of its sender, or of its receiver."""
+    fixed, each = n[which]
+    return fixed + each * size
+
+
+def losses(n, w, last, W):
+    """Telling all others, or hearing it: 64 bytes."""
+    if W == 1:
+        return 0
+    return (W - 1) * end_of(n, "send", 64) if w == last else end_of(n, "receive", 64)
+
+
+def returns(method, s, S, K):
+    """Whether a gradient comes from the stage above."""
+    return method != "greedy" and not (method == "chunked" and s + 1 in ends(S, K))
 
 
 def step(n, way, bounds):

@@ -32,12 +32,21 @@ def draw(seed, workers=None, layers=0):
     layers = [
         layer(dice.choice([0, 64, 256, 1024])) | {"in": sizes[k], "out": sizes[k + 1]} for k in range(len(sizes) - 1)
     ]
-    return {
+    found = {
         "workers": workers, "per_node": per_node, "batch": batch, "layers": layers,
         "heads": [layer(32) for _ in layers], "paces": [dice.choice([1, 1, 2]) for _ in range(many)],
         "near": (dice.choice([0, 1, 4]), EIGHTH), "far": (dice.choice([2, 8]), Fraction(1, dice.choice([1, 4]))),
         "gamma": Fraction(1, 16), "bandwidth": 256, "step": Fraction(1, 64),
         "memory": dice.choice([1 << 20, 1 << 13, 1 << 12, 3 << 10]),
+    }  # fmt: skip
+    some = dice.random() < 0.6  # a cluster whose runtime takes time of its own
+
+    def cost(*values):
+        return Fraction(dice.choice(values) if some else 0)
+
+    return found | {
+        "per_action": cost(0, 1, 5), "per_step": cost(0, 2, 16), "start": cost(0, 1), "once": cost(0, 2),
+        "send": (cost(0, EIGHTH, 1), cost(0, EIGHTH / 8)), "receive": (cost(0, EIGHTH, 1), cost(0, EIGHTH / 4)),
     }  # fmt: skip
 
 
@@ -63,11 +72,11 @@ def problem(n, methods=("all",)):
         rate = Rate(per_flop=float(pace))
         return Device(
             memory=n["memory"], memory_bandwidth=n["bandwidth"], reduction_bandwidth=float(1 / n["gamma"]),
-            peak={"float32": 1.0},
+            peak={"float32": 1.0}, per_action=float(n["per_action"]), per_step=float(n["per_step"]),
             rates={"linear": {"forward": rate, "backward": rate}, "sgd": {"update": Rate(per_byte=pace / 64)}},
         )  # fmt: skip
 
-    links = {name: Link(latency=n[name][0], bandwidth=float(1 / n[name][1])) for name in ("near", "far")}
+    links = {name: link(n, *n[name]) for name in ("near", "far")}
     groups = tuple(
         Group(nodes=1, workers=n["per_node"], device=f"pace{pace}", within="near", between="far") for pace in n["paces"]
     )
@@ -75,9 +84,20 @@ def problem(n, methods=("all",)):
         name="c", groups=groups, devices={f"pace{p}": device(p) for p in n["paces"]}, links=links, between="far"
     )
     return Problem(
-        costs=ModelCosts(tuple(row(str(k), x) for k, x in enumerate(n["layers"])), "float32"), cluster=cluster,
+        costs=ModelCosts(
+            tuple(row(str(k), x) for k, x in enumerate(n["layers"])), "float32", float(n["start"]), float(n["once"])
+        ), cluster=cluster,
         workers=n["workers"], batch_sizes=(n["batch"],), methods=methods, tensors=(1, 2, 4),
         heads=tuple(row(f"head{k}", x) for k, x in enumerate(n["heads"])), optimizer="sgd",
+    )  # fmt: skip
+
+
+def link(n, latency, beta):
+    """Both ends of a message are part of what it takes."""
+    (send, each), (receive, every) = n["send"], n["receive"]
+    return Link(
+        latency=latency, bandwidth=float(1 / beta), send=float(send), send_per_byte=float(each),
+        receive=float(receive), receive_per_byte=float(every),
     )  # fmt: skip
 
 

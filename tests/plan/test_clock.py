@@ -33,6 +33,8 @@ def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
     assert [c.home(s) for s in range(c.stages)] == [schedule.worker_of[s] for s in range(c.stages)]
     heads = tuple(s for s in range(c.stages - 1) if c.clock.heads(c.at(s)))
     assert rules.reach.heads[:-1] == heads
+    assert [c.returns(s) for s in range(c.stages)] == [bool(rules.reach.arriving(s)) for s in range(c.stages)]
+    assert [c.backwards(s) - 1 for s in range(c.stages)] == [s in rules.split for s in range(c.stages)]
     assert schedule.per_turn == c.microbatches
     assert list(chosen.versions(schedule)) == [c.clock.versions(c.at(s)) for s in range(c.stages)]
     delays = chosen.delays(schedule).steady
@@ -62,8 +64,9 @@ def test_stages_that_recompute(name):
 
 def stage_of(forward, inputs, weights, message=0.0, end=0.0):
     """A stage in numbers."""
-    backward = inputs + weights
-    return Stage(forward, backward, 0, 0, 0, weights, message, 0, end, 0, 0, 0)
+    none = dict.fromkeys(Stage._fields, 0)
+    return Stage(**none | {"forward": forward, "backward": inputs + weights, "late": weights, "message": message,
+                           "update": end})  # fmt: skip
 
 
 def durations(stages):

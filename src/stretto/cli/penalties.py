@@ -23,6 +23,22 @@ def study_of(folder: Path | None, objective: str, loss: float | None) -> "Measur
     return None if folder is None else read_measured(folder, loss)
 
 
+def aim_of(
+    goal: str, critical_batch: float | None, least_steps: float | None, penalties: Mapping[str, Any],
+    seen: "Measured | None",
+) -> "Objective":  # fmt: skip
+    """What the plan is to be best in; what is given comes before what was measured."""
+    from stretto.plan import Objective, Penalty
+
+    return Objective(
+        goal=goal,  # type: ignore[arg-type]
+        critical_batch=critical_batch or (seen.critical_batch if seen else None),
+        least_steps=least_steps or (seen.least_steps if seen else None) or 1.0,
+        penalties={name: Penalty(float(value), "given") for name, value in penalties.items()},
+        measured=seen.penalties if seen else {},
+    )
+
+
 def methods_of(
     wanted: tuple[str, ...], objective: str, given: "Mapping[str, Penalty]", seen: "Measured | None"
 ) -> tuple[str, ...]:

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.output import FLAG, aligned, print_json, write
-from stretto.cli.penalties import in_words as penalties_in_words
-from stretto.cli.penalties import methods_of, study_of, weighed
-from stretto.cli.scaling import in_words as scaling_in_words
+from stretto.cli.output import FLAG, print_json
+from stretto.cli.penalties import aim_of, methods_of, study_of, weighed
+from stretto.cli.planned import explained, in_words, points, summary, tell_difference, written
 from stretto.cli.scaling import scaled
 from stretto.words import NUMBER, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 if TYPE_CHECKING:
-    from stretto.plan import Objective, Plan, Problem
+    from stretto.cost import Cluster
+    from stretto.plan import Problem
     from stretto.plan.models import Costed
-    from stretto.plan.price import Prices
 
 OUT = Path("plan.toml")
 KEEP = 4  # plans that are simulated
@@ -131,14 +130,10 @@ def plan(
     if diff is not None:
         tell_difference(diff, json=json)
         return
-    from stretto.config import DEFAULTS
     from stretto.cost.cluster_file import find_cluster
     from stretto.errors import UsageError
-    from stretto.plan import Objective, Penalty, Problem, search
-    from stretto.plan.clock import CLOCKS, clocks
+    from stretto.plan import search
     from stretto.plan.explain import misfit
-    from stretto.plan.file import script
-    from stretto.plan.models import costed
     from stretto.plan.refine import refined
 
     if cluster is None:
@@ -146,49 +141,23 @@ def plan(
     if export not in (None, "torch"):
         raise UsageError(f"export={export!r}: there is torch")
     machines = find_cluster(cluster)
-    given = {name: Penalty(float(value), "given") for name, value in (penalties or {}).items()}
     seen = study_of(measured, objective, loss)
-    aim = Objective(
-        goal=objective,  # type: ignore[arg-type]
-        critical_batch=critical_batch or (seen.critical_batch if seen else None),
-        least_steps=least_steps or (seen.least_steps if seen else None) or 1.0,
-        penalties=given,
-        measured=seen.penalties if seen else {},
-    )
-    chosen = methods_of(methods, objective, given, seen)
-    usual = DEFAULTS[model].data if model in DEFAULTS else "digits"
-    found_costs = costed(
-        model, model_options or {}, data or usual, data_options or {}, optimizer, dtype=dtype,
-        heads=any(CLOCKS[name].family == "local" for name in clocks(chosen)),
-    )  # fmt: skip
-    problem = Problem(
-        costs=found_costs.costs, cluster=machines, workers=workers or machines.num_workers,
-        batch_sizes=batch_size or (found_costs.batch_size,), optimizer=found_costs.optimizer, methods=chosen,
-        microbatches=microbatches, stages=stages, heads=found_costs.heads, sides=images(found_costs),
-        masters=found_costs.costs.dtype == "bfloat16", all_workers=all_workers, shards=shards(found_costs),
+    aim = aim_of(objective, critical_batch, least_steps, penalties or {}, seen)
+    chosen = methods_of(methods, objective, aim.penalties, seen)
+    costs = costs_of(model, model_options or {}, data, data_options or {}, optimizer, dtype, chosen)
+    problem = problem_of(
+        costs, machines, workers, batch_size, methods=chosen, microbatches=microbatches, stages=stages,
+        all_workers=all_workers,
     )  # fmt: skip
     found = search(problem, aim, keep=KEEP)
     if found.best is None:
         raise UsageError(misfit(problem))
-    plans = found.plans if objective == "memory" else refined(found.plans, found.prices)
-    known = written(plans[0], found.prices, aim, found_costs, out, export)
-    told: dict[str, Any] = {
-        "plan": str(out),
-        "predicted_seconds": plans[0].seconds,
-        "predicted_bytes": [round(each) for each in plans[0].bytes],
-        "candidates": found.candidates,
-        "priced": found.priced,
-        "search_seconds": found.seconds,
-        "chosen": known["plan"],
-        "predicted": known["predicted"],
-        "objective": known["objective"],
-    }  # fmt: skip
-    if found_costs.positions is not None:
-        told["script"] = script(plans[0], known["plan"]["bounds"])
+    best, *_ = found.plans if objective == "memory" else refined(found.plans, found.prices)
+    told = summary(best, found, written(best, found.prices, aim, costs, out, export), costs, out)
     if objective == "loss":
         told["penalties"] = weighed(problem, aim, seen)
     if explain:
-        told["explain"] = explained(problem, aim, plans[0], found.prices)
+        told["explain"] = explained(problem, aim, best, found.prices)
     if frontier:
         told["frontier"] = points(problem, aim)
     if scale is not None:
@@ -197,6 +166,33 @@ def plan(
         print_json(told)
     elif not quiet:
         print(in_words(told))
+
+
+def costs_of(
+    model: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
+    dtype: str, methods: Sequence[str],
+) -> "Costed":  # fmt: skip
+    """What a model costs, heads included if some method has any."""
+    from stretto.config import DEFAULTS
+    from stretto.plan.clock import CLOCKS, clocks
+    from stretto.plan.models import costed
+
+    usual = DEFAULTS[model].data if model in DEFAULTS else "digits"
+    heads = any(CLOCKS[name].family == "local" for name in clocks(tuple(methods)))
+    return costed(model, model_options, data or usual, data_options, optimizer, dtype=dtype, heads=heads)
+
+
+def problem_of(
+    model: "Costed", cluster: "Cluster", workers: int | None, batch_sizes: tuple[int, ...] | None, **limits: Any
+) -> "Problem":
+    """A model on a cluster: on all of it unless said otherwise, with the batch that suits the model."""
+    from stretto.plan import Problem
+
+    return Problem(
+        costs=model.costs, cluster=cluster, workers=workers or cluster.num_workers,
+        batch_sizes=batch_sizes or (model.batch_size,), optimizer=model.optimizer, heads=model.heads,
+        sides=images(model), masters=model.costs.dtype == "bfloat16", shards=shards(model), **limits,
+    )  # fmt: skip
 
 
 def images(model: "Costed") -> tuple[int, ...] | None:
@@ -210,119 +206,3 @@ def shards(model: "Costed") -> tuple[str, ...]:
     from stretto.sync.choice import CHOICES
 
     return SHARDS if model.trained is None or "fully-shard" in CHOICES else ("none",)
-
-
-def written(
-    best: "Plan", prices: "Prices", aim: "Objective", model: "Costed", out: Path, export: str | None
-) -> dict[str, Any]:
-    """Write the plan, and what others read of it."""
-    import json
-
-    from stretto.methods import method
-    from stretto.plan.file import content, split_points, to_toml
-    from stretto.schedule.export import to_csv
-
-    known = content(best, prices, aim, model=model.name, trained=model.trained)
-    known["plan"]["bounds"] = model.bounds(best.bounds)
-    write(out, to_toml(known))
-    if export is not None:
-        c = best.candidate
-        schedule, _ = method(str(c)).plan(c.stages, c.pipeline)
-        write(out.with_suffix(".csv"), to_csv(schedule))
-        points = split_points(best.bounds, model.layers)
-        write(out.with_suffix(".split.json"), f"{json.dumps(points, indent=1)}\n")
-    return known
-
-
-def explained(problem: "Problem", aim: "Objective", best: "Plan", prices: "Prices") -> list[dict[str, Any]]:
-    """What every other choice would change, as plain data."""
-    from stretto.plan.explain import alternatives
-
-    return [
-        {"choice": each.choice, "fits": False} if each.plan is None else {
-            "choice": each.choice, "fits": True, "method": str(each.plan.candidate), "seconds": each.plan.formula,
-            "times": each.plan.formula / best.formula, "term": each.term, "more_seconds": each.more,
-        }
-        for each in alternatives(problem, aim, best, prices)
-    ]  # fmt: skip
-
-
-def points(problem: "Problem", aim: "Objective") -> list[dict[str, Any]]:
-    """The frontier as plain data."""
-    from stretto.plan.explain import frontier
-
-    return [
-        {"method": str(p.plan.candidate), "workers": p.plan.candidate.workers, "seconds": p.plan.seconds,
-         "bytes": round(p.memory), "money": p.plan.money, "pipeline": p.plan.candidate.pipeline,
-         "tensor": p.plan.candidate.mesh.tensor, "data": p.plan.candidate.mesh.data, "sharding": p.plan.candidate.shard}
-        for p in frontier(problem, aim)
-    ]  # fmt: skip
-
-
-def tell_difference(files: Sequence[Path], *, json: bool) -> None:
-    """Print what two plans differ in."""
-    from stretto.errors import UsageError
-    from stretto.plan.file import difference, read_plan
-
-    if len(files) != 2:
-        raise UsageError(f"diff takes two plans, not {len(files)}: --diff A.toml B.toml")
-    rows = difference(*(read_plan(file) for file in files))
-    if json:
-        print_json({"differences": [{"key": key, "a": one, "b": other} for key, one, other in rows]})
-        return
-    names = [str(file) for file in files]
-    print(aligned([("", *names), *((key, shown(one), shown(other)) for key, one, other in rows)]) if rows else "equal")
-
-
-def shown(value: Any) -> str:
-    """A value in a few characters."""
-    return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
-
-
-def in_words(told: Mapping[str, Any]) -> str:
-    """The plan for people."""
-    from stretto.plan.explain import size
-    from stretto.report.units import duration
-
-    chosen, predicted = told["chosen"], told["predicted"]
-    axes = " x ".join(f"{axis} {chosen[axis]}" for axis in ("data", "pipeline", "tensor", "space"))
-    rows = [
-        ("method", chosen["method"]),
-        ("axes", f"{axes} = {chosen['workers']} workers"),
-        ("stages begin at", " ".join(map(str, chosen["bounds"][:-1]))),
-        ("sharding", chosen["sharding"]),
-        ("batch size", str(chosen["batch_size"])),
-        ("a step", f"{duration(predicted['seconds_per_step'])} (by {predicted['by']})"),
-        *(
-            (f"  {name.replace('_', ' ')}", duration(value))
-            for name, value in predicted["seconds"].items()
-            if abs(value) > 1e-9 * predicted["closed_form_seconds"]
-        ),
-        ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
-    ]
-    lines = [aligned(rows)]
-    if told["objective"]["goal"] == "loss":
-        lines += ["", *penalties_in_words(told["objective"], told["penalties"])]
-    if "explain" in told:
-        lines += ["", "one other choice at a time", aligned([why(each) for each in told["explain"]] or [("none",)])]
-    if "frontier" in told:
-        table = [(p["method"], f"{p['workers']} workers", duration(p["seconds"]), size(p["bytes"]), shown(p["money"]))
-                 for p in told["frontier"]]  # fmt: skip
-        lines += ["", "not beaten in time, memory and money", aligned(table)]
-    if "scaling" in told:
-        lines += ["", scaling_in_words(told["scaling"])]
-    if "script" in told:
-        lines += ["", f"torchrun --nproc-per-node {chosen['workers']} your script, with", told["script"]]
-    looked = f"{told['candidates']} candidates, {told['priced']} priced, in {told['search_seconds']:.2f} s"
-    return "\n".join([*lines, "", f"{looked}; written to {told['plan']}"])
-
-
-def why(each: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """A row about another choice."""
-    from stretto.report.units import duration
-
-    if not each["fits"]:
-        return each["choice"], "does not fit", "", ""
-    more = each["more_seconds"]
-    changed = f"{each['term']} {'+' if more >= 0 else '-'}{duration(abs(more))}"
-    return each["choice"], each["method"], f"{duration(each['seconds'])} ({each['times']:.3g} times)", changed

@@ -130,6 +130,20 @@ class Link:
         """The time of one message: alpha + N beta."""
         return self.latency + num_bytes / self.bandwidth
 
+    def or_slower(self, other: "Link") -> "Link":
+        """Of two links the slower one, in every respect."""
+        if self == other:
+            return self
+        return Link(
+            latency=max(self.latency, other.latency),
+            bandwidth=min(self.bandwidth, other.bandwidth),
+            contention=max(self.contention, other.contention),
+            send=max(self.send, other.send),
+            send_per_byte=max(self.send_per_byte, other.send_per_byte),
+            receive=max(self.receive, other.receive),
+            receive_per_byte=max(self.receive_per_byte, other.receive_per_byte),
+        )
+
     def sending(self, num_bytes: float) -> float:
         """The sender's part of it, while it does not compute."""
         return self.send + num_bytes * self.send_per_byte

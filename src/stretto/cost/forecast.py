@@ -6,18 +6,19 @@ and posts after it, which keep the worker busy. What is left of a message is on 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import permutations
+from typing import NamedTuple
 
 from stretto.cost.cluster import Cluster
 from stretto.cost.memory import SMALL, peak_bytes
 from stretto.cost.predict import StageTimes, stage_times
 from stretto.cost.table import LayerCost, ModelCosts
+from stretto.cost.workers import Workers
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule
-from stretto.simulate import Link, Network, endless
+from stretto.simulate import endless
 
 TURNS = 1024  # simulated at most, to find what repeats
 Work = tuple[str, int, int]  # kind, stage, place of the micro-batch in its turn
@@ -49,13 +50,21 @@ def forecast(
     rest is as in `stage_times`.
     """
     chosen = find_method(method)
-    schedule, rules = chosen.plan(len(bounds) - 1, workers)
+    tied = costs.tied(bounds)
+    schedule, rules = chosen.plan(len(bounds) - 1, workers, ties=tuple(tied))
     places = [[schedule.worker_of[s]] for s in range(schedule.num_stages)]
     share = batch / schedule.per_turn
     stages = stage_times(
-        costs, bounds, cluster, share, workers=places, heads=heads, optimizer=optimizer, silent=silent(schedule, rules)
+        costs,
+        bounds,
+        cluster,
+        share,
+        workers=places,
+        heads=heads,
+        optimizer=optimizer,
+        silent=silent(rules, schedule.num_stages),
     )
-    pricer = Pricer(chosen, schedule, rules, cluster, stages)
+    pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, tied)
     return Forecast(
         seconds=turn_seconds(pricer),
         actions=pricer.actions,
@@ -63,36 +72,41 @@ def forecast(
     )
 
 
-def silent(schedule: Schedule, rules: Rules) -> set[int]:
-    """Stages that send no gradient: stage 0, and those above which a loss of its own ends."""
-    telling = {
-        action.stage
-        for body in schedule.body
-        for action in body
-        if any(edge.value == "gradient" for edge in rules.makes(action))
-    }
-    return set(range(schedule.num_stages)) - telling
+def silent(rules: Rules, stages: int) -> set[int]:
+    """Stages that send no gradient down: stage 0, and those where one of a loss below ends."""
+    return {s for s in range(stages) if s == 0 or not rules.reach.arriving(s - 1)}
 
 
 def turn_seconds(pricer: "Pricer") -> float:
     """The time of a turn after many; what repeats is found by simulation."""
-    found = endless(pricer.schedule, pricer.rules, TURNS, pricer.seconds, network=pricer.network(), sizes=pricer.size)
+    found = endless(
+        pricer.schedule, pricer.rules, TURNS, pricer.seconds, network=pricer.workers.network(), sizes=pricer.size
+    )
     return found.makespan / TURNS if found.turn is None else found.turn
+
+
+class Parts(NamedTuple):
+    """Seconds of an action: its stage's, gradients that are added up included; a copy of weights; messages' ends."""
+
+    stage: float
+    copy: float
+    messages: float
+    runtime: float
 
 
 @dataclass(frozen=True)
 class Pricer:
     """What every action of a turn takes on its worker, and what its messages take beside.
 
-    `tied` are the bytes of the weights that other stages read of their owner.
+    `tied` are the bytes of the weights that a stage has of another one, by their owner and by who has them of it.
     """
 
     method: Method
     schedule: Schedule
     rules: Rules
-    cluster: Cluster
+    workers: Workers
     stages: Sequence[StageTimes]
-    tied: float = SMALL
+    tied: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def seconds(self, action: Action) -> float:
         """Seconds of an action of any turn."""
@@ -101,36 +115,38 @@ class Pricer:
     def size(self, edge: Edge) -> float:
         """Bytes of a value that travels."""
         if edge.value == "tied-weight":
-            return self.tied
+            return self.tied[edge.source.stage, edge.stage]
+        if edge.value == "tied-gradient":
+            return self.tied[edge.stage, edge.source.stage]
         if edge.source.stage < 0 or edge.value not in ("activation", "gradient"):
             return SMALL
         stage = self.stages[edge.source.stage]
         return stage.output if edge.value == "activation" else stage.input
 
-    def network(self, unit: float = 1.0) -> Network:
-        """What is left of messages between workers, in units of time of which a second has so many."""
-        pairs = permutations(range(self.schedule.num_workers), 2)
-        ways = {pair: self.cluster.link(*pair).way for pair in pairs}
-        return Network(between={pair: Link(unit * latency, unit * each) for pair, (latency, each) in ways.items()})
-
     @cached_property
     def actions(self) -> dict[Work, float]:
         """Seconds of all actions."""
-        found: dict[Work, float] = {}
+        return {work: sum(parts) for work, parts in self.parts.items()}
+
+    @cached_property
+    def parts(self) -> dict[Work, Parts]:
+        """What they are made of."""
+        found: dict[Work, Parts] = {}
+        last = self.schedule.worker_of[self.schedule.num_stages - 1]
         for worker, body in enumerate(self.schedule.body):
-            device = self.cluster.device(worker)
-            adding = self.adding(worker)
+            adding, per_action = self.adding(worker), self.workers.per_action(worker)
             for action in body:
-                found[self.work(action)] = (
-                    self.stages[action.stage].seconds(action.kind)
-                    + (self.stages[action.stage].compute.accumulate if action in adding else 0.0)
-                    + self.copying(action, worker)
-                    + self.talking(action, worker)
-                    + device.per_action
+                stage = self.stages[action.stage]
+                found[self.work(action)] = Parts(
+                    stage.seconds(action.kind) + (stage.compute.accumulate if action in adding else 0.0),
+                    self.copying(action, worker),
+                    self.talking(action, worker),
+                    per_action,
                 )
             if body:
-                found[self.work(body[0])] += device.per_step
-                found[self.work(body[-1])] += self.telling(worker) + self.hearing(worker)
+                first, end = self.work(body[0]), self.work(body[-1])
+                found[first] = found[first]._replace(runtime=per_action + self.workers.per_step(worker))
+                found[end] = found[end]._replace(messages=found[end].messages + self.workers.losses(worker, last))
         return found
 
     def work(self, action: Action) -> Work:
@@ -160,31 +176,21 @@ class Pricer:
         """What an update takes that leaves the weights to graphs in flight."""
         if action.kind != "U" or self.versions[action.stage] < 2:
             return 0.0
-        return 2 * self.stages[action.stage].gradients / self.cluster.device(worker).memory_bandwidth
+        return self.workers.copying(worker, self.stages[action.stage].gradients)
 
     def talking(self, action: Action, worker: int) -> float:
-        """What the messages that an action waits for and makes keep its worker busy for."""
+        """What the messages that an action waits for and makes keep its worker busy for.
+
+        What an input gradient has taken is there for its weight gradient.
+        """
         homes, total = self.schedule.worker_of, 0.0
+        there = self.rules.needs(action._replace(kind="I")) if action.kind == "W" else ()
         for edge in self.rules.needs(action):
             source = homes.get(edge.source.stage, worker)
-            if source != worker:
-                total += self.cluster.link(source, worker).receiving(self.size(edge))
+            if source != worker and edge not in there:
+                total += self.workers.link(source, worker).receiving(self.size(edge))
         for edge in self.rules.makes(action):
             to = homes.get(edge.stage, worker)  # a loss is for no stage
             if to != worker:
-                total += self.cluster.link(worker, to).sending(self.size(edge))
+                total += self.workers.link(worker, to).sending(self.size(edge))
         return total
-
-    @property
-    def last(self) -> int:
-        """The worker that makes the losses."""
-        return self.schedule.worker_of[self.schedule.num_stages - 1]
-
-    def telling(self, worker: int) -> float:
-        """What it takes to tell the losses of a turn, where they are made: one message for each of the others."""
-        others = [other for other in range(self.schedule.num_workers) if other != worker]
-        return sum(self.cluster.link(worker, to).sending(SMALL) for to in others) if self.last == worker else 0.0
-
-    def hearing(self, worker: int) -> float:
-        """What it takes to hear the losses of a turn, where they are made elsewhere."""
-        return 0.0 if self.last == worker else self.cluster.link(self.last, worker).receiving(SMALL)

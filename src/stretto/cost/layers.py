@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from stretto import ties
 from stretto.cost.live import Live, returning
 from stretto.cost.operators import Operators
-from stretto.cost.table import Affine, LayerCost, ModelCosts, Peaks, Work, Works, highest
+from stretto.cost.table import Affine, LayerCost, ModelCosts, Peaks, Tied, Work, Works, highest
 from stretto.errors import UsageError
 from stretto.splitting.undisturbed import home, members, undisturbed
 from stretto.trace import describe
@@ -53,7 +54,12 @@ def layer_costs(
         row(name, module, Pair(given[0].shape[0], few, many))
         for (name, module), few, many in zip([*named, *ends], *runs, strict=True)
     ]
-    return ModelCosts(tuple(rows), dtype_of(layers))
+    return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, ties.find(layers))))
+
+
+def tied(shared: ties.Tied) -> Tied:
+    """A parameter of several layers."""
+    return Tied((shared.owner, *shared.users), shared.parameter.numel() * shared.parameter.element_size())
 
 
 class Loss(nn.Module):

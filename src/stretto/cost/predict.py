@@ -5,15 +5,20 @@ Measured times of layers come first, then the device's rates for sorts of operat
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stretto.cost.cluster import Cluster, Device
 from stretto.cost.table import Affine, Kind, LayerCost, ModelCosts, Work
 from stretto.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from stretto.schedule import Action
     from stretto.simulate import Durations
+
+Seconds = TypeVar("Seconds", float, "NDArray[np.float64]")  # of one stage, or a table of them
 
 
 class Optimizer(NamedTuple):
@@ -103,21 +108,23 @@ def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
     return work_seconds(work, "forward", machine, 0)
 
 
-class LayerTimes(NamedTuple):
+class LayerTimes(NamedTuple, Generic[Seconds]):
     """Seconds of a layer's actions on a micro-batch; sums over layers are those of a stage but for W, see `summed`.
 
     `accumulate` is what a backward takes longer where gradients of another micro-batch are there already.
     """
 
-    forward: float
-    backward: float
-    input_gradient: float
-    weight_gradient: float
-    update: float
-    accumulate: float
+    forward: Seconds
+    backward: Seconds
+    input_gradient: Seconds
+    weight_gradient: Seconds
+    update: Seconds
+    accumulate: Seconds
 
 
-def layer_times(costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str = "sgd") -> list[LayerTimes]:
+def layer_times(
+    costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str = "sgd"
+) -> list[LayerTimes[float]]:
     """Times of each layer for micro-batches of so many examples."""
     kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
     return [
@@ -132,7 +139,7 @@ def layer_times(costs: ModelCosts, machine: Machine, examples: float, *, optimiz
     ]
 
 
-def summed(layers: Sequence[LayerTimes]) -> LayerTimes:
+def summed(layers: Sequence[LayerTimes[float]]) -> LayerTimes[float]:
     """A stage of several layers: W is a whole backward above the lowest layer that has a weight gradient."""
     total = LayerTimes(*(sum(column) for column in zip(*layers, strict=True)))
     lowest = next((index for index, each in enumerate(layers) if each.weight_gradient), None)
@@ -142,13 +149,13 @@ def summed(layers: Sequence[LayerTimes]) -> LayerTimes:
     return total._replace(weight_gradient=weights)
 
 
-def started(times: LayerTimes, start: float, step: float = 0.0) -> LayerTimes:
+def started(times: LayerTimes[float], start: float, step: float = 0.0) -> LayerTimes[float]:
     """With what every backward takes once, if it has anything to do, and every step of the optimizer."""
     once = {"backward": start, "input_gradient": start, "weight_gradient": start, "update": step}
     return times._replace(**{kind: getattr(times, kind) + more for kind, more in once.items() if getattr(times, kind)})
 
 
-def with_head(stage: LayerTimes, head: LayerTimes) -> LayerTimes:
+def with_head(stage: LayerTimes[Seconds], head: LayerTimes[Seconds]) -> LayerTimes[Seconds]:
     """A stage with a head behind it, which the first sweep of its backward goes through."""
     return LayerTimes(
         forward=stage.forward + head.forward,
@@ -171,7 +178,7 @@ class StageTimes:
     always.
     """
 
-    compute: LayerTimes
+    compute: LayerTimes[float]
     all_reduce: float
     send: float
     send_back: float
@@ -253,10 +260,10 @@ def stage_times(
 
 def speeds_of(
     costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str, optimizer: str
-) -> dict[int, list[LayerTimes]]:
+) -> dict[int, list[LayerTimes[float]]]:
     """The times of all layers on each worker; workers that are alike share them."""
     busy = sorted({worker for each in places for worker in each})
-    known: dict[tuple[str, bool], list[LayerTimes]] = {}
+    known: dict[tuple[str, bool], list[LayerTimes[float]]] = {}
     speeds = {}
     for worker, crowded in zip(busy, cluster.crowded(busy), strict=True):
         key = (cluster.groups[cluster.place(worker).group].device, crowded)

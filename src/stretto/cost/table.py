@@ -1,5 +1,6 @@
 """What every layer of a model computes, moves and keeps: a table that predictions and plans read. No torch here."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import reduce
@@ -197,17 +198,26 @@ def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
 
 
 @dataclass(frozen=True)
+class Tied:
+    """A parameter that several layers train, by their places; each of their rows has it."""
+
+    layers: tuple[int, ...]
+    bytes: float
+
+
+@dataclass(frozen=True)
 class ModelCosts:
     """A row for each layer, in order; `dtype` is that of the parameters (float32, bfloat16).
 
     `start` seconds are what any backward takes beside its layers, `step` seconds what any step of the optimizer does:
-    measured times of layers are without them.
+    measured times of layers are without them. `ties` are the parameters that several layers train.
     """
 
     layers: tuple[LayerCost, ...]
     dtype: str
     start: float = 0.0
     step: float = 0.0
+    ties: tuple[Tied, ...] = ()
 
     def stages(self, bounds: Sequence[int]) -> tuple[LayerCost, ...]:
         """A row for each stage: stage s holds the layers from bounds[s] up to bounds[s + 1].
@@ -222,6 +232,15 @@ class ModelCosts:
             )
         return tuple(reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds))
 
+    def tied(self, bounds: Sequence[int]) -> dict[tuple[int, int], float]:
+        """Bytes of the weights that a stage (second) borrows of the first one that has them, which owns them."""
+        found: dict[tuple[int, int], float] = {}
+        for tie in self.ties:
+            owner, *users = dict.fromkeys(bisect_right(bounds, layer) - 1 for layer in sorted(tie.layers))
+            for user in users:
+                found[owner, user] = found.get((owner, user), 0.0) + tie.bytes
+        return dict(sorted(found.items()))
+
     @property
     def whole(self) -> LayerCost:
         """All layers as one."""
@@ -235,7 +254,8 @@ class ModelCosts:
     def of(cls, content: Mapping[str, Any]) -> "ModelCosts":
         """From what `to_dict` gave, also through JSON."""
         rows = tuple(layer_of(layer) for layer in content["layers"])
-        return cls(rows, content["dtype"], content["start"], content["step"])
+        ties = tuple(Tied(tuple(tie["layers"]), tie["bytes"]) for tie in content["ties"])
+        return cls(rows, content["dtype"], content["start"], content["step"], ties)
 
 
 def layer_of(content: Mapping[str, Any]) -> LayerCost:

@@ -5,13 +5,13 @@ messages, for candidates that pass the first.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from stretto.mesh import Mesh
 from stretto.plan.partition import least_bottleneck
-from stretto.plan.places import Kind, Numbers, message
+from stretto.plan.places import Kind, Numbers, message, receiving, sending
 from stretto.plan.price import UPDATE, Prices, Table, between, fills
 from stretto.plan.space import Candidate
 
@@ -19,12 +19,28 @@ SLACK = 1 - 1e-9  # sums in another order differ in their last bits
 
 
 class Axes(NamedTuple):
-    """What bounds need of a mesh and its pipeline: kinds of machines, memory, workers that stand for all, a byte."""
+    """What bounds need of a mesh and its pipeline: kinds of machines, memory, workers that stand for all, a byte.
+
+    And the runtime's own time on the luckiest machine.
+    """
 
     kinds: tuple[Kind, ...]
     memory: float
     workers: tuple[int, ...]  # one for each sort of links inside stages
     seconds_per_byte: float  # among replicas of the luckiest stage
+    per_action: float
+    per_step: float
+
+
+class Told(NamedTuple):
+    """Of a micro-batch, one way through all stages: what processes that share stages tell each other (both ways).
+
+    And what of messages between workers is on its way, and what keeps their ends busy.
+    """
+
+    inside: float
+    travel: float
+    ends: float
 
 
 class Least(NamedTuple):
@@ -53,6 +69,14 @@ class Total(NamedTuple):
     state: float
 
 
+Passes = Literal["whole", "split", "late"]  # the backward of a stage above the first: B, I and W, at least W
+
+
+def returns(c: Candidate) -> bool:
+    """Whether every stage but the first sends a gradient down."""
+    return c.clock.returns and c.clock.waits != "chunk"
+
+
 class Bounds:
     """Lower bounds of a problem's candidates."""
 
@@ -69,11 +93,15 @@ class Bounds:
     def _axes(self, mesh: Mesh, pipeline: int) -> Axes:
         place = self.prices.places(mesh, pipeline)
         slowest = [max((link.seconds_per_byte for link in links), default=0.0) for links in place.replicas]
+        kinds = tuple(sorted({kind for each in place.machines for kind in each}))
+        devices = [self.prices.problem.cluster.devices[kind.device] for kind in kinds]
         return Axes(
-            tuple(sorted({kind for each in place.machines for kind in each})),
+            kinds,
             sum(place.memory),
             tuple({tuple(map(id, links)): worker for worker, links in enumerate(place.parts)}.values()),
             min(slowest),
+            min(device.per_action for device in devices),
+            min(device.per_step for device in devices),
         )
 
     def _least(self, kinds: tuple[Kind, ...], tensor: int, space: tuple[int, int], examples: float) -> Least:
@@ -96,16 +124,17 @@ class Bounds:
             share(halves, forward + np.where(trains, down, 0.0)),
         )  # fmt: skip
 
-    def _told(self, mesh: Mesh, pipeline: int, examples: float) -> tuple[float, float]:
-        """Of a micro-batch: what processes that share stages tell each other, and messages between stages one way."""
+    def _told(self, mesh: Mesh, pipeline: int, examples: float) -> Told:
         axes, place = self.axes(mesh, pipeline), self.prices.places(mesh, pipeline)
         inside = 0.0
         if mesh.inside > 1:
             every = (self.prices.inside(mesh, pipeline, worker, examples) for worker in axes.workers)
             inside = min(float(ups.sum() + downs.sum()) for ups, downs in every)
-        outputs = self.prices.sizes(mesh.tensor, mesh.space, examples).output[1:]
-        shortest = np.array([outputs.min()])
-        return inside, float(sum(message(links, shortest)[0] for links in place.ahead[:-1]))
+        sizes, links = self.prices.sizes(mesh.tensor, mesh.space, examples), place.ahead[:-1]
+        shortest = np.array([min(sizes.output[1:].min(), sizes.input[:-1].min())])
+        travel = sum(message(link, shortest)[0] for link in links)
+        ends = sum(sending(link, shortest)[0] + receiving(link, shortest)[0] for link in links)
+        return Told(inside, float(travel), float(ends))
 
     def _total(self, tensor: int) -> Total:
         sizes = self.prices.sizes(tensor, (1, 1), 1.0)
@@ -115,8 +144,8 @@ class Bounds:
         """A step takes at least that long: stages as even as their sums allow."""
         mesh, clock, axes, stages = c.mesh, c.clock, self.axes(c.mesh, c.pipeline), c.stages
         least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
-        inside, travel = self.told(mesh, c.pipeline, c.examples)
-        whole, parts = least.whole + inside, float(stages)
+        inside, travel, _ = self.told(mesh, c.pipeline, c.examples)
+        whole, parts, own = (least.whole if returns(c) else least.separate) + inside, float(stages), self.own(c, axes)
         if clock.split and stages > 1:
             parts_with_inputs = parts + least.input_share
             together = (least.split - stages * least.gap) / parts_with_inputs
@@ -128,14 +157,20 @@ class Bounds:
             whole, parts = whole + least.forward, parts + least.forward_share
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
-        turn = whole + (2 * travel * clock.chunks if clock.messages == "exposed" else 0.0)
+        turn = whole + own + (2 * travel * clock.chunks if clock.messages == "exposed" else 0.0)
         turns = count(c)
         mean = (turns * turn + clock.chunks * self.ends(c, axes, least)) / parts
         if clock.waits == "chunk":  # some chunk has its share of everything
             mean = max(mean, turn / c.losses)
         if clock.late and stages > 1:  # all but the first stage wait for a forward at least, and that one runs M
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
-        return (self.fill(c, least.whole + inside, travel) + mean) * SLACK
+        return (self.fill(c, least.whole + inside + own, travel) + mean) * SLACK
+
+    def own(self, c: Candidate, axes: Axes) -> float:
+        """What the runtime takes at least for a micro-batch on all stages together: its actions, ends of messages."""
+        ends = self.told(c.mesh, c.pipeline, c.examples).ends
+        ways = 2 if returns(c) else 1
+        return 2 * c.stages * axes.per_action + ways * c.clock.chunks * ends
 
     def fill(self, c: Candidate, whole: float, travel: float) -> float:
         """At least what filling the pipeline takes."""
@@ -147,34 +182,37 @@ class Bounds:
         """The same from the exact bottleneck of computing alone, which knows how large layers are."""
         mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline)
         least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
-        inside, travel = self.told(mesh, c.pipeline, c.examples)
-        split = c.clock.split and c.stages > 1
-        largest = self.bottleneck(axes.kinds, mesh.tensor, mesh.space, c.examples, c.stages, split, c.recompute)
+        inside, travel, _ = self.told(mesh, c.pipeline, c.examples)
+        passes: Passes = "split" if c.clock.split and c.stages > 1 else "whole" if returns(c) else "late"
+        largest = self.bottleneck(axes.kinds, mesh.tensor, mesh.space, c.examples, c.stages, passes, c.recompute)
+        largest += 2 * axes.per_action
         load = count(c) * largest
         if c.clock.late and c.stages > 1:
             load = max(load, least.forward + (c.microbatches - 1) * largest)
-        return (self.fill(c, least.whole + inside, travel) + load) * SLACK
+        return (self.fill(c, least.whole + inside + self.own(c, axes), travel) + load) * SLACK
 
     def _bottleneck(
         self, kinds: tuple[Kind, ...], tensor: int, space: tuple[int, int], examples: float, stages: int,
-        split: bool, recompute: bool,
+        passes: Passes, recompute: bool,
     ) -> float:  # fmt: skip
         times = [self.prices.times(kind, tensor, space, examples) for kind in kinds]
         forward, backward, inputs, weights = (np.minimum.reduce([each[i] for each in times]) for i in range(4))
         plain = np.where(self.prices.valid, forward + backward, np.inf)
-        upper = np.where(self.prices.valid, forward + inputs + weights, np.inf) if split else plain
+        above = {"whole": forward + backward, "split": forward + inputs + weights, "late": forward + weights}[passes]
+        upper = np.where(self.prices.valid, above, np.inf)
         again = forward if recompute else np.zeros_like(forward)
         every = [plain + again, *[upper + again] * (stages - 2), upper]
         return least_bottleneck(every[-stages:] if stages > 1 else [plain]) or 0.0
 
     def ends(self, c: Candidate, axes: Axes, least: Least) -> float:
         """Updates and sums of gradients of all stages, without the latency of messages."""
+        own = c.stages * axes.per_action + c.pipeline * axes.per_step
         if c.shard == "fully-shard(reshard=True)":
-            return least.update / c.mesh.data
+            return least.update / c.mesh.data + own
         among = c.mesh.data * c.mesh.space[0] * c.mesh.space[1]
         total = self.total(c.mesh.tensor)
         summed = 2 * (among - 1) / among * min(total.gradients, total.parameters) * axes.seconds_per_byte
-        return least.update / (1 if c.shard == "none" else c.mesh.data) + summed
+        return least.update / (1 if c.shard == "none" else c.mesh.data) + summed + own
 
     def fits(self, c: Candidate) -> bool:
         """Whether weights, gradients and state would fit if they were spread evenly over all workers."""

@@ -8,6 +8,7 @@ from typing import Any
 from stretto.errors import UsageError
 from stretto.plan.objective import Objective
 from stretto.plan.price import Prices
+from stretto.plan.refine import terms
 from stretto.plan.search import Plan
 
 TRAIN, PLAN, PREDICTED = "train", "plan", "predicted"
@@ -45,7 +46,7 @@ def content(
             "bytes_per_worker": [round(each) for each in plan.bytes],
             "memory_per_worker": [round(each) for each in prices.where(c).memory],
             "examples_per_second": c.batch / plan.seconds,
-            "seconds": {name.replace(" ", "_"): value for name, value in prices.terms(c, plan.bounds).items()},
+            "seconds": {name.replace(" ", "_"): value for name, value in terms(plan, prices).items()},
         },
         "objective": {"goal": aim.goal, "value": plan.value},
     }

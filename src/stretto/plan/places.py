@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.cluster import Cluster, Link
+from stretto.cost.workers import Workers
 from stretto.mesh import Mesh, Placement
 
 Numbers = NDArray[np.float64]
@@ -22,12 +23,13 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """Of each worker of the pipeline: machines, memory, links to the next worker, among replicas, among parts."""
+    """Of each worker of the pipeline: machines, memory, link to the next worker, links among replicas, among parts."""
 
+    workers: Workers
     machines: tuple[tuple[Kind, ...], ...]  # different ones only; the slowest counts
     memory: tuple[float, ...]
     price: float | None  # an hour, all of them
-    ahead: tuple[tuple[Link, ...], ...]
+    ahead: tuple[Link, ...]
     replicas: tuple[tuple[Link, ...], ...]
     parts: tuple[tuple[Link, ...], ...]
     gamma: float  # seconds a byte that is added
@@ -38,7 +40,11 @@ class Places:
         placement = Placement(mesh, pipeline)
         busy = range(placement.size)
         crowded = cluster.crowded(busy)
-        ranks = [[r for replica in range(mesh.data) for r in placement.parts_of(replica, w)] for w in range(pipeline)]
+        ranks = tuple(
+            tuple(rank for replica in range(mesh.data) for rank in placement.parts_of(replica, worker))
+            for worker in range(pipeline)
+        )
+        workers = Workers(cluster, ranks)
         groups = [[placement.replicas_of(worker, part) for part in range(mesh.inside)] for worker in range(pipeline)]
         inside = [[placement.parts_of(replica, worker) for replica in range(mesh.data)] for worker in range(pipeline)]
 
@@ -47,13 +53,11 @@ class Places:
             return tuple(dict.fromkeys(kinds))
 
         return cls(
+            workers,
             tuple(machines(own) for own in ranks),
             tuple(min(cluster.device(rank).memory for rank in own) for own in ranks),
             cluster.price_per_hour(busy),
-            tuple(
-                distinct(cluster.link(a, b) for a, b in zip(ranks[w], ranks[(w + 1) % pipeline], strict=True))
-                if pipeline > 1 else () for w in range(pipeline)
-            ),
+            tuple(workers.link(w, (w + 1) % pipeline) for w in range(pipeline)) if pipeline > 1 else (),
             tuple(distinct(link for among in each for link in cluster.links_among(among)) for each in groups),
             tuple(distinct(link for among in each for link in cluster.links_among(among)) for each in inside),
             max(cluster.device(rank).reduction_seconds_per_byte for rank in busy),
@@ -65,13 +69,22 @@ def distinct(links: Iterable[Link]) -> tuple[Link, ...]:
     return tuple({id(link): link for link in links}.values())
 
 
-def message(links: Sequence[Link], num_bytes: Numbers) -> Numbers:
-    """A message over the slowest of some links while both ends compute."""
-    if not links:
+def message(link: Link | None, num_bytes: Numbers) -> Numbers:
+    """What is left of a message between two workers while both ends compute; nothing where there is no link."""
+    if link is None:
         return np.zeros_like(num_bytes)
-    times = [(link.latency + num_bytes / link.bandwidth) * link.contention for link in links]
-    slowest: Numbers = np.maximum.reduce(times)
-    return slowest
+    latency, per_byte = link.way
+    return latency + num_bytes * per_byte
+
+
+def sending(link: Link | None, num_bytes: Numbers) -> Numbers:
+    """What a message takes of its sender."""
+    return np.zeros_like(num_bytes) if link is None else link.send + num_bytes * link.send_per_byte
+
+
+def receiving(link: Link | None, num_bytes: Numbers) -> Numbers:
+    """What a message takes of its receiver."""
+    return np.zeros_like(num_bytes) if link is None else link.receive + num_bytes * link.receive_per_byte
 
 
 def gathering(links: Sequence[Link], among: int, num_bytes: Numbers) -> Numbers:

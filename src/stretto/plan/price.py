@@ -3,10 +3,12 @@
 For stage s of S with the layers [i, j), M micro-batches a turn:
 
     forward    = sum F                        + sums of outputs inside the stage + halos + gathered weights
-    backward   = sum B, of stage 0 its W;     + sums of input gradients + halos + gathered weights, scattered gradients
-                 I + W where they are split;    + forward where it is run again; + adding up, if M > 1
-    x          = a message to stage s + 1, as long as one back
-    end        = replicas' all-reduce (or what sharding makes of it) + update
+    backward   = sum B, W where no            + sums of input gradients + halos + gathered weights, scattered gradients
+                 gradient goes on, I + W split;   + forward where it is run again; + adding up, if M > 1
+                 both: + the runtime's own time of each action + its ends of the messages that it takes and sends
+    x          = what is left of a message to stage s + 1, as long as one back
+    end        = replicas' all-reduce (or what sharding makes of it) + update + a copy of weights that are still needed
+                 + the runtime's own time of an action and, shared by a worker's stages, of a turn and its losses
     turn       = forward + backward + 2x      messages exposed: 1f1b, zb-h1, interleaved, pipedream and its kin
                  max(forward, x) + max(backward, x)      streamed: gpipe
                  max(forward + backward, x)              hidden: the PB clock, zb-v, methods with losses of their own
@@ -41,27 +43,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cost.predict import Machine, layer_times
+from stretto.cost.predict import LayerTimes, Machine, layer_times, with_head
 from stretto.cost.table import LayerCost, ModelCosts
 from stretto.mesh import Mesh
 from stretto.plan.partition import Partition, partition, partition_waiting
-from stretto.plan.places import Kind, Numbers, Places, all_reduce, gathering, message, scattering
+from stretto.plan.places import Kind, Numbers, Places, all_reduce, gathering, message, receiving, scattering, sending
 from stretto.plan.problem import Problem
 from stretto.plan.share import halo_seconds, shared, sums_of
 from stretto.plan.space import Candidate
 
 Table = NDArray[np.float64]
-
-
-class Times(NamedTuple):
-    """Seconds of the layers [i, j) as one stage, at [i, j]; of a micro-batch, but for `update`."""
-
-    forward: Table
-    backward: Table
-    inputs: Table
-    weights: Table
-    update: Table
-    accumulate: Table
+Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; of a micro-batch, but for `update`
 
 
 class Sizes(NamedTuple):
@@ -77,25 +69,38 @@ class Sizes(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A stage that holds [i, j), at [i, j]: seconds of one micro-batch (`reduce`, `update` of a turn), and bytes.
+    """A stage that holds [i, j), at [i, j]: seconds of one micro-batch (of a turn from `reduce` on), and bytes.
 
-    `inside`, `gathers` and `again` are parts of forward and backward together: what processes that share the stage tell
-    each other, what sharding gathers and scatters, what is run again. `each` bytes are kept of every micro-batch that
-    is held, `once` bytes of one.
+    Parts of forward and backward: `ups` and `downs` is what processes that share the stage tell each other; `gather`
+    and `regather` what sharding gathers and scatters; `again` what is run again, `talking` the ends of messages, `own`
+    the runtime's time. Of the backward `late` is what fills a bubble. `telling` are the ends of messages with losses,
+    `stepping` the runtime's time of a turn. `each` bytes are kept of every micro-batch that is held, `once` bytes of
+    one.
     """
 
     forward: Table
     backward: Table
-    inside: Table
-    gathers: Table
+    ups: Table
+    downs: Table
+    gather: Table
+    regather: Table
     again: Table
-    late: Table  # of the backward, what fills a bubble
+    talking: Table
+    own: Table
+    late: Table
     message: Table
     reduce: Table
     update: Table
+    telling: Table
+    stepping: Table
     static: Table
     each: Table
     once: Table
+
+    @property
+    def end(self) -> Table:
+        """What ends a turn."""
+        return self.reduce + self.update + self.telling + self.stepping
 
 
 class Row(NamedTuple):
@@ -132,6 +137,7 @@ class Prices:
         self.inside = lru_cache(maxsize=1024)(self._inside)
         self.times = lru_cache(maxsize=256)(self._times)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
+        self.losses = lru_cache(maxsize=None)(self._losses)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
     def _places(self, mesh: Mesh, pipeline: int) -> Places:
@@ -158,16 +164,27 @@ class Prices:
 
     def _times(self, kind: Kind, tensor: int, space: tuple[int, int], examples: float) -> Times:
         forward, backward, inputs, weights, update, accumulate = self.rows(kind, tensor, space, examples).T
-        late = late_weights(weights, backward)
+        late, costs = late_weights(weights, backward), self.problem.costs
         whole, halves = between(backward), between(inputs)
         whole[0], halves[0] = late[0], 0.0  # nobody waits for the gradient of the data
-        return Times(between(forward), whole, halves, late, between(update), between(accumulate))
+
+        def begun(table: Table, more: float) -> Table:
+            return np.where(table > 0, table + more, table)
+
+        return Times(
+            between(forward), begun(whole, costs.start), begun(halves, costs.start), begun(late, costs.start),
+            begun(between(update), costs.step), between(accumulate),
+        )  # fmt: skip
 
     def slowest(self, c: Candidate, worker: int) -> Times:
         """Times on the slowest machine of a worker's replicas."""
         kinds = self.where(c).machines[worker]
         every = [self.times(kind, c.mesh.tensor, c.mesh.space, c.examples) for kind in kinds]
         return every[0] if len(every) == 1 else Times(*map(np.maximum.reduce, zip(*every, strict=True)))
+
+    def _losses(self, mesh: Mesh, pipeline: int, last: int) -> tuple[float, ...]:
+        workers = self.places(mesh, pipeline).workers
+        return tuple(workers.losses(worker, last) for worker in range(pipeline))
 
     def _sizes(self, tensor: int, space: tuple[int, int], examples: float) -> Sizes:
         layers = self.layers(tensor, space)
@@ -203,28 +220,49 @@ class Prices:
 
     def stage(self, c: Candidate, s: int) -> Stage:
         """Stage s for all [i, j)."""
-        worker, at, clock, place, way = c.home(s), c.at(s), c.clock, self.where(c), c.way(s)
+        worker, at, clock, place = c.home(s), c.at(s), c.clock, self.where(c)
+        workers, chunks = place.workers, clock.chunks
         t, z = self.slowest(c, worker), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
-        forward, backward = t.forward, t.inputs + t.weights if clock.split and s else t.backward
-        if c.microbatches > 1:
-            backward = backward + t.accumulate
-        static, gradients, update, each = z.parameters * clock.versions(at) + z.state, z.gradients, t.update, z.held
+        static, gradients, each = z.parameters * clock.versions(at) + z.state, z.gradients, z.held
+        if s and not c.returns(s - 1):
+            t = t._replace(backward=t.weight_gradient)
         if clock.heads(at):
             head = self.head(c, worker)
-            forward, backward, update = forward + head.forward, backward + head.backward, update + head.update
+            t = with_head(t, head.times)
             static, gradients, each = static + head.static, gradients + head.gradients, each + head.held
         ups, downs = (between(values) for values in self.inside(c.mesh, c.pipeline, worker, c.examples))
-        forward, backward, none = forward + ups, backward + downs, np.zeros_like(forward)
-        again, once = (forward, each) if c.recomputes(s) else (none, none)
+        backward = t.input_gradient + t.weight_gradient if clock.split and s else t.backward
+        if c.microbatches > 1:
+            backward = backward + t.accumulate
+        none, action = np.zeros_like(ups), workers.per_action(worker)
+        again, once = (t.forward + ups, each) if c.recomputes(s) else (none, none)
+        update = t.update + (workers.copying(worker, 1.0) * gradients if clock.versions(at) > 1 else 0.0)
         among, links = c.mesh.data * c.mesh.space[0] * c.mesh.space[1], place.replicas[worker]
         links = links if c.mesh.space == (1, 1) else (*links, *place.parts[worker])
         made = Stage(
-            forward, backward + again, ups + downs, none, again, t.weights,
-            none if s == c.stages - 1 or way is None else none + message(place.ahead[way], z.output),
-            all_reduce(links, among, gradients, place.gamma), update, static + gradients,
+            t.forward + ups, backward + downs + again, ups, downs, none, none, again, none, none, t.weight_gradient,
+            none + message(c.link(s, place), z.output), all_reduce(links, among, gradients, place.gamma), update,
+            none + self.losses(c.mesh, c.pipeline, c.home(c.stages - 1))[worker] / chunks,
+            none + action + workers.per_step(worker) / chunks, static + gradients,
             none + z.input[:, None] if c.recomputes(s) else each, once,
         )  # fmt: skip
-        return made if c.shard == "none" else self.sharded(c, s, made)
+        return self.run(c, s, made if c.shard == "none" else self.sharded(c, s, made))
+
+    def run(self, c: Candidate, s: int, bare: Stage) -> Stage:
+        """The stage with what the runtime takes for its actions, and for their messages."""
+        place, z = self.where(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        action, below, above = place.workers.per_action(c.home(s)), c.link(s - 1, place), c.link(s, place)
+        ups = receiving(below, z.input)[:, None] + sending(above, z.output)
+        given = sending(below, z.input)[:, None] * c.returns(s - 1)
+        taken = receiving(above, z.input) * c.returns(s)
+        several = c.backwards(s)
+        back = several + c.recomputes(s)
+        later = taken if several == 2 and not c.clock.drains else 0.0  # who has it from its own head sends it before
+        return bare._replace(
+            forward=bare.forward + ups + action, backward=bare.backward + given + taken + back * action,
+            talking=bare.talking + ups + given + taken, own=bare.own + (1 + back) * action,
+            late=bare.late + later + (action if several == 2 else 0.0),
+        )  # fmt: skip
 
     def sharded(self, c: Candidate, s: int, whole: Stage) -> Stage:
         """The stage with weights, gradients and state shared among replicas."""
@@ -235,10 +273,10 @@ class Prices:
         if c.shard == "fully-shard":
             static = z.parameters + z.gradients + (z.parameters + z.state) / c.mesh.data
             return whole._replace(reduce=gather + scatter, update=update, static=static)
-        gathers = gather * (3 if c.recomputes(s) else 2) + scatter
+        once_more = gather * c.recomputes(s)
         return whole._replace(
-            forward=whole.forward + gather, backward=whole.backward + gathers - gather, gathers=gathers,
-            reduce=np.zeros_like(update), update=update,
+            forward=whole.forward + gather, backward=whole.backward + gather + scatter + once_more, gather=gather,
+            regather=gather + scatter, again=whole.again + once_more, reduce=np.zeros_like(update), update=update,
             static=(z.parameters + z.gradients + z.state) / c.mesh.data + 2 * z.largest,
         )  # fmt: skip
 
@@ -253,9 +291,7 @@ class Prices:
             return table
 
         return Head(
-            behind(rows[:, 0]),
-            behind(rows[:, 1]),
-            behind(rows[:, UPDATE]),
+            Times(*map(behind, rows.T)),
             behind([head.parameter_bytes + self.problem.state(head) for head in heads]),
             behind([head.gradient_bytes for head in heads]),
             behind([head.activation.at(c.examples) for head in heads]),
@@ -266,11 +302,12 @@ class Prices:
         place, rows = self.where(c), []
         known: dict[Hashable, tuple[Stage, Table, Table]] = {}
         for s in range(c.stages):
-            worker, way = c.home(s), c.way(s)
+            worker = c.home(s)
             key = (
                 place.machines[worker], *(tuple(map(id, links[worker])) for links in (place.replicas, place.parts)),
-                None if way is None else tuple(map(id, place.ahead[way])),
-                s == 0, s == c.stages - 1, c.clock.versions(c.at(s)), c.recomputes(s), c.clock.heads(c.at(s)),
+                id(c.link(s - 1, place)), id(c.link(s, place)), c.returns(s - 1), c.returns(s),
+                self.losses(c.mesh, c.pipeline, c.home(c.stages - 1))[worker], s == 0, s == c.stages - 1,
+                c.clock.versions(c.at(s)), c.recomputes(s), c.clock.heads(c.at(s)),
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
@@ -301,25 +338,29 @@ class Prices:
         return [Stage(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
 
     def terms(self, c: Candidate, bounds: Sequence[int]) -> dict[str, float]:
-        """What a step's seconds are made of: those of the busiest stage, and the bubble that filling makes."""
+        """What a step's seconds are made of: those of the busiest stage, and the bubble that filling makes.
+
+        Messages are their ends, and what of them nothing hides.
+        """
         own = self.at(c, bounds)
         priced = [times_of(c, s, stage) for s, stage in enumerate(own)]
         busiest = max(range(len(own)), key=lambda s: priced[s][1])
         x, load = own[busiest], priced[busiest][1]
         turns, ends = c.microbatches * c.clock.chunks, c.clock.chunks
-        parts = {
-            "computing": turns * (x.forward + x.backward - x.inside - x.gathers - x.again),
+        parts = dict.fromkeys(TERMS, 0.0) | {
             "computing again": turns * x.again,
-            "inside stages": turns * x.inside,
-            "gathering weights": turns * x.gathers,
+            "inside stages": turns * (x.ups + x.downs),
+            "gathering weights": turns * (x.gather + x.regather),
             "all-reduce": ends * x.reduce,
             "update": ends * x.update,
+            "runtime": turns * x.own + ends * x.stepping,
         }
         total = load + (sum(each for each, _ in priced) if fills(c) else 0.0)
         if c.clock.waits:
             total = max(load, waited([waits_of(c, s, stage) for s, stage in enumerate(own)], waiting(c), c))
-        turn = turn_of(c, x)
-        parts["messages"] = turns * (turn - x.forward - x.backward)
+        work = turns * (x.forward + x.backward) + ends * x.end
+        parts["messages"] = turns * (turn_of(c, x) - x.forward - x.backward + x.talking) + ends * x.telling
+        parts["computing"] = work - turns * x.talking - ends * x.telling - sum(parts.values()) + parts["messages"]
         parts["bubble"] = total - sum(parts.values())
         return {name: float(value) for name, value in parts.items()}
 
@@ -327,14 +368,16 @@ class Prices:
 class Head(NamedTuple):
     """What a head adds to a stage."""
 
-    forward: Table
-    backward: Table
-    update: Table
+    times: Times
     static: Table
     gradients: Table
     held: Table
 
 
+TERMS = (
+    "computing", "computing again", "inside stages", "gathering weights", "all-reduce", "update", "runtime", "messages",
+    "bubble",
+)  # fmt: skip
 UPDATE = 4  # the column of `LayerTimes`
 
 
@@ -362,11 +405,11 @@ def waiting(c: Candidate) -> list[bool]:
 
 def waits_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
     """Of a stage that may wait for the one above it: what it takes beside, and what the one below it waits for."""
-    work, end = x.forward + x.backward, x.reduce + x.update
+    work = x.forward + x.backward
     if c.clock.waits == "hop":
-        return x.forward + 2 * x.message + x.late + end, work - x.late
+        return x.forward + 2 * x.message + x.late + x.end, work - x.late
     turn = np.maximum(work, x.message) if c.at(s).ends_chunk else work + 2 * x.message
-    return turn + end, turn
+    return turn + x.end, turn
 
 
 def waited(stages: Sequence[tuple[Table, Table]], waits: Sequence[bool], c: Candidate) -> Table:
@@ -381,7 +424,7 @@ def waited(stages: Sequence[tuple[Table, Table]], waits: Sequence[bool], c: Cand
 
 def times_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
     """Fill and load of a stage, as the text above has them."""
-    turn, end, work = turn_of(c, x), x.reduce + x.update, x.forward + x.backward
+    turn, end, work = turn_of(c, x), x.end, x.forward + x.backward
     if c.clock.late:
         inputs = x.backward - x.late
         least = np.maximum.reduce([x.forward, inputs, x.forward + inputs - x.late])

@@ -67,9 +67,13 @@ class Problem:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The methods that the optimizer drives; those with heads only where it is known what heads cost."""
+        """The methods that the optimizer drives.
+
+        Those with heads only where it is known what heads cost, and where no stages share weights.
+        """
+        local = self.heads is not None and not self.costs.ties
         every = (name for name in clocks(self.methods) if self.drives(name))
-        return tuple(name for name in every if self.heads is not None or name not in FAMILIES["local"])
+        return tuple(name for name in every if local or name not in FAMILIES["local"])
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:

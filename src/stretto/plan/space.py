@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
+from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.plan.clock import CLOCKS, At, Clock
+from stretto.plan.places import Places
 from stretto.plan.problem import Problem
 
 
@@ -64,6 +66,22 @@ class Candidate(NamedTuple):
         here, there = self.home(stage), self.home(stage + 1)
         return None if here == there else min(here, there) if self.clock.order == "v" else here
 
+    def link(self, stage: int, places: Places) -> Link | None:
+        """What lies between a stage and the next one; None where both live on one worker, or where there is none."""
+        if not 0 <= stage < self.stages - 1:
+            return None
+        way = self.way(stage)
+        return None if way is None else places.ahead[way]
+
+    def returns(self, stage: int) -> bool:
+        """Whether a gradient comes to a stage from the one above it."""
+        ends = self.clock.waits == "chunk" and self.at(stage).ends_chunk
+        return 0 <= stage < self.stages - 1 and self.clock.returns and not ends
+
+    def backwards(self, stage: int) -> int:
+        """How many actions the backward of a micro-batch is."""
+        return 2 if self.clock.split and (stage or not self.clock.drains) else 1
+
     def recomputes(self, stage: int) -> bool:
         """Whether a stage runs its forwards again: where it keeps more than one micro-batch, else nothing is gained."""
         return self.recompute and self.clock.held(self.at(stage)) > 1
@@ -111,7 +129,12 @@ def ways(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
             continue
         if problem.stages is not None and stages not in problem.stages:
             continue
-        shards = problem.shards if clock.drains and shareable(axes.mesh) else [x for x in problem.shards if x == "none"]
+        apart = stages == 1 or not problem.costs.ties  # no weights that several stages use
+        shards = (
+            problem.shards
+            if clock.drains and apart and shareable(axes.mesh)
+            else [x for x in problem.shards if x == "none"]
+        )
         chunks = range(2, stages) if clock.waits == "chunk" else (1,)  # one is backprop, as many as stages greedy
         for count, losses in product(counts_of(problem, axes, method), chunks):
             found = axes._replace(method=method, microbatches=count, losses=losses)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from stretto.config import TrainSettings, known
 from stretto.cost import Cluster, ModelCosts, layer_costs, stage_times
 from stretto.cost.forecast import Pricer
-from stretto.cost.memory import SMALL
 from stretto.cost.table import LayerCost
+from stretto.cost.workers import Workers
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads.solo import SharedReadout
@@ -92,12 +92,16 @@ def on_cluster(
     )  # fmt: skip
     readouts = (head for head in trainer.heads if isinstance(head, SharedReadout))
     read = max((sum(p.numel() * p.element_size() for p in head.parameters()) for head in readouts), default=0)
-    pricer = Pricer(trainer.method, schedule, trainer.rules, cluster, times, tied=read or SMALL)
+    workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
+    tied = {(tie.owner, tie.user): float(read) for tie in trainer.rules.ties if not tie.trains}
+    pricer = Pricer(
+        trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs))
+    )  # fmt: skip
     return replace(
         own,
         source=f"what its stages cost on the cluster {cluster.name!r}, without a run",
         durations=lambda each: round(1e9 * pricer.seconds(each)),
-        network=pricer.network(1e9),
+        network=workers.network(1e9),
         sizes=pricer.size,
     )
 

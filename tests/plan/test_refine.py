@@ -1,0 +1,73 @@
+"""Plans that are simulated: by the very code of a forecast; and what their seconds are made of."""
+
+import pytest
+import torch
+from test_brute_force import draw, problem
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from stretto.cost import Cluster, Device, Group, Link, layer_costs
+from stretto.cost.forecast import forecast
+from stretto.methods import method
+from stretto.plan import Problem, search
+from stretto.plan.refine import refined, terms
+
+WIDTH, BATCH = 32, 16
+METHODS = (
+    "backprop", "gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream", "pipedream-2bw", "paci",
+    "pb", "greedy", "chunked", "overlapping", "overlapping(delay=0)",
+)  # fmt: skip
+
+
+def calibrated(workers):
+    device = Device(
+        memory=1e9, memory_bandwidth=1e10, peak={"float32": 1e10}, per_action=3.1e-5, per_step=1.7e-4
+    )  # fmt: skip
+    link = Link(latency=2e-4, bandwidth=1e9, contention=1.1, send=3e-5, send_per_byte=1e-10, receive=7e-5)
+    group = Group(nodes=1, workers=workers, device="d", within="l")
+    return Cluster(name="c", groups=(group,), devices={"d": device}, links={"l": link})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_plan_of_a_pipeline_takes_what_its_forecast_says(name):
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(7)]
+    x = torch.zeros(2, WIDTH)
+    costs = layer_costs(layers, x, loss=mse_loss, target=x)
+    heads = (costs.layers[0],) * 7
+    workers = 1 if name == "backprop" else 3
+    cluster = calibrated(workers)
+    found = search(
+        Problem(costs=costs, cluster=cluster, workers=workers, batch_sizes=(BATCH,), methods=(name,), heads=heads,
+                all_workers=True, optimizer="adam"),
+        among=lambda c: c.pipeline == workers,
+    )  # fmt: skip
+    (plan,) = refined(found.plans, found.prices)
+    c = plan.candidate
+    where = method(str(c)).reach(c.stages).heads[:-1]
+    told = forecast(
+        costs, [*plan.bounds[:-1], 8], cluster, str(c), BATCH, workers=workers, optimizer="adam",
+        heads=[heads[0] if s in where else None for s in range(c.stages)],
+    )  # fmt: skip
+    assert plan.simulated
+    assert plan.seconds == told.seconds > 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_terms_add_up_and_none_is_less_than_nothing(seed):
+    found = search(problem(draw(seed)), keep=3)
+    for plan in (*found.plans, *refined(found.plans, found.prices)):
+        made = terms(plan, found.prices)
+        assert sum(made.values()) == pytest.approx(plan.seconds)
+        assert min(made.values()) >= -1e-7 * plan.seconds, made
+
+
+def test_what_replicas_and_parts_tell_each_other_is_simulated_too():
+    n = draw(3, workers=4) | {"per_node": 4, "memory": 1 << 20}
+    for mesh in ((2, 1), (1, 2)):
+        found = search(
+            problem(n, ("1f1b",)), among=lambda c, m=mesh: (c.pipeline, c.mesh.data, c.mesh.tensor) == (2, *m)
+        )
+        (plan,) = refined(found.plans, found.prices)
+        made = terms(plan, found.prices)
+        assert (made["all-reduce"] > 0) == (mesh[0] > 1)
+        assert (made["inside stages"] > 0) == (mesh[1] > 1)
