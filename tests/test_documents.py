@@ -3,7 +3,6 @@
 import contextlib
 import io
 import re
-import runpy
 import shlex
 import sys
 from doctest import ELLIPSIS, OutputChecker
@@ -75,9 +74,17 @@ def test_the_recipe_for_a_schedule_works():
     check(schedule, Rules.of(schedule, Reach((None, 1))))
 
 
+FIFTHS = {"own_network": {"300": "60"}, "hugging_face": {"201": "41", "50": "10"}}
+
+
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_the_examples_run(example, capsys):
-    runpy.run_path(str(example))
+    """All that they do, in a fifth of their steps: of training, of learning rates and between evaluations."""
+    text = example.read_text()
+    for number, fifth in FIFTHS.get(example.stem, {}).items():
+        text, count = re.subn(rf"\b{number}\b", fifth, text)
+        assert count
+    exec(compile(text, str(example), "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out.count("accuracy") == 4
 
 

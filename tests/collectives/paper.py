@@ -22,16 +22,20 @@ class Paper:
 
     def run(self):
         """To the end. Raises AssertionError at a deadlock, and where messages are left over."""
-        while True:
-            moves = [rank for rank in range(len(self.programs)) if self.can_go(rank)]
-            matched = [channel for channel in self.sent if self.sent[channel] and self.posted[channel]]
-            if not moves and not matched:
-                break
+        moves = [rank for rank in range(len(self.programs)) if self.can_go(rank)]
+        matched = []
+        while moves or matched:
             take = {"early": bool(matched), "random": self.rng.random() < 0.5}.get(self.mode, not moves)
             if matched and (take or not moves):
-                self.transfer(matched[self.rng.integers(len(matched))])
+                channel = matched[self.rng.integers(len(matched))]
+                self.transfer(channel)
+                touched = channel
             else:
-                self.go(moves[self.rng.integers(len(moves))])
+                rank = moves[self.rng.integers(len(moves))]
+                channel, touched = self.go(rank), (rank,)
+            for rank in touched:
+                keep(moves, rank, self.can_go(rank))
+            keep(matched, channel, bool(self.sent[channel] and self.posted[channel]))
         stuck = {r: p.calls[i] for r, (p, i) in enumerate(zip(self.programs, self.at, strict=True)) if i < len(p.calls)}
         assert not stuck, stuck
         assert not any(self.sent.values())
@@ -45,7 +49,9 @@ class Paper:
         return call.kind in (BEGIN, POST) or (rank, call.number) in self.done
 
     def go(self, rank):
+        """One call of a process; the channel that it is about."""
         call = self.programs[rank].calls[self.at[rank]]
+        channel = (rank, call.peer) if call.kind == BEGIN else (call.peer, rank)
         self.at[rank] += 1
         part = self.arrays[rank][call.start : call.stop]
         if call.kind == BEGIN:
@@ -54,12 +60,13 @@ class Paper:
             if self.mode == "buffered":
                 self.done.add((rank, call.number))
                 part = part.copy()
-            self.sent[rank, call.peer].append((call.number, part))
+            self.sent[channel].append((call.number, part))
         elif call.kind == POST:
-            self.posted[call.peer, rank].append((call.number, part if call.spare is None else self.spare(rank, call)))
+            self.posted[channel].append((call.number, part if call.spare is None else self.spare(rank, call)))
         elif call.kind == TAKE and call.spare is not None:
             part += self.spare(rank, call)
         assert call.kind in (BEGIN, POST, TAKE, SETTLE)
+        return channel
 
     def spare(self, rank, call):
         return self.spares[rank][call.spare : call.spare + call.stop - call.start]
@@ -69,3 +76,9 @@ class Paper:
         assert len(source) == len(target), (channel, len(source), len(target))
         target[:] = source
         self.done |= {(channel[0], number), (channel[1], wanted)}
+
+
+def keep(items, item, there):
+    """See that an item is in a list or is not."""
+    if there != (item in items):
+        (items.append if there else items.remove)(item)

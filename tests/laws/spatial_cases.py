@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import stretto
+from laws.operator_cases import turns
 from stretto.parallel.space import convolution
 
 GRIDS = ((2, 1), (1, 2), (2, 2), (3, 1), (1, 4))
@@ -186,25 +187,35 @@ def mesh_of(grid):
 
 
 def law(cases):
-    """Check all cases in which this process has a part; how many could be compared, how many added halos afterwards."""
+    """Check the cases in which this process has a part.
+
+    Returns, by a case's number, whether it could be compared, and whether halos were added afterwards. Where there are
+    two replicas, each takes every other case of its grid.
+    """
     dist.init_process_group("gloo", timeout=timedelta(seconds=200))
     meshes = {grid: mesh_of(grid) for grid in GRIDS}
-    compared, added = 0, []
-    for case in cases:
-        mesh = meshes[case.grid]
-        if mesh is None:
-            continue
+    own = [
+        number
+        for grid, mesh in meshes.items()
+        if mesh is not None
+        for number in turns(mesh, [number for number, case in enumerate(cases) if case.grid == grid])
+    ]
+    checked = {}
+    for number in sorted(own):
+        case = cases[number]
+        mesh, added = meshes[case.grid], []
         if len(case.shape) == 3:
             mesh = mesh["width"]
         try:
-            compared += check(case, mesh)
+            compared = check(case, mesh)
             if case.layer.startswith("Conv") and "Transpose" not in case.layer:
                 check_added(case, mesh, added)
         except Exception as error:
             raise AssertionError(f"{case}") from error
+        checked[number] = compared, bool(added)
     dist.barrier()
     dist.destroy_process_group()
-    return compared, len(added)
+    return checked
 
 
 def check_added(case, mesh, added):

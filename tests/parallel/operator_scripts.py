@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import stretto
-from laws.operator_cases import check, close, mesh_of, same
+from laws.operator_cases import check, close, mesh_of, same, turns
 from parallel.networks import ResNet
 from parallel.scripts import begin, end
 from parallel.transformer_blocks import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
@@ -154,18 +155,18 @@ BLOCKS = {  # known transformer blocks, and their input: a length of 5 divides b
 
 
 def everything():
-    """Every module on 2 processes and on 3 or 4; whatever else wants four processes."""
+    """Every module on 2 processes and on 3 or 4; whatever else wants four processes. Two pairs share out the work."""
     world = begin(4, names=("tensor",))
     pairs = mesh_of(2)
     for size, kind, some in ((2, "dtensor", list(ALL)), (3, "local", list(ALL)[::2]), (4, "local", list(ALL)[1::2])):
         mesh = pairs if size == 2 else mesh_of(size)
-        for name, (make, given, least) in ((each, ALL[each]) for each in some) if mesh is not None else ():
+        for name, (make, given, least) in ((each, ALL[each]) for each in turns(mesh, some)) if mesh is not None else ():
             try:
                 torch.manual_seed(2)
                 assert check(made(make), given(), mesh, parameters=kind) >= least
             except Exception as error:
                 raise AssertionError(f"{name} on {size} processes, {kind}") from error
-        for name, (make, given) in BLOCKS.items() if size < 4 and mesh is not None else ():
+        for name, (make, given) in turns(mesh, list(BLOCKS.items())) if size < 4 and mesh is not None else ():
             try:
                 torch.manual_seed(2)
                 check(made(make), given(), mesh, parameters=kind, sequence=True)
@@ -174,13 +175,10 @@ def everything():
     planned(world)
     for kind in ("dtensor", "local"):
         trained(pairs, kind)
-    for method in ("pb-lwp-sc", "pipedream", "1f1b"):
-        emulated(pairs, method)
-        emulated(pairs, method, sequence=True)
-    masks(pairs)
-    parts_of_masks(pairs)
-    parts_pass(pairs)
-    kept(pairs)
+    methods = product(("pb-lwp-sc", "pipedream", "1f1b"), (False, True))
+    training = [partial(emulated, method=method, sequence=sequence) for method, sequence in methods]
+    for each in (*turns(pairs, training), *turns(pairs, [masks, kept, parts_of_masks, parts_pass])):
+        each(pairs)
     end()
 
 

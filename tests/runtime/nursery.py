@@ -7,6 +7,7 @@ the same hash seed.
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -29,11 +30,13 @@ IMPORTED = (
     "pytest", "stretto.runtime.launch", "stretto.study",
 )  # fmt: skip
 
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET in <linux/sched.h>
+
 
 class Forked:
     """One of these processes, with as much of subprocess.Popen as tests use. What it says is kept in files."""
 
-    def __init__(self, command, environment, folder=".", *, session=False):
+    def __init__(self, command, environment, folder=".", *, session=False, network=None):
         assert command[0] == sys.executable, "what is forked is this python"
         self.returncode = None
         self._folder = tempfile.TemporaryDirectory()
@@ -41,7 +44,7 @@ class Forked:
         os.mkfifo(self._place / "status")
         self._status = os.open(self._place / "status", os.O_RDWR)
         request = {"words": command[1:], "environment": environment, "place": self._folder.name,
-                   "folder": str(Path(folder).absolute()), "session": session}  # fmt: skip
+                   "folder": str(Path(folder).absolute()), "session": session, "network": network}  # fmt: skip
         nursery().write(json.dumps(request).encode() + b"\n")
         nursery().flush()
         self.pid = self._read()
@@ -132,6 +135,8 @@ def forked(_, command, kept):
 
 def become(request):
     """Be the process that was asked for, until it ends."""
+    if request["network"] is not None:
+        enter(request["network"])
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -154,6 +159,13 @@ def become(request):
     else:
         sys.path[0] = str(Path(sys.argv[0]).parent)
         runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def enter(name):
+    """Have the network of a namespace that `ip netns add` made, as `ip netns exec` would."""
+    with Path(f"/var/run/netns/{name}").open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), f"no way into the network {name}")
 
 
 if __name__ == "__main__":

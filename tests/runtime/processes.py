@@ -45,12 +45,11 @@ def start(number, command, *, extra=None, within=None, fresh=0):
     started = []
     for rank in range(number):
         own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        inside = [] if within is None else ["ip", "netns", "exec", within[rank]]
-        if inside or rank < fresh:
+        if rank < fresh:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            started.append(subprocess.Popen([*inside, *command], env=own, **pipes))
+            started.append(subprocess.Popen(command, env=own, **pipes))
         else:
-            started.append(Forked(command, own))
+            started.append(Forked(command, own, network=None if within is None else within[rank]))
     return started
 
 

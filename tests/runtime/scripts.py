@@ -81,7 +81,7 @@ def slowed(seed):
     def late(function):
         def call(*args, **kwargs):
             if draw.random() < 0.3:
-                time.sleep(draw.random() * 0.008)
+                time.sleep(draw.random() * 0.003)  # several times what an action takes
             return function(*args, **kwargs)
 
         return call

@@ -25,4 +25,4 @@ def work(rank, port):
 
 if __name__ == "__main__":
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(work, (store.port,), nprocs=2)
+    mp.start_processes(work, (store.port,), nprocs=2, start_method="forkserver")  # spawn, but for its imports

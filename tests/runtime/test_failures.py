@@ -1,9 +1,10 @@
 """When something goes wrong: said once, with its place; nobody is left behind."""
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 
+from runtime.nursery import Forked
 from runtime.processes import ended, speakers, start
 
 SCRIPT = Path(__file__).with_name("faulty.py")
@@ -68,7 +69,6 @@ def test_more_processes_than_stages_are_refused():
 
 def test_a_mistake_of_a_spawned_script_is_its_parents_to_tell():
     """torch.multiprocessing tells of the process that ends first, and ends the others."""
-    command = [sys.executable, str(SCRIPT.with_name("spawned.py"))]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert run.returncode == 1
-    assert "ValueError: a mistake of the script" in run.stderr
+    script = Forked([sys.executable, str(SCRIPT.with_name("spawned.py"))], dict(os.environ))
+    assert script.wait(120) == 1
+    assert "ValueError: a mistake of the script" in script.communicate()[1]

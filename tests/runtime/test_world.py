@@ -1,11 +1,11 @@
 """Launchers' variables."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
+from runtime.nursery import Forked
 from stretto.errors import UsageError
 from stretto.runtime.world import difference, first_host, from_slurm, join
 
@@ -49,17 +49,14 @@ def test_torchrun_may_start_all_again(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(RESTARTED)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, *command, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.count("trained") == 2
+    launcher = Forked([sys.executable, *command, str(script)], {**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        launcher.wait(120)
+    finally:
+        launcher.kill()
+        out, err = launcher.communicate()
+    assert launcher.returncode == 0, err[-3000:]
+    assert out.count("trained") == 2
 
 
 RESTARTED = """
