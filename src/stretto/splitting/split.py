@@ -10,12 +10,12 @@ from torch.nn.parameter import is_lazy
 
 from stretto.batch import several
 from stretto.errors import UsageError, nearest
-from stretto.splitting.balance import partition
 from stretto.splitting.blocks import Blocks
 from stretto.splitting.cost import Inputs, measure
 from stretto.splitting.layers import Layers
 from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
 from stretto.splitting.parts import Parts, parted
+from stretto.splitting.recording import TraceError
 from stretto.splitting.stages import Stages, explain
 from stretto.splitting.undisturbed import home
 
@@ -71,7 +71,7 @@ def split(
         check_bounds(parts, units, num_stages)
     costs = measure(parts.cut(units), [parts.name(start, stop) for start, stop in pairwise(units)], inputs, by)
     if isinstance(num_stages, int):
-        chosen = partition(costs.values, num_stages)
+        chosen = parts.choose(costs.values, units, num_stages)
     else:
         chosen = [units.index(bound) for bound in num_stages]
     bounds = [units[position] for position in chosen]
@@ -115,24 +115,56 @@ def find(
     *,
     together: bool,
 ) -> Parts:
-    """The layers of a list, or the blocks that a path names, or those that there are."""
-    if path is None and isinstance(model, nn.Module) and not whole_list(model):
-        path = main_list(model)
+    """The layers of a list, or the blocks that a path names, or those that there are, or pieces of an exported graph."""
     if path is not None:
         assert isinstance(model, nn.Module)
-        blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
-        check_layers(list(blocks.items()), repr(path))
-        return Blocks(model, blocks, inputs, names, together=together)
-    if not whole_list(model):
-        raise UsageError(
-            f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
-            f"blocks is, path=...; {candidates(model)}"
-        )
+        return find_blocks(model, inputs, names, path, together=together)
+    if isinstance(model, nn.Module) and not whole_list(model):
+        return find_unnamed(model, inputs, names, together=together)
     if names is not None:
         raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
     layers = entries(model, "the list of layers")
     check_layers(layers, "the list of layers")
     return Layers(layers, inputs, whole=whole_tuples(model), together=together)
+
+
+def find_blocks(
+    model: nn.Module, inputs: Inputs | None, names: Sequence[str] | None, path: str, *, together: bool
+) -> Blocks:
+    """The blocks of the list that a path names."""
+    blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
+    check_layers(list(blocks.items()), repr(path))
+    return Blocks(model, blocks, inputs, names, together=together)
+
+
+def find_unnamed(
+    model: nn.Module, inputs: Inputs | None, names: Sequence[str] | None, *, together: bool
+) -> Parts:
+    """The blocks of the one list that may be meant; where there is none, or it cannot be cut between them, its graph."""
+    path = main_list(model)
+    refusal: UsageError | None = None
+    if path is not None:
+        try:
+            return find_blocks(model, inputs, names, path, together=together)
+        except TraceError as error:
+            if inputs is None:
+                raise
+            refusal = error
+    if inputs is None:
+        raise UsageError(
+            f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
+            f"blocks is, path=...; {candidates(model)}; or give one input batch, example=x, and its graph is cut "
+            "wherever it can be (torch.export)"
+        )
+    from stretto.splitting.exported import Exported
+
+    because = f"{type(model).__name__} has no one list of blocks" if refusal is None else str(refusal).partition(". ")[0]
+    try:
+        return Exported(model, inputs, names, because, together=together)
+    except UsageError as error:
+        if refusal is None:
+            raise
+        raise UsageError(f"{refusal}. Without its blocks, {error}") from refusal
 
 
 def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
