@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import torch
 from torch import fx, nn
@@ -81,14 +80,10 @@ class Exported(Traced):
         assert self._inputs is not None
         whole = self._inputs
         part = tuple(x[:-1] if x.dim() and len(x) == len(whole[0]) > 2 else x for x in whole)
-        trains = [(module, module.training or not self._model.training) for module in self._model.modules()]
-        with undisturbed([self._model, *stages], home([self._model])):
-            self._compare(stages, part)
-            for module, own in trains:
-                module.training = own
-            for stage in stages:
-                stage.train()
-            self._compare(stages, whole)
+        modes = {module: True for stage in stages for module in stage.modules()}
+        modes |= {module: module.training or not self._model.training for module in self._model.modules()}
+        self._compare(stages, part)
+        self._compare(stages, whole, modes)
 
     def _why_different(self) -> str:
         return f"its forward does other things than torch.export has seen. {REMEDY}"

@@ -84,8 +84,8 @@ def run_export(called: Called, call: Call, inputs: Inputs) -> Any:
         if "specialized it to be a constant" in text:
             fixed = [name for index, name in enumerate(call.names) if f"['inputs'][{index}].size()[0]" in text]
             raise UsageError(
-                f"{kind}.forward takes {rows} rows only, as many as the example has, of {', '.join(fixed) or 'its input'}"
-                f" (torch.export): somewhere it compares x.shape[0] with a number, counts with int(x.shape[0]) or "
+                f"{kind}.forward takes only as many rows of {', '.join(fixed) or 'its input'} as the example has, {rows} "
+                f"(torch.export): somewhere it compares x.shape[0] with a number, counts with int(x.shape[0]) or "
                 f"writes {rows} into a shape. Use x.shape[0] itself, or -1, so that batches can be of any size"
             ) from error
         lines = [line for line in text.splitlines() if line.strip()]
@@ -203,13 +203,15 @@ def rows_in(program: Any, index: int) -> tuple[int, int]:
 def fits(x: Tensor, name: str, shape: Sequence[int | Sequence[int]]) -> None:
     """Part of the first stage: a batch must have the sizes that the model was exported with, or be within limits."""
     limits = [(size, size) if isinstance(size, int) else (size[0], size[1]) for size in shape]
-    if x.dim() != len(limits) or not all(low <= size <= high for size, (low, high) in zip(x.shape, limits, strict=True)):
+    if x.dim() != len(limits) or not all(
+        low <= size <= high for size, (low, high) in zip(x.shape, limits, strict=True)
+    ):
         wanted = ", ".join(
             str(low) if low == high else "any" if high == sys.maxsize else f"{low} to {high}" for low, high in limits
         )
         raise UsageError(
-            f"{name} is {list(x.shape)}, but the model was split (by torch.export) for [{wanted}]: pad or crop batches to "
-            "that, or split it with an example like them"
+            f"{name} is {list(x.shape)}, but the model was split (by torch.export) for [{wanted}]: pad or crop "
+            "batches to that, or split it with an example like them"
         )
 
 

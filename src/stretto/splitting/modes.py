@@ -1,8 +1,8 @@
 """A forward recorded in training and in evaluation, as one graph: where the two differ, a switch.
 
-    training     conv  add_  batch_norm(train)   relu  dropout  linear  rand  div  add
-    evaluation   conv        batch_norm          relu           linear             add
-    merged       conv  ------- switch --------   relu  -switch  linear  -switch--  add
+training     conv  add_  batch_norm(train)   relu  dropout  linear  rand  div  add
+evaluation   conv        batch_norm          relu           linear             add
+merged       conv  ------- switch --------   relu  -switch  linear  -switch--  add
 """
 
 import copy
@@ -139,7 +139,7 @@ class Gaps:
         return ours.op == theirs.op and ours.op in ("placeholder", "get_attr") and ours.target == theirs.target
 
     def gap(self, pair: Pair, user: int) -> int:
-        """The gap in which a value that differs is settled: where it is made, or where it is used if both modes have both."""
+        """The gap in which a value that differs is settled: where it is made, or used, if both modes have both."""
         return max((self.alone[node] for node in pair if node in self.alone), default=user)
 
     def _hindrance(self, pair: Pair) -> range:
@@ -216,7 +216,9 @@ class Merger:
         modules = [fx.GraphModule(nn.Module(), graph, class_name="Branch") for graph in graphs]
         self._targets[name] = Switch(*modules).train(self._training)
         made = self._graph.create_node("call_module", name, tuple(given))
-        made.meta = copy.copy(next(iter([*reversed(ours), *theirs, *wanted[0]])).meta if ours or theirs or wanted else {})
+        made.meta = copy.copy(
+            next(iter([*reversed(ours), *theirs, *wanted[0]])).meta if ours or theirs or wanted else {}
+        )
         if len(wanted) == 1:
             self._settled[wanted[0]] = made
             return

@@ -47,7 +47,7 @@ class Parts(ABC):
     def verify(self, stages: Sequence[nn.Module]) -> None:  # noqa: B027
         """Raise UsageError if stages, cut from these pieces, do not compute what the model does."""
 
-    def choose(self, costs: Sequence[int], units: Sequence[int], num_stages: int) -> list[int]:  # noqa: ARG002
+    def choose(self, costs: Sequence[int], units: Sequence[int], num_stages: int) -> list[int]:
         """Which of `units`, the pieces where a stage can begin, bound the stages; `costs` has one entry a unit."""
         return partition(costs, num_stages)
 

@@ -64,7 +64,8 @@ def split(
     Raises UsageError where that cannot be done, with what to do instead.
     """
     check(model, num_stages, example, path, by, tied)
-    parts, inputs, units = cuttable(model, example, path, tied)
+    num_wanted = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
+    parts, inputs, units = cuttable(model, example, path, tied, num_wanted)
     if isinstance(num_stages, int):
         check_enough(parts, len(units) - 1, num_stages)
     else:
@@ -93,18 +94,23 @@ def pieces(
 ) -> Stages:
     """As `split`, into as many stages as there can be: what stages are made of."""
     check(model, 1, example, path, BY[0], tied)
-    parts, _, units = cuttable(model, example, path, tied)
+    parts, _, units = cuttable(model, example, path, tied, 2)
     return Stages(parts.cut(units), model=model, bounds=units, explanation=f"{len(units) - 1} pieces")
 
 
 def cuttable(
-    model: nn.Module | Sequence[nn.Module], example: Any, path: str | None, tied: str
+    model: nn.Module | Sequence[nn.Module], example: Any, path: str | None, tied: str, num_wanted: int
 ) -> tuple[Parts, Inputs | None, list[int]]:
     """What a model is made of, the example where it is, and where it can be cut, both ends included."""
     names = list(example) if isinstance(example, Mapping) else None
     inputs = at_home(model, tuple(example.values()) if isinstance(example, Mapping) else example)
-    parts = find(model, inputs, names, path, together=tied == "together")
-    return parts, inputs, [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
+    parts = find(model, inputs, names, path, num_wanted, together=tied == "together")
+    return parts, inputs, openings(parts)
+
+
+def openings(parts: Parts) -> list[int]:
+    """Where stages can begin, and the end."""
+    return [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
 
 
 def find(
@@ -112,15 +118,16 @@ def find(
     inputs: Inputs | None,
     names: Sequence[str] | None,
     path: str | None,
+    num_wanted: int,
     *,
     together: bool,
 ) -> Parts:
-    """The layers of a list, or the blocks that a path names, or those that there are, or pieces of an exported graph."""
+    """The layers of a list; or the blocks that a path names, or that there are; or pieces of an exported graph."""
     if path is not None:
         assert isinstance(model, nn.Module)
         return find_blocks(model, inputs, names, path, together=together)
-    if isinstance(model, nn.Module) and not whole_list(model):
-        return find_unnamed(model, inputs, names, together=together)
+    if not whole_list(model):
+        return find_unnamed(model, inputs, names, num_wanted, together=together)
     if names is not None:
         raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
     layers = entries(model, "the list of layers")
@@ -138,33 +145,46 @@ def find_blocks(
 
 
 def find_unnamed(
-    model: nn.Module, inputs: Inputs | None, names: Sequence[str] | None, *, together: bool
+    model: nn.Module | Sequence[nn.Module],
+    inputs: Inputs | None,
+    names: Sequence[str] | None,
+    num_wanted: int,
+    *,
+    together: bool,
 ) -> Parts:
-    """The blocks of the one list that may be meant; where there is none, or it cannot be cut between them, its graph."""
-    path = main_list(model)
-    refusal: UsageError | None = None
-    if path is not None:
+    """The blocks of the one list that may be meant; if they will not do, the model's graph, exported."""
+    refusal = None
+    if isinstance(model, nn.Module) and (path := main_list(model)) is not None:
         try:
-            return find_blocks(model, inputs, names, path, together=together)
+            blocks = find_blocks(model, inputs, names, path, together=together)
         except TraceError as error:
-            if inputs is None:
-                raise
-            refusal = error
-    if inputs is None:
-        raise UsageError(
-            f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
-            f"blocks is, path=...; {candidates(model)}; or give one input batch, example=x, and its graph is cut "
-            "wherever it can be (torch.export)"
-        )
-    from stretto.splitting.exported import Exported
+            refusal = str(error)
+        else:
+            num_units = len(openings(blocks)) - 1
+            if inputs is None or num_wanted <= num_units:
+                return blocks
+            refusal = shortage(blocks, num_units, num_wanted)
+    if isinstance(model, nn.Module) and inputs is not None:
+        return find_exported(model, inputs, names, refusal, together=together)
+    raise UsageError(
+        refusal
+        or f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
+        f"blocks is, path=...; {candidates(model)}. Or give one input batch, example=x, and its graph is cut wherever "
+        "that can be done (torch.export)"
+    )
 
-    because = f"{type(model).__name__} has no one list of blocks" if refusal is None else str(refusal).partition(". ")[0]
+
+def find_exported(
+    model: nn.Module, inputs: Inputs, names: Sequence[str] | None, refusal: str | None, *, together: bool
+) -> Parts:
+    """The last resort; `refusal` says why the model's blocks would not do."""
+    from stretto.splitting.exported import Exported  # torch.export takes its time
+
+    because = f"{type(model).__name__} has no one list of blocks" if refusal is None else refusal.partition(". ")[0]
     try:
         return Exported(model, inputs, names, because, together=together)
     except UsageError as error:
-        if refusal is None:
-            raise
-        raise UsageError(f"{refusal}. Without its blocks, {error}") from refusal
+        raise UsageError(str(error) if refusal is None else f"{refusal}. Nor can its graph be cut: {error}") from error
 
 
 def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
@@ -188,17 +208,21 @@ def check(model: object, num_stages: int | Sequence[int], example: object, path:
 
 def check_enough(parts: Parts, num_units: int, num_stages: int) -> None:
     """Refuse more stages than there are pieces to put into them."""
-    if num_stages <= num_units:
-        return
+    if num_stages > num_units:
+        raise UsageError(shortage(parts, num_units, num_stages))
+
+
+def shortage(parts: Parts, num_units: int, num_stages: int) -> str:
+    """Why so many stages cannot be made of these parts."""
     have = f"{num_stages} stages from {len(parts)} {parts.noun}s"
     if num_stages > len(parts):
-        raise UsageError(
+        return (
             f"{have}: a stage holds at least one {parts.noun}. Ask for at most {num_units} stages, or give smaller "
             f"{parts.noun}s (a list of the layers within them)"
         )
     joints = dict.fromkeys(parts.joints.values())
     why = "; ".join(f"{joint.reason} ({joint.remedy})" for joint in list(joints)[:3])
-    raise UsageError(
+    return (
         f"{have}, but only {num_units} {'piece' if num_units == 1 else 'pieces'} can be parted: {why}. Ask for at most "
         f"{num_units} {'stage' if num_units == 1 else 'stages'}, or part them as said"
     )

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -49,8 +50,7 @@ class Traced(Parts):
     def verify(self, stages: Sequence[nn.Module]) -> None:
         """Run the example through the model and through the stages. Raises UsageError if they differ."""
         if self._inputs is not None:
-            with undisturbed([self._model, *stages], home([self._model])):
-                self._compare(stages, self._inputs)
+            self._compare(stages, self._inputs)
 
     @abstractmethod
     def _number(self) -> dict[fx.Node, int]:
@@ -64,12 +64,18 @@ class Traced(Parts):
     def _why_different(self) -> str:
         """What is wrong if stages do not give what the model gives, and what to do about it."""
 
-    def _compare(self, stages: Sequence[nn.Module], inputs: Inputs) -> None:
-        with torch.no_grad():
-            torch.manual_seed(0)  # for what draws in evaluation, too
-            wanted = tensors_of(self._call.run(self._model, inputs))
-            torch.manual_seed(0)
-            found = tensors_of(Chain(*stages)(*inputs))
+    def _compare(
+        self, stages: Sequence[nn.Module], inputs: Inputs, modes: Mapping[nn.Module, bool] | None = None
+    ) -> None:
+        # In evaluation, or in these modes.
+        outputs = []
+        for run in (partial(self._call.run, self._model, inputs), partial(Chain(*stages), *inputs)):
+            with undisturbed([self._model, *stages], home([self._model])), torch.no_grad():
+                for module, training in (modes or {}).items():
+                    module.training = training
+                torch.manual_seed(0)  # for what draws in evaluation, too
+                outputs.append(tensors_of(run()))
+        wanted, found = outputs
         if len(wanted) < len(found) or not all(map(close, wanted, found)):
             raise UsageError(
                 f"the stages of {type(self._model).__name__} do not give what the model gives for the example: "

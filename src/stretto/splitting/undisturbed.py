@@ -35,7 +35,7 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Afterwards modules have the attributes that they had: tracers hang constants on them, forwards keep what they like."""
+    """Afterwards modules have the attributes that they had: tracers hang constants on them, forwards keep things."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield
