@@ -82,3 +82,38 @@ class Counting(nn.Module):
                 self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
         y = torch.tanh(self.second(x - self.mean))
         return self.third(y) + x
+
+
+class Moody(nn.Module):
+    """Training and evaluation differ in every way: one has more, one has less, both have it but use something else."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(width, width) for _ in range(3))
+        self.extra = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(self.first(x))
+        noise = torch.randn_like(y) if self.training else y.cos()
+        z = self.second(y)
+        chosen = y if self.training else z  # both are there in either mode
+        z = torch.sigmoid(z) * noise  # made before, used here
+        if self.training:
+            z = z + self.extra(x)
+        w = self.third(torch.tanh(z))
+        return (w, chosen) if self.training else (w * 2, y)
+
+
+class Shared(nn.Module):
+    """Works in place on views of what is used again later."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x) * 1.0
+        left = y[:, :3]
+        z = self.second(torch.tanh(x))
+        left.mul_(2.0).add_(z[:, 3:])
+        return self.third(torch.tanh(y)) + z

@@ -84,7 +84,7 @@ def run_export(called: Called, call: Call, inputs: Inputs) -> Any:
         if "specialized it to be a constant" in text:
             fixed = [name for index, name in enumerate(call.names) if f"['inputs'][{index}].size()[0]" in text]
             raise UsageError(
-                f"{kind}.forward takes only as many rows of {', '.join(fixed) or 'its input'} as the example has, {rows} "
+                f"{kind}.forward takes only as many rows of {', '.join(fixed) or 'its input'} as the example, {rows} "
                 f"(torch.export): somewhere it compares x.shape[0] with a number, counts with int(x.shape[0]) or "
                 f"writes {rows} into a shape. Use x.shape[0] itself, or -1, so that batches can be of any size"
             ) from error
