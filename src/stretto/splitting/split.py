@@ -40,7 +40,7 @@ def split(
 
     Args:
         model: an nn.Sequential, an nn.ModuleList or a list of layers; or any module that calls a list of blocks, such
-            as a Hugging Face model.
+            as a Hugging Face model; or, with an example, any module that torch.export can follow.
         num_stages: at most as many as there are layers or blocks; or, instead of a balanced cut, where stages begin and
             the number of layers, [0, 2, 5], as `stretto plan` and `Stages.bounds` say it.
         example: one input batch, a tensor or a tuple of tensors. It shows what layers cost and give; without it the
@@ -52,11 +52,16 @@ def split(
             the last one what comes after. What later stages need (masks, rotary tables) travels with the tuple that a
             stage returns. Arguments of forward beyond those that `example` gives take their defaults, but `use_cache`
             is False. Of a ModelOutput the last stage returns the tensors: one (logits), or a tuple.
+            A model that has no one list of blocks, or cannot be cut between them into so many stages, is exported
+            instead (torch.export, seconds) and its graph cut: stages about as even as can be, then the fewest bytes
+            between them. It trains and evaluates as the model does, on any number of rows, but all other sizes, and
+            the dtype, must be the example's; modules frozen in evaluation mode stay so.
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
         tied: whether parts that share a parameter may come "apart", as pipelines can train them, or stay "together" in
             one stage, as methods need whose stages have losses of their own.
 
-    The most expensive stage is as cheap as can be, then the sum of squares is least. The result is a list; its
+    The most expensive stage is as cheap as can be, then the sum of squares is least (of an exported graph: at most a
+    tenth above that, then the bytes that travel are least). The result is a list; its
     `explanation` says what was chosen and why, and is logged on "stretto" (INFO); its `model_state` gives gathered
     weights the names that they have in the model. The model keeps its modes,
     statistics and gradients, and no random number is drawn.
