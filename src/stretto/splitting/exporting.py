@@ -159,7 +159,8 @@ def without_gradient(node: fx.Node, graph: fx.Graph, values: dict[fx.Node, Any],
             value.meta = dict(meta)
         values[name] = value
     copy_nodes(inner, graph, values, targets)
-    return tuple(values.get(leaf, leaf) for leaf in inner.graph.output_node().args[0])
+    given_back: Any = inner.graph.output_node().args[0]
+    return tuple(values.get(leaf, leaf) for leaf in given_back)
 
 
 def assigned(graph: fx.Graph) -> None:

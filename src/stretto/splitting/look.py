@@ -62,7 +62,7 @@ class Look(fx.Interpreter):
         return value
 
     def _places(self, values: list[Tensor]) -> set[int]:
-        self._storages += [StorageWeakRef(x.untyped_storage()) for x in values]
+        self._storages += [StorageWeakRef(x.untyped_storage()) for x in values]  # type: ignore[no-untyped-call]
         return {x.untyped_storage()._cdata for x in values}
 
 

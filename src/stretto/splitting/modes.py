@@ -62,7 +62,8 @@ def path_of(node: fx.Node) -> str:
 
 def likeness(node: fx.Node) -> str:
     """What makes two operations the same, but for where their inputs come from."""
-    return f"{path_of(node)} {node.target} {map_arg((node.args, node.kwargs), Place)}"
+    place: Any = Place
+    return f"{path_of(node)} {node.target} {map_arg((node.args, node.kwargs), place)}"
 
 
 class Place:

@@ -57,7 +57,7 @@ def adapt(graph: fx.Graph, node: fx.Node, sizes: Sizes, source: fx.Node | None, 
             return made[home]
         return value
 
-    node.args, node.kwargs = map_aggregate(map_arg((node.args, node.kwargs), remade), placed)  # type: ignore[misc]
+    node.args, node.kwargs = map_aggregate(map_arg((node.args, node.kwargs), remade), placed)
 
 
 def is_number(node: fx.Node) -> bool:
