@@ -1,6 +1,5 @@
 """A model's forward as torch.export records it: one graph of operations on tensors, parameters and sizes."""
 
-import operator
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -125,17 +124,12 @@ def copy_nodes(source: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, An
     """Append the operations of `source`; `values` says what its nodes are in `graph`."""
     for node in source.graph.nodes:
         if node.op == "get_attr":
-            values[node] = getattr(source, node.target)  # of what runs under no_grad or autocast
+            values[node] = getattr(source, node.target)  # what runs under no_grad or autocast: kept whole
         if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
             continue
-        if node.target is operator.getitem and isinstance(values[node.args[0]], tuple):
-            values[node] = values[node.args[0]][node.args[1]]
-        elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-            values[node] = without_gradient(node, graph, values, targets)
-        else:
-            args, kwargs = map_arg((node.args, node.kwargs), lambda used: held(values[used], graph, targets))
-            values[node] = graph.create_node("call_function", node.target, args, kwargs, name=node.name)
-            values[node].meta = dict(node.meta)
+        args, kwargs = map_arg((node.args, node.kwargs), lambda used: held(values[used], graph, targets))
+        values[node] = graph.create_node("call_function", node.target, args, kwargs, name=node.name)
+        values[node].meta = dict(node.meta)
 
 
 def held(value: Any, graph: fx.Graph, targets: dict[str, Any]) -> Any:
@@ -145,22 +139,6 @@ def held(value: Any, graph: fx.Graph, targets: dict[str, Any]) -> Any:
     name, _ = known(targets, "_regions.region", value)
     targets[name] = value
     return graph.create_node("get_attr", name)
-
-
-def without_gradient(node: fx.Node, graph: fx.Graph, values: dict[fx.Node, Any], targets: dict[str, Any]) -> Any:
-    """What ran under torch.no_grad(), in line, on inputs that no gradient flows back from: nothing then has one."""
-    enabled, region, *given = node.args
-    inner = values[region] if isinstance(region, fx.Node) else region
-    assert isinstance(inner, fx.GraphModule)
-    for name, used in zip(inner.graph.find_nodes(op="placeholder"), given, strict=True):
-        value = values[used] if isinstance(used, fx.Node) else used
-        if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor) and not enabled:
-            meta, value = value.meta, graph.call_function(aten.detach.default, (value,))
-            value.meta = dict(meta)
-        values[name] = value
-    copy_nodes(inner, graph, values, targets)
-    given_back: Any = inner.graph.output_node().args[0]
-    return tuple(values.get(leaf, leaf) for leaf in given_back)
 
 
 def assigned(graph: fx.Graph) -> None:

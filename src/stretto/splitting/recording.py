@@ -65,13 +65,14 @@ def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, in
     """One trace. The model is left as it was: fx hangs constants on it, and its forward may keep what it was given."""
     tracer = BlockTracer(blocks, call, inputs)
     try:
-        with unchanged(model), recorded_factories(tracer), recorded_helpers(tracer, model, blocks):
-            graph = tracer.trace(model)
-        targets = {
-            node.target: resolve(model, blocks, node.target)
-            for node in graph.nodes
-            if node.op in ("get_attr", "call_module")
-        }
+        with unchanged(model):
+            with recorded_factories(tracer), recorded_helpers(tracer, model, blocks):
+                graph = tracer.trace(model)
+            targets = {
+                node.target: resolve(model, blocks, node.target)
+                for node in graph.nodes
+                if node.op in ("get_attr", "call_module")
+            }
     except Exception as error:
         raise TraceError(
             f"{type(model).__name__}.forward cannot be traced{place(error)}: {type(error).__name__}: "
