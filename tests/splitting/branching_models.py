@@ -117,3 +117,19 @@ class Shared(nn.Module):
         z = self.second(torch.tanh(x))
         left.mul_(2.0).add_(z[:, 3:])
         return self.third(torch.tanh(y)) + z
+
+
+class Regions(nn.Module):
+    """Parts run under autocast and without gradients."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = self.second(y)
+        with torch.no_grad():
+            level = F.dropout(y, 0.3, self.training)  # in evaluation that is y itself, with its gradient
+        return self.third(z + torch.tanh(y) * level)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from branching_models import Branching, Counting, Moody, Shared, Tied
+from branching_models import Branching, Counting, Moody, Regions, Shared, Tied
 
 import stretto
 from stretto.chain import Chain
@@ -48,6 +48,7 @@ KINDS = {  # a model, a batch of so many rows, and the number of stages
     "counting": (Counting, lambda rows: {"x": numbers(rows, 6)}, 3),
     "moody": (Moody, lambda rows: {"x": numbers(rows, 6)}, 3),
     "shared": (Shared, lambda rows: {"x": numbers(rows, 6)}, 2),
+    "regions": (Regions, lambda rows: {"x": numbers(rows, 6)}, 3),
     "t5": (t5, texts, 3),
     "swin": (swin, lambda rows: {"pixel_values": numbers(rows, 3, 8, 8)}, 3),
 }
