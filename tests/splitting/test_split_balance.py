@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.splitting.balance import partition
+from stretto.splitting.balance import cheapest, partition
 
 
 def all_bounds(num_layers: int, num_stages: int) -> list[list[int]]:
@@ -61,3 +61,29 @@ def test_200_layers_in_64_stages_take_no_time(shape):
     assert time.process_time() - start < 2
     assert len(bounds) == 65
     assert all(start < stop for start, stop in pairwise(bounds))
+
+
+def cheapest_by_brute_force(costs: list[int], between: list[int], num_stages: int, slack: float) -> list[int]:
+    ways = all_bounds(len(costs), num_stages)
+    stages = {tuple(bounds): [sum(costs[start:stop]) for start, stop in pairwise(bounds)] for bounds in ways}
+    least = min(max(each) for each in stages.values())
+
+    def rank(bounds: list[int]) -> tuple[int, int, list[int]]:
+        squares = sum(cost * cost for cost in stages[tuple(bounds)])
+        return sum(between[bound] for bound in bounds), squares, [-cut for cut in reversed(bounds)]
+
+    return min((each for each in ways if max(stages[tuple(each)]) <= least + int(least * slack)), key=rank)
+
+
+@given(st.data(), st.lists(st.integers(0, 20), min_size=1, max_size=9), st.sampled_from([0.0, 0.1, 0.5]))
+def test_cheapest_is_the_cheapest_of_the_even_partitions(data, costs, slack):
+    num_stages = data.draw(st.integers(1, len(costs)))
+    between = [0, *(data.draw(st.integers(0, 5)) for _ in costs[1:]), 0]
+    assert cheapest(costs, between, num_stages, slack) == cheapest_by_brute_force(costs, between, num_stages, slack)
+
+
+def test_400_pieces_in_32_stages_take_no_time():
+    costs, between = [10**9 + 7 * i % 13 for i in range(400)], [1 + i * 37 % 101 for i in range(401)]
+    start = time.process_time()
+    assert len(cheapest(costs, between, 32)) == 33
+    assert time.process_time() - start < 2

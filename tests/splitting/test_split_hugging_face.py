@@ -149,11 +149,11 @@ def test_a_bare_model_gives_all_its_tensors():
 def test_mistakes():
     model = build("gpt2")
     with pytest.raises(UsageError, match=r"5 stages from 4 blocks: .*one block\. Ask for at most 4"):
-        stretto.split(model, 5, example=words(0))
+        stretto.split(model, 5, path="transformer.h", example=words(0))
     with pytest.raises(UsageError, match=r"every argument of GPT2LMHeadModel\.forward\(input_ids.*example=x"):
         stretto.split(model, 2)
     with pytest.raises(UsageError, match=r"fails on the example \(the example fills input_ids, past_key_values; ex"):
         stretto.split(model, 2, example=(words(0), padding()))
     config = transformers.T5Config(vocab_size=61, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
     with pytest.raises(UsageError, match=r"path=\.\.\.; it has: 'encoder\.block' \(2 T5Block\), 'decoder\.block'"):
-        stretto.split(transformers.T5ForConditionalGeneration(config), 2, example=words(0))
+        stretto.split(transformers.T5ForConditionalGeneration(config), 2)

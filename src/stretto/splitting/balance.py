@@ -73,3 +73,37 @@ def most_even(before: Sequence[int], num_stages: int, cap: int) -> list[int]:
     for choice in reversed(choices):
         bounds.append(choice[bounds[-1]])
     return bounds
+
+
+def cheapest(costs: Sequence[int], between: Sequence[int], num_stages: int, slack: float = 0.1) -> list[int]:
+    """As `partition`, but of the partitions about as even as can be the one with the least between its stages.
+
+    `between[i]` is what a cut before layer i costs (bytes that travel), 0 at both ends. No stage costs more than the
+    least bottleneck and `slack` of it; then the sum over the cuts is least; then the sum of squared stage costs; then
+    the last cut comes as late as possible, then the one before it. By dynamic programming: best[i] is the best way to
+    have so many stages of layers 0 up to i.
+
+    >>> cheapest([4, 4, 4, 4], [0, 9, 9, 1, 0], 2, slack=0.5)
+    [0, 3, 4]
+    """
+    assert 1 <= num_stages <= len(costs), f"{num_stages} stages from {len(costs)} layers"
+    before = list(accumulate(costs, initial=0))
+    limit = least_bottleneck(before, num_stages)
+    cap = limit + int(limit * slack)
+    best: list[dict[int, tuple[int, int, list[int]]]] = [{0: (0, 0, [0])}]
+    for stage in range(1, num_stages + 1):
+        found: dict[int, tuple[int, int, list[int]]] = {}
+        for stop in range(stage, len(costs) - num_stages + stage + 1):
+            ways = []
+            for start in range(stop - 1, stage - 2, -1):
+                cost = before[stop] - before[start]
+                if cost > cap:
+                    break
+                if start in best[-1]:
+                    travels, squares, bounds = best[-1][start]
+                    ways.append((travels + between[stop], squares + cost * cost, bounds))
+            if ways:
+                travels, squares, bounds = min(ways, key=lambda way: way[:2])
+                found[stop] = travels, squares, [*bounds, stop]
+        best.append(found)
+    return best[-1][len(costs)][2]

@@ -83,8 +83,8 @@ def is_optional(node: fx.Node, value: Any) -> bool:
 
 
 def afresh(tensor: Tensor) -> Tensor:
-    """The same numbers without what they came from: only one node's graph is ever held."""
-    return tensor.detach().clone().requires_grad_() if tensor.requires_grad else tensor
+    """The same numbers without what they came from, no leaf: only one node's graph is ever held."""
+    return tensor.detach().requires_grad_().clone() if tensor.requires_grad else tensor
 
 
 def pack(value: Tensor | None, like: Tensor) -> Tensor:

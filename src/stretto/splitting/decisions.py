@@ -11,12 +11,15 @@ from stretto.errors import UsageError
 
 PLAIN_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "is_cuda", "itemsize", "layout"}
 PLAIN_METHODS = {"size", "dim", "numel", "nelement", "item", "stride", "is_floating_point", "element_size"}
+PLAIN_OPERATIONS = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int}
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 def asks(node: fx.Node) -> bool:
     """Whether a node asks a tensor for its shape, type, device or only number."""
     if node.op == "call_function":
+        if node.target in PLAIN_OPERATIONS:
+            return True
         return node.target is getattr and node.args[1] in PLAIN_ATTRIBUTES
     return node.op == "call_method" and node.target in PLAIN_METHODS
 

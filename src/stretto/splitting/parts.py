@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from stretto.splitting.balance import partition
 from stretto.ties import find as find_ties
 
 
@@ -45,6 +46,10 @@ class Parts(ABC):
 
     def verify(self, stages: Sequence[nn.Module]) -> None:  # noqa: B027
         """Raise UsageError if stages, cut from these pieces, do not compute what the model does."""
+
+    def choose(self, costs: Sequence[int], units: Sequence[int], num_stages: int) -> list[int]:
+        """Which of `units`, the pieces where a stage can begin, bound the stages; `costs` has one entry a unit."""
+        return partition(costs, num_stages)
 
     def notes(self, bounds: Sequence[int]) -> list[str]:
         """What else there is to say about these stages: what had to stay together."""

@@ -14,11 +14,16 @@ from stretto.splitting.cost import Inputs
 from stretto.splitting.decisions import OURS
 from stretto.splitting.helpers import recorded_helpers
 from stretto.splitting.tracer import BlockTracer, recorded_factories
+from stretto.splitting.undisturbed import unchanged
 
 REMEDY = (
     "What the model does between its blocks must be the same for every input; put anything else into a module of its "
     "own (modules that hold no block are not looked into), or give split an nn.Sequential or a list of layers"
 )
+
+
+class TraceError(UsageError):
+    """A forward that cannot be traced as it must be for a cut between blocks; another way may do."""
 
 
 class Record(NamedTuple):
@@ -34,7 +39,7 @@ def record(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs
 
     The model is traced in training and in evaluation: a forward that decides by `self.training` would be frozen as it
     was traced.
-    Raises UsageError, naming the line, where the forward cannot be traced.
+    Raises TraceError, naming the line, where the forward cannot be traced.
     """
     records = []
     generator = torch.get_rng_state()
@@ -43,13 +48,13 @@ def record(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs
             model.train(training)
             records.append(trace_once(model, blocks, call, inputs))
         if not torch.equal(generator, torch.get_rng_state()):
-            raise UsageError(
+            raise TraceError(
                 f"{type(model).__name__}.forward draws random numbers of a fixed shape between its blocks: traced, "
                 "they would be the same at every step. Draw them in a module of its own, or with torch.rand_like(x)"
             )
     for trained, evaluated in zip(records[0].graph.nodes, records[1].graph.nodes, strict=False):
         if trained.format_node() != evaluated.format_node():
-            raise UsageError(
+            raise TraceError(
                 f"{type(model).__name__}.forward reads self.training between its blocks (at {trained.format_node()!r})"
                 ": traced, it would be frozen. Use nn.Dropout, or a module of its own, in place of a function"
             )
@@ -59,24 +64,20 @@ def record(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs
 def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs: Inputs | None) -> Record:
     """One trace. The model is left as it was: fx hangs constants on it, and its forward may keep what it was given."""
     tracer = BlockTracer(blocks, call, inputs)
-    before = [(module, dict(vars(module))) for module in model.modules()]
     try:
-        with recorded_factories(tracer), recorded_helpers(tracer, model, blocks):
-            graph = tracer.trace(model)
-        targets = {
-            node.target: resolve(model, blocks, node.target)
-            for node in graph.nodes
-            if node.op in ("get_attr", "call_module")
-        }
+        with unchanged(model):
+            with recorded_factories(tracer), recorded_helpers(tracer, model, blocks):
+                graph = tracer.trace(model)
+            targets = {
+                node.target: resolve(model, blocks, node.target)
+                for node in graph.nodes
+                if node.op in ("get_attr", "call_module")
+            }
     except Exception as error:
-        raise UsageError(
+        raise TraceError(
             f"{type(model).__name__}.forward cannot be traced{place(error)}: {type(error).__name__}: "
             f"{error}{call.hint}. {REMEDY}"
         ) from error
-    finally:
-        for module, attributes in before:
-            vars(module).clear()
-            vars(module).update(attributes)
     return Record(graph, targets, tracer.outputs)
 
 

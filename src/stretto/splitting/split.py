@@ -10,12 +10,12 @@ from torch.nn.parameter import is_lazy
 
 from stretto.batch import several
 from stretto.errors import UsageError, nearest
-from stretto.splitting.balance import partition
 from stretto.splitting.blocks import Blocks
 from stretto.splitting.cost import Inputs, measure
 from stretto.splitting.layers import Layers
 from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
 from stretto.splitting.parts import Parts, parted
+from stretto.splitting.recording import TraceError
 from stretto.splitting.stages import Stages, explain
 from stretto.splitting.undisturbed import home
 
@@ -40,7 +40,7 @@ def split(
 
     Args:
         model: an nn.Sequential, an nn.ModuleList or a list of layers; or any module that calls a list of blocks, such
-            as a Hugging Face model.
+            as a Hugging Face model; or, with an example, any module that torch.export can follow.
         num_stages: at most as many as there are layers or blocks; or, instead of a balanced cut, where stages begin and
             the number of layers, [0, 2, 5], as `stretto plan` and `Stages.bounds` say it.
         example: one input batch, a tensor or a tuple of tensors. It shows what layers cost and give; without it the
@@ -52,11 +52,16 @@ def split(
             the last one what comes after. What later stages need (masks, rotary tables) travels with the tuple that a
             stage returns. Arguments of forward beyond those that `example` gives take their defaults, but `use_cache`
             is False. Of a ModelOutput the last stage returns the tensors: one (logits), or a tuple.
+            A model that has no one list of blocks, or cannot be cut between them into so many stages, is exported
+            instead (torch.export, seconds) and its graph cut: stages about as even as can be, then the fewest bytes
+            between them. It trains and evaluates as the model does, on any number of rows, but all other sizes, and
+            the dtype, must be the example's; modules frozen in evaluation mode stay so.
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
         tied: whether parts that share a parameter may come "apart", as pipelines can train them, or stay "together" in
             one stage, as methods need whose stages have losses of their own.
 
-    The most expensive stage is as cheap as can be, then the sum of squares is least. The result is a list; its
+    The most expensive stage is as cheap as can be, then the sum of squares is least (of an exported graph: at most a
+    tenth above that, then the bytes that travel are least). The result is a list; its
     `explanation` says what was chosen and why, and is logged on "stretto" (INFO); its `model_state` gives gathered
     weights the names that they have in the model. The model keeps its modes,
     statistics and gradients, and no random number is drawn.
@@ -64,14 +69,15 @@ def split(
     Raises UsageError where that cannot be done, with what to do instead.
     """
     check(model, num_stages, example, path, by, tied)
-    parts, inputs, units = cuttable(model, example, path, tied)
+    num_wanted = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
+    parts, inputs, units = cuttable(model, example, path, tied, num_wanted)
     if isinstance(num_stages, int):
         check_enough(parts, len(units) - 1, num_stages)
     else:
         check_bounds(parts, units, num_stages)
     costs = measure(parts.cut(units), [parts.name(start, stop) for start, stop in pairwise(units)], inputs, by)
     if isinstance(num_stages, int):
-        chosen = partition(costs.values, num_stages)
+        chosen = parts.choose(costs.values, units, num_stages)
     else:
         chosen = [units.index(bound) for bound in num_stages]
     bounds = [units[position] for position in chosen]
@@ -93,18 +99,23 @@ def pieces(
 ) -> Stages:
     """As `split`, into as many stages as there can be: what stages are made of."""
     check(model, 1, example, path, BY[0], tied)
-    parts, _, units = cuttable(model, example, path, tied)
+    parts, _, units = cuttable(model, example, path, tied, 2)
     return Stages(parts.cut(units), model=model, bounds=units, explanation=f"{len(units) - 1} pieces")
 
 
 def cuttable(
-    model: nn.Module | Sequence[nn.Module], example: Any, path: str | None, tied: str
+    model: nn.Module | Sequence[nn.Module], example: Any, path: str | None, tied: str, num_wanted: int
 ) -> tuple[Parts, Inputs | None, list[int]]:
     """What a model is made of, the example where it is, and where it can be cut, both ends included."""
     names = list(example) if isinstance(example, Mapping) else None
     inputs = at_home(model, tuple(example.values()) if isinstance(example, Mapping) else example)
-    parts = find(model, inputs, names, path, together=tied == "together")
-    return parts, inputs, [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
+    parts = find(model, inputs, names, path, num_wanted, together=tied == "together")
+    return parts, inputs, openings(parts)
+
+
+def openings(parts: Parts) -> list[int]:
+    """Where stages can begin, and the end."""
+    return [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
 
 
 def find(
@@ -112,27 +123,73 @@ def find(
     inputs: Inputs | None,
     names: Sequence[str] | None,
     path: str | None,
+    num_wanted: int,
     *,
     together: bool,
 ) -> Parts:
-    """The layers of a list, or the blocks that a path names, or those that there are."""
-    if path is None and isinstance(model, nn.Module) and not whole_list(model):
-        path = main_list(model)
+    """The layers of a list; or the blocks that a path names, or that there are; or pieces of an exported graph."""
     if path is not None:
         assert isinstance(model, nn.Module)
-        blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
-        check_layers(list(blocks.items()), repr(path))
-        return Blocks(model, blocks, inputs, names, together=together)
+        return find_blocks(model, inputs, names, path, together=together)
     if not whole_list(model):
-        raise UsageError(
-            f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
-            f"blocks is, path=...; {candidates(model)}"
-        )
+        return find_unnamed(model, inputs, names, num_wanted, together=together)
     if names is not None:
         raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
     layers = entries(model, "the list of layers")
     check_layers(layers, "the list of layers")
     return Layers(layers, inputs, whole=whole_tuples(model), together=together)
+
+
+def find_blocks(
+    model: nn.Module, inputs: Inputs | None, names: Sequence[str] | None, path: str, *, together: bool
+) -> Blocks:
+    """The blocks of the list that a path names."""
+    blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
+    check_layers(list(blocks.items()), repr(path))
+    return Blocks(model, blocks, inputs, names, together=together)
+
+
+def find_unnamed(
+    model: nn.Module | Sequence[nn.Module],
+    inputs: Inputs | None,
+    names: Sequence[str] | None,
+    num_wanted: int,
+    *,
+    together: bool,
+) -> Parts:
+    """The blocks of the one list that may be meant; if they will not do, the model's graph, exported."""
+    refusal = None
+    if isinstance(model, nn.Module) and (path := main_list(model)) is not None:
+        try:
+            blocks = find_blocks(model, inputs, names, path, together=together)
+        except TraceError as error:
+            refusal = str(error)
+        else:
+            num_units = len(openings(blocks)) - 1
+            if inputs is None or num_wanted <= num_units:
+                return blocks
+            refusal = shortage(blocks, num_units, num_wanted)
+    if isinstance(model, nn.Module) and inputs is not None:
+        return find_exported(model, inputs, names, refusal, together=together)
+    raise UsageError(
+        refusal
+        or f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
+        f"blocks is, path=...; {candidates(model)}. Or give one input batch, example=x, and its graph is cut wherever "
+        "that can be done (torch.export)"
+    )
+
+
+def find_exported(
+    model: nn.Module, inputs: Inputs, names: Sequence[str] | None, refusal: str | None, *, together: bool
+) -> Parts:
+    """The last resort; `refusal` says why the model's blocks would not do."""
+    from stretto.splitting.exported import Exported  # torch.export takes its time
+
+    because = f"{type(model).__name__} has no one list of blocks" if refusal is None else refusal.partition(". ")[0]
+    try:
+        return Exported(model, inputs, names, because, together=together)
+    except UsageError as error:
+        raise UsageError(str(error) if refusal is None else f"{refusal}. Nor can its graph be cut: {error}") from error
 
 
 def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
@@ -156,17 +213,21 @@ def check(model: object, num_stages: int | Sequence[int], example: object, path:
 
 def check_enough(parts: Parts, num_units: int, num_stages: int) -> None:
     """Refuse more stages than there are pieces to put into them."""
-    if num_stages <= num_units:
-        return
+    if num_stages > num_units:
+        raise UsageError(shortage(parts, num_units, num_stages))
+
+
+def shortage(parts: Parts, num_units: int, num_stages: int) -> str:
+    """Why so many stages cannot be made of these parts."""
     have = f"{num_stages} stages from {len(parts)} {parts.noun}s"
     if num_stages > len(parts):
-        raise UsageError(
+        return (
             f"{have}: a stage holds at least one {parts.noun}. Ask for at most {num_units} stages, or give smaller "
             f"{parts.noun}s (a list of the layers within them)"
         )
     joints = dict.fromkeys(parts.joints.values())
     why = "; ".join(f"{joint.reason} ({joint.remedy})" for joint in list(joints)[:3])
-    raise UsageError(
+    return (
         f"{have}, but only {num_units} {'piece' if num_units == 1 else 'pieces'} can be parted: {why}. Ask for at most "
         f"{num_units} {'stage' if num_units == 1 else 'stages'}, or part them as said"
     )

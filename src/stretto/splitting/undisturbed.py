@@ -34,6 +34,18 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
 
 
 @contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Afterwards modules have the attributes that they had: tracers hang constants on them, forwards keep things."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+@contextmanager
 def trainable(model: nn.Module) -> Iterator[None]:
     """While it lasts, every parameter wants a gradient, frozen ones too: they may be thawed later."""
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
