@@ -40,7 +40,7 @@ def test_every_chart_has_a_place_and_its_data(page):
     found = charts_of(page)
     places = re.findall(r'<div class="chart" id="([^"]+)">', page)
     assert sorted(places) == sorted(found["charts"])
-    assert len(places) == 16 + 6 + 4 + 2  # frontiers, curves, tuning, batch size: nothing was timed or measured
+    assert len(places) == 20 + 6 + 4 + 2  # frontiers, curves, tuning, batch size: nothing was timed or measured
     used = set(re.findall(r'"data": {"name": "([^"]+)"', json.dumps(found["charts"])))
     assert used == set(found["datasets"])
 
