@@ -1,6 +1,7 @@
 """From a finished study to its figure and tables: see README.md in this folder.
 
 python experiments/studies/main.py FOLDER --metric train_loss
+python experiments/studies/main.py FOLDER --filters
 """
 
 import argparse
@@ -15,6 +16,8 @@ from stretto import study
 from stretto.report import METRICS, Metric, Panel, Record, panels
 from stretto.report.charts.frontier import frontier_chart
 from stretto.report.charts.rows import color, shape
+from stretto.report.filters import COLUMNS, GAP, SIDE
+from stretto.report.filters import picture as filter_picture
 from stretto.report.frontier import dominated
 from stretto.report.metric import metric
 from stretto.report.palette import Style, styles
@@ -31,8 +34,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="what stretto compare wrote: a study, or a folder for each part")
     parser.add_argument("--metric", choices=[each.name for each in METRICS], default="train_loss")
+    parser.add_argument("--filters", action="store_true", help="draw the first layer's filters instead")
     parser.add_argument("--out", type=Path, default=HERE)
     chosen = parser.parse_args()
+    if chosen.filters:
+        drawn = filters(study.read_study(chosen.folder).records())
+        (chosen.out / f"{chosen.folder.name}.svg").write_text(drawn, encoding="utf-8")
+        return
     wanted, name = metric(chosen.metric), chosen.folder.name
     parts = {part: study.read_study(folder).records() for part, folder in folders(chosen.folder).items()}
     found = {part: figures(records, wanted) for part, records in parts.items()}
@@ -40,6 +48,24 @@ def main() -> None:
     picture(parts, wanted).save(chosen.out / f"{name}.svg")
     for part, content in found.items():
         print(f"\n{part}\n\n{table(content)}")
+
+
+def filters(records: Sequence[Record]) -> str:
+    """An SVG: two rows of filters for each method, as they were measured last."""
+    high, left = 2 * (SIDE + GAP) + GAP, 150
+    parts = []
+    for index, record in enumerate(records):
+        last = record.measurements[-1]
+        assert last.filters is not None, f"{record.id} measured no filters"
+        assert last.filter_shape is not None
+        drawn = filter_picture(last.filters[: 2 * COLUMNS], last.filter_shape, record.method)
+        parts.append(drawn.replace("<svg ", f'<svg x="{left}" y="{index * high}" ', 1))
+        parts.append(f'<text x="0" y="{index * high + SIDE}" font-family="sans-serif">{record.method}</text>')
+    width, height = left + COLUMNS * (SIDE + GAP), len(records) * high
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+        f"{''.join(parts)}</svg>\n"
+    )
 
 
 def folders(folder: Path) -> dict[str, Path]:

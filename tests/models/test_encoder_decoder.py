@@ -1,5 +1,6 @@
 """The encoder-decoder against torch's own, in parts, and learning to translate."""
 
+import copy
 from itertools import islice
 
 import pytest
@@ -85,6 +86,62 @@ def test_it_has_as_many_parameters_as_torch_has():
     assert len(encoder_decoder(data)) == 12
 
 
+def both_cuts(**options):
+    """The network in blocks and in layers, with the weights of the first: both hold them in the same order."""
+    data = pairs()
+    made = [Chain(*build("encoder-decoder", data, cut=cut, **options).layers).double() for cut in ("blocks", "layers")]
+    weights = [list(network.parameters()) for network in made]
+    spreads = [[p.std().item() for p in each] for each in weights]
+    with torch.no_grad():
+        for mine, other in zip(*weights, strict=True):
+            other.copy_(mine)
+    return data, made, spreads
+
+
+def test_cut_into_layers_it_is_the_same_network():
+    data, (blocks, layers), _ = both_cuts(depth=2, width=8, heads=2)
+    assert len(layers) == 15 * 2 + 5
+    found = []
+    for network in (blocks, layers):
+        loss = padded_cross_entropy(network(data.train.x), data.train.y)
+        loss.backward()
+        found.append([loss, *(p.grad for p in network.parameters())])
+    assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
+
+
+def test_cut_into_layers_it_begins_with_weights_as_large():
+    _, _, spreads = both_cuts(depth=2, width=64, heads=2)
+    for mine, other in zip(*spreads, strict=True):
+        assert other == pytest.approx(mine, rel=0.15)
+
+
+def test_in_its_finest_cut_every_layer_has_weights():
+    """Yang et al. 2021 cut by weights: no stage is there only to pass something on."""
+    layers = build("encoder-decoder", pairs(), cut="layers").layers
+    assert len(layers) == 95
+    assert all(any(True for _ in layer.parameters()) for layer in layers)
+
+
+@pytest.mark.parametrize("method", ["1f1b(microbatches=4)", "greedy"])
+def test_cut_into_layers_it_trains(method):
+    data, (_, layers), _ = both_cuts(depth=1, width=8, heads=2)
+    alone, whole = copy.deepcopy(layers), data.train
+    trainer = Trainer(layers, padded_cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1), method, example=whole.x)
+    before = trainer.evaluate([(whole.x, whole.y)])["loss"]
+    for _ in range(3):
+        trainer.step(whole.x, whole.y)
+    trainer.flush()
+    assert trainer.evaluate([(whole.x, whole.y)])["loss"] < before
+    if method != "greedy":
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            padded_cross_entropy(alone(whole.x), whole.y).backward()
+            optimizer.step()
+        pairs_of = zip(alone.parameters(), layers.parameters(), strict=True)
+        assert all(torch.allclose(p, q, atol=1e-12) for p, q in pairs_of)
+
+
 def test_padding_of_the_source_is_not_seen_and_no_token_looks_ahead():
     data = pairs()
     network = Chain(*build("encoder-decoder", data, depth=1, width=8, heads=2).layers)
@@ -164,6 +221,11 @@ def test_it_learns_to_translate():
 def test_heads_must_divide_the_width():
     with pytest.raises(UsageError, match="model 'encoder-decoder': heads=3 does not divide width=64; take heads=2"):
         build("encoder-decoder", pairs(), heads=3)
+
+
+def test_a_cut_that_is_none():
+    with pytest.raises(UsageError, match=r"model 'encoder-decoder': cut='halves'; .*blocks"):
+        build("encoder-decoder", pairs(), cut="halves")
 
 
 def test_it_is_for_translation():

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
 
@@ -246,6 +247,19 @@ def test_storages_that_cannot_be(url, message, monkeypatch, tmp_path):
     with pytest.raises(UsageError) as caught:
         open_storage(url)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [("postgresql+psycopg2://me:secret@here/x", "psycopg2-binary"), ("postgresql+psycopg://here/x", "psycopg[binary]")],
+)
+def test_a_driver_that_is_not_there_is_named(url, package, monkeypatch):
+    for module in ("psycopg2", "psycopg"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError) as caught:
+        open_storage(url)
+    assert str(caught.value).endswith(f"pip install '{package}'")
+    assert "secret" not in str(caught.value)
 
 
 def test_signs_of_life_go_on_when_the_storage_was_away(tmp_path, monkeypatch):

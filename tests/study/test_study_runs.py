@@ -8,8 +8,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file
 
 from stretto import UsageError
+from stretto.chain import Chain
 from stretto.config import CompareSettings, TrainSettings
 from stretto.study import (
     compare,
@@ -107,6 +109,7 @@ def test_the_json_object(whole):
               "seconds")  # fmt: skip
     for each in content["runs"]:
         assert set(wanted) <= set(each)
+        assert 0 <= each["train_accuracy"] <= 1
         assert each["options"] == {"lr": each["options"]["lr"], "batch_size": 32}
 
 
@@ -367,6 +370,7 @@ def test_a_single_run(tmp_path):
     result = summary(*store.read_run(folder), folder)
     assert result["steps"] == 8
     assert result["test_accuracy"] == record.test_accuracy
+    assert result["train_accuracy"] == record.train_accuracy == record.points[-1].train_accuracy
     with pytest.raises(UsageError, match=r"other settings \(lr: 0\.01 there, 0\.02 here\)"):
         claim(folder, replace(settings, lr=0.02))
     with pytest.raises(UsageError, match="is there already and holds no run"):
@@ -377,6 +381,19 @@ def test_a_single_run(tmp_path):
     assert default_folder(settings) != default_folder(replace(settings, momentum=0.5))
     with pytest.raises(UsageError, match="nothing to report in"):
         read_study(tmp_path)
+
+
+def test_train_accuracy_counts_right_answers_to_the_first_512_training_examples(tmp_path):
+    settings = resolve(SINGLE)
+    record = run(settings, tmp_path / "run")
+    prepared = prepare(settings)
+    network, train = Chain(*prepared.model.layers), prepared.dataset.train
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    blocks = {name.partition(".")[2]: value for name, value in weights.items() if not name.startswith("heads.")}
+    network.load_state_dict(blocks)  # without the stage's number
+    right = network(train.x[:512]).argmax(1) == train.y[:512]
+    assert record.train_accuracy == pytest.approx(right.float().mean().item())
+    assert record.train_accuracy != record.validation_accuracy
 
 
 def test_stages_workers_and_schedule_reach_the_trainer(tmp_path):

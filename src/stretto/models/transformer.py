@@ -90,17 +90,18 @@ class CausalAttention(nn.Module):
     """Each token looks at itself and those before it, [N, T, width] -> [N, T, width].
 
     Query, key and value are layers of their own, and the number of heads is read off their output: a process that
-    holds the rows of some heads only runs this same forward. `rotary` positions turn queries and keys.
+    holds the rows of some heads only runs this same forward. `rotary` positions turn queries and keys. Where it is not
+    `whole`, its output layer is somebody else's.
     """
 
-    def __init__(self, width: int, heads: int, *, rotary: bool = False) -> None:
+    def __init__(self, width: int, heads: int, *, rotary: bool = False, whole: bool = True) -> None:
         super().__init__()
         self.head_width = width // heads
         self.rotary = rotary
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
-        self.output = nn.Linear(width, width)
+        self.output = nn.Linear(width, width) if whole else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix the values of the tokens up to each one."""
@@ -159,14 +160,20 @@ def draw(block: nn.Module, writers: Sequence[str], depth: int) -> None:
             nn.init.zeros_(module.bias)
 
 
+def scoring(vocabulary: int, width: int) -> nn.Linear:
+    """The layer that scores every token of the vocabulary."""
+    score = nn.Linear(width, vocabulary, bias=False)
+    nn.init.normal_(score.weight, std=0.02)
+    return score
+
+
 class Unembedding(nn.Module):
     """Normalise and score every token of the vocabulary, [N, T, width] -> logits [N, T, V]."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.score = nn.Linear(width, vocabulary, bias=False)
-        nn.init.normal_(self.score.weight, std=0.02)
+        self.score = scoring(vocabulary, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Score the tokens that may come next."""

@@ -40,10 +40,11 @@ class Metric:
 
 
 TRAIN_LOSS = Metric("train_loss", "train loss", higher=False)
+TRAIN_ACCURACY = Metric("train_accuracy", "train accuracy", higher=True)
 VALIDATION_LOSS = Metric("validation_loss", "validation loss", higher=False)
 VALIDATION_ACCURACY = Metric("validation_accuracy", "validation accuracy", higher=True)
 VALIDATION_BLEU = Metric("validation_bleu", "validation BLEU", higher=True, whole=100.0)
-METRICS = (TRAIN_LOSS, VALIDATION_LOSS, VALIDATION_ACCURACY, VALIDATION_BLEU)
+METRICS = (TRAIN_LOSS, TRAIN_ACCURACY, VALIDATION_LOSS, VALIDATION_ACCURACY, VALIDATION_BLEU)
 
 
 def metric(name: str) -> Metric:

@@ -10,7 +10,7 @@ from stretto.errors import UsageError
 
 STATUSES = ("finished", "diverged")
 SCORES = (
-    "train_loss", "validation_loss", "validation_accuracy", "validation_bleu",
+    "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "validation_bleu",
     "test_loss", "test_accuracy", "test_bleu",
 )  # fmt: skip
 BY_STAGE = ("cosines", "local_losses", "probes", "filters", "filter_shape")  # of measurements
@@ -149,6 +149,7 @@ class Record:
     validation_loss: float | None = None
     validation_accuracy: float | None = None
     validation_bleu: float | None = None
+    train_accuracy: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
     test_bleu: float | None = None

@@ -31,6 +31,7 @@ from stretto.report.verdict import verdict
 
 PURPOSE = {
     "train_loss": "How soon the network fits its training data.",
+    "train_accuracy": "The same, counted in right answers.",
     "validation_loss": "How soon it does well on data it has not seen.",
     "validation_accuracy": "The same, counted in right answers.",
     "validation_bleu": "How near its translations come to those that are wanted.",
@@ -39,6 +40,7 @@ PURPOSE = {
 Column = tuple[str, Callable[[float | None], str]]
 COLUMNS: Mapping[str, Column] = {  # of the table of all runs: its head, and how a value is written
     "train_loss": ("train loss", units.number),
+    "train_accuracy": ("train acc.", units.percent),
     "validation_loss": ("val. loss", units.number),
     "validation_accuracy": ("val. acc.", units.percent),
     "validation_bleu": ("val. BLEU", units.bleu),

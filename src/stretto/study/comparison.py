@@ -29,9 +29,9 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `stretto compare --json` prints."""
-        keys = ("id", "method", "seed", "options", "status", "diverged_at", "train_loss", "validation_loss",
-                "validation_accuracy", "validation_bleu", "test_loss", "test_accuracy", "test_bleu", "total_flops",
-                "serial_flops", "seconds", "seconds_per_step")  # fmt: skip
+        keys = ("id", "method", "seed", "options", "status", "diverged_at", "train_loss", "train_accuracy",
+                "validation_loss", "validation_accuracy", "validation_bleu", "test_loss", "test_accuracy",
+                "test_bleu", "total_flops", "serial_flops", "seconds", "seconds_per_step")  # fmt: skip
         return {
             "runs": [
                 {key: record.to_json()[key] for key in keys}

@@ -50,6 +50,7 @@ def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]
         "steps": last if record.diverged_at is None else record.diverged_at,
         "seconds_per_step": run["seconds_per_step"],
         "train_loss": record.train_loss,
+        "train_accuracy": record.train_accuracy,
         "validation_loss": record.validation_loss,
         "validation_accuracy": record.validation_accuracy,
         "validation_bleu": record.validation_bleu,

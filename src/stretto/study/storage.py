@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FORMS = "journal:PATH (a file), sqlite:///PATH (a file, of one machine), postgresql://USER:PASSWORD@HOST/NAME"
 TRIES = 5  # to open a data base whose tables somebody else is just making
 PATIENCE = 60  # seconds that a process waits for another one's transaction
+PACKAGES = {"psycopg2": "psycopg2-binary", "psycopg": "psycopg[binary]"}  # where a driver's package has another name
 
 
 def open_storage(url: str) -> "BaseStorage":
@@ -49,8 +50,14 @@ def data_base(url: str) -> "BaseStorage":
         try:
             storage = RDBStorage(url, engine_kwargs=options)
             break
-        except (OptunaError, SQLAlchemyError, ImportError) as error:
-            if left == 0 or isinstance(error, ImportError):
+        except ImportError as error:
+            module = str(getattr(root(error), "name", None))
+            raise UsageError(
+                f"storage={hidden(url)!r} needs a driver that is not there, {module}: pip install "
+                f"'{PACKAGES.get(module, module)}'"
+            ) from error
+        except (OptunaError, SQLAlchemyError) as error:
+            if left == 0:
                 raise UsageError(f"storage={hidden(url)!r} cannot be opened ({short(error)}): give {FORMS}") from error
             time.sleep(0.2)
     if lite:
@@ -97,6 +104,12 @@ def hidden(text: str) -> str:
 
 def short(error: BaseException) -> str:
     """An error in one line."""
+    first = root(error)
+    return next(iter(str(first).splitlines()), type(first).__name__)
+
+
+def root(error: BaseException) -> BaseException:
+    """The error that an error came of in the first place."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return error

@@ -25,7 +25,7 @@ from stretto.study.scorer import Scorer
 from stretto.study.store import RunWriter, versions
 
 EVALUATION_BATCH = 128
-TRAIN_SAMPLE = 512  # training examples that the train loss is evaluated on
+TRAIN_SAMPLE = 512  # training examples that train loss and accuracy are evaluated on
 
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
@@ -162,6 +162,7 @@ def train_until_done(
     last = progress.points[-1]
     progress.final = {
         "train_loss": last.train_loss,
+        "train_accuracy": last.train_accuracy,
         "validation_loss": last.validation_loss,
         "validation_accuracy": last.validation_accuracy,
         "validation_bleu": last.validation_bleu,
