@@ -25,15 +25,21 @@ def counting() -> Iterator[FlopCounterMode]:
 
 
 def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of softmax(Q K') V from shapes [N, H, T, d], by torch's own formula."""
-    flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
+    """FLOPs of softmax(Q K') V from shapes [N, H, T, d], by torch's own formula; K and V may have fewer heads."""
+    flops: int = sdpa_flop_count(query, each_head(query, key), each_head(query, value))  # type: ignore[no-untyped-call]
     return flops
 
 
 def attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """FLOPs of attention's backward, by torch's own formula."""
+    key, value = each_head(query, key), each_head(query, value)
     flops: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
     return flops
+
+
+def each_head(query: Any, shape: Any) -> tuple[int, ...]:
+    """Keys or values for each head of the queries: torch 2.11's formula knows no groups of heads."""
+    return (shape[0], query[1], *shape[2:])
 
 
 def recurrence(x: Any, weight: Any, recurrent: Any, *_: Any, **__: Any) -> int:
