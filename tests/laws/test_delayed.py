@@ -354,20 +354,36 @@ def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 4])
-def test_paci(every):
-    """The gradient of a minibatch of `every` micro-batches, each forward at its own version, each backward now."""
+CUT = [
+    *[(f"paci(every={every})", async_delay, every, False) for every in (1, 2, 3, 4)],
+    *[(f"pipemare(microbatches={every}, correct=False)", pb_delay, every, False) for every in (1, 3)],
+    *[(f"pipemare(microbatches={every})", pb_delay, every, True) for every in (1, 2, 3, 4, 12)],
+]
+
+
+@pytest.mark.parametrize(("method", "behind", "every", "corrects"), CUT)
+def test_micro_batches_of_an_update(method, behind, every, corrects):
+    """The gradient of a minibatch of `every` micro-batches, each forward at its own version, each backward now.
+
+    PipeMare's backward sees the weights `behind / every` updates back along the average of their changes.
+    """
     network, data = Network(WIDTHS), batches()
     stages = [list(pair) for pair in network.start]
     versions, velocity = [[list(pair)] for pair in stages], [None] * S
+    changes = [[0.0, 0.0] for _ in stages]
     losses = []
+
+    def now(s, t):
+        span = behind(s) / every if corrects else 0
+        return [w - span * change for w, change in zip(versions[s][t], changes[s], strict=True)]
+
     for t, (x, y) in enumerate(data):
         sums, loss = [0.0] * S, 0.0
         for i, (part, labels) in enumerate(zip(np.array_split(x, every), np.array_split(y, every), strict=True)):
-            # between the forward and the backward of micro-batch m, S-1-s others of the stage pass
+            # between the forward and the backward of micro-batch m, `behind` others of the stage pass
             m = t * every + i
-            seen = [versions[s][max(0, m - (S - 1 - s)) // every] for s in range(S)]
-            gradients, each = network.gradient(seen, [versions[s][t] for s in range(S)], part, labels)
+            seen = [versions[s][max(0, m - behind(s)) // every] for s in range(S)]
+            gradients, each = network.gradient(seen, [now(s, t) for s in range(S)], part, labels)
             share = len(part) / len(x)
             loss += share * each
             sums = [[share * g + (h[k] if isinstance(h, list) else 0) for k, g in enumerate(pair)]
@@ -380,9 +396,15 @@ def test_paci(every):
                 else [MOMENTUM * v + g for v, g in zip(velocity[s], sums[s], strict=True)]
             )
             versions[s].append([w - LR * v for w, v in zip(versions[s][-1], velocity[s], strict=True)])
+            if behind(s):
+                gamma = np.exp(-2 * every / behind(s))
+                changes[s] = [
+                    gamma * change + (1 - gamma) * (new - old)
+                    for change, new, old in zip(changes[s], versions[s][-1], versions[s][-2], strict=True)
+                ]
     trainer = stretto.Trainer(
         modules(network), nn.functional.cross_entropy,
-        lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM), f"paci(every={every})",
+        lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM), method,
     )  # fmt: skip
     got = [trainer.step(torch.tensor(x), torch.tensor(y)) for x, y in data]
     got = [loss for loss in got if loss is not None] + trainer.flush()

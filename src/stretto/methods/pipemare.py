@@ -1,8 +1,10 @@
 """PipeMare (Yang et al. 2021, arXiv 1910.05124): smaller steps where gradients are old, and a backward that looks back.
 
 T1 divides the learning rate by tau^p, p falling from 1 to 0 over K updates; T2 gives the backward an estimate of the
-weights its forward saw. tau_f = 2(S-1-s) with one micro-batch an update, tau_b = 0.
+weights its forward saw. With N micro-batches to an update tau_f = 2(S-1-s)/N on average, tau_b = 0.
 """
+
+from functools import partial
 
 from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Correction, Cure
@@ -11,16 +13,22 @@ from stretto.methods.pipelines import check_count, check_flag
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
 
-def pipemare(*, reschedule: int | None = None, correct: bool = True) -> Method:
-    """reschedule: T1 over so many updates, None for none. correct: T2."""
+def pipemare(*, reschedule: int | None = None, correct: bool = True, microbatches: int = 1) -> Method:
+    """reschedule: T1 over so many updates, None for none. correct: T2. microbatches: to an update, N."""
     check_flag("pipemare", "correct", correct)
+    check_count("pipemare", "microbatches", microbatches)
     check_count("pipemare", "reschedule", reschedule)
     return Method(
         name="pipemare",
         summary="the PB clock with a corrected backward" + (" and rescheduled steps" if reschedule else ""),
         reach=whole_network,
-        schedule=pipelined_backprop,
+        schedule=partial(pipelined_backprop, microbatches=microbatches),
         synchronous=False,
         weights="live",
-        cure=Cure(backward=Correction(lambda place: place.delay) if correct else None, reschedule=reschedule),
+        cure=Cure(
+            backward=Correction(lambda place: 2 * (place.num_stages - 1 - place.stage) / microbatches)
+            if correct
+            else None,
+            reschedule=reschedule,
+        ),
     )

@@ -12,10 +12,15 @@ Nobody waits for anybody but in the fill: a stage has room for both a slow forwa
 price is that stage s holds 2(S-1-s)+1 activations and its gradients are 2(S-1-s) updates old.
 """
 
+from stretto.schedule.library.gpipe import at_least_one
 from stretto.schedule.library.pipedream import endless
 from stretto.schedule.schedule import Schedule
 
 
-def pipelined_backprop(num_stages: int, num_workers: int) -> Schedule:
-    """F(0) B(-D) U(-D) on every stage, D = 2(S-1-s). Raises UsageError for counts that cannot be."""
-    return endless(num_stages, num_workers, lambda stage: 2 * (num_stages - 1 - stage))
+def pipelined_backprop(num_stages: int, num_workers: int, microbatches: int = 1) -> Schedule:
+    """F(0) B(-D) U(-D) on every stage, D = 2(S-1-s); an update after every `microbatches` of its backwards.
+
+    Raises UsageError for counts that cannot be.
+    """
+    at_least_one(num_stages=num_stages, microbatches=microbatches)
+    return endless(num_stages, num_workers, lambda stage: 2 * (num_stages - 1 - stage), microbatches)
