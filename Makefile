@@ -5,7 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# The tests train many small networks: one thread each, two at a time.
+# The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: setup demo test lint bench lock clean
@@ -24,7 +24,7 @@ demo: $(READY)
 	$(BIN)/stretto compare --out demo
 
 test: $(READY)
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3
 
 lint: $(READY)
 	$(BIN)/ruff check .
