@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stretto.config import TrainSettings, known
 from stretto.cost import Cluster, ModelCosts, layer_costs, stage_times
-from stretto.cost.forecast import Pricer
+from stretto.cost.forecast import Pricer, silent
 from stretto.cost.table import LayerCost
 from stretto.cost.workers import Workers
 from stretto.errors import UsageError
@@ -89,6 +89,7 @@ def on_cluster(
         costs, bounds_of(costs), cluster, known(settings.batch_size) / schedule.per_turn,
         workers=[placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)],
         heads=heads, optimizer=settings.optimizer,
+        silent=silent(trainer.rules, schedule.num_stages),
     )  # fmt: skip
     readouts = (head for head in trainer.heads if isinstance(head, SharedReadout))
     read = max((sum(p.numel() * p.element_size() for p in head.parameters()) for head in readouts), default=0)
