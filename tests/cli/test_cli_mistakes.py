@@ -23,6 +23,7 @@ def refused(capsys, *words):
 MISTAKES = {
     "comapre": 'Did you mean "compare"',
     "compare --stpes 3": "Did you mean --steps?",
+    "plan --clustr cluster.toml": "unknown option --clustr: did you mean '--cluster'?",  # not a key of that file
     "compare --steps 3.5": "Invalid value for --steps: '3.5' is no whole number",
     "compare --steps x --json": "'x' is no whole number",
     "compare --steps -1": "steps=-1: choose a whole number of at least 1",

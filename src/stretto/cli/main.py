@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def call(words: list[str]) -> Any:
     """Parse and run. A TOML file may stand anywhere among the words; the options beside it win."""
-    words = file_first(words)
+    words = file_first(words, options_of(words))
     command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     if command is compare:
         bound.arguments["parts"] = {part: settings_of(words, part) for part in parts_of(bound.arguments)}
@@ -73,6 +73,12 @@ def call(words: list[str]) -> Any:
         if file is None:
             raise
         raise UsageError(f"{error} (with the settings in {file})") from error
+
+
+def options_of(words: Sequence[str]) -> list[str]:
+    """The options of the verb, those that every verb has included."""
+    found = app[words[0]].assemble_argument_collection() if words and words[0] in app else ()
+    return ["--help", "--version", *(name for argument in found for name in argument.names if name.startswith("-"))]
 
 
 def settings_of(words: list[str], part: str) -> CompareSettings:
