@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from layers import Gauge
 from networks import NETWORKS
-from pairs import Pair, Wire, laid, pin, probe, spread
+from pairs import Pair, Wire, laid, probe, spread
 
 import stretto.runtime
 from stretto.cost import Cluster, LayerCost, ModelCosts
@@ -36,10 +36,13 @@ from stretto.methods import method as find_method
 from stretto.parting import part_sizes
 from stretto.runtime.memory import peak_memory
 
-WARM, STEPS = 1, 4  # steps of each round before its clock starts, and after
-STEADY, ATTEMPTS = 0.25, 5  # the probes of a core lie that close together, or it is tried again so often
+WARM, STEPS = 2, 12  # steps of each round before its clock starts, and after
+STEADY, ATTEMPTS = 0.1, 8  # the layers take that much longer before or after, or it is tried again so often
 BARS = {"mean": 0.05, "worst": 0.12, "memory": 0.05, "under": 0.03, "regret": 0.03, "rank": 0.95}
 Timed = tuple[ModelCosts, list[LayerCost]]  # layers, and heads
+Layers = tuple[
+    str, int, list[int] | None
+]  # of a network, for micro-batches of a size, perhaps with heads behind stages
 
 
 class Configuration(NamedTuple):
@@ -65,6 +68,11 @@ class Configuration(NamedTuple):
     def has_heads(self) -> bool:
         """Whether a stage below the last has a loss of its own."""
         return self.method == "greedy"
+
+    @property
+    def layers(self) -> "Layers":
+        """What has to be measured for it."""
+        return self.network, self.share, self.bounds if self.has_heads else None
 
     def __str__(self) -> str:
         where = "" if self.wire is None else f", {self.wire.megabits} Mbit/s"
@@ -101,21 +109,20 @@ CONFIGURATIONS = (
 
 
 class Sample(NamedTuple):
-    """One round of a configuration: what its layers took on both cores, what a step took, and how each core fared."""
+    """One round of a configuration: its layers on both cores, before and after; a step; probes; and how steady it was.
 
-    layers: list[Timed]
+    `change` is how much longer the layers took on a core at one time than at the other.
+    """
+
+    layers: tuple[list[Timed], list[Timed]]
     seconds: float
-    probes: list[list[float]]
-
-    @property
-    def change(self) -> float:
-        """How much slower a core was at its slowest than at its fastest."""
-        return max(map(spread, self.probes))
+    probes: list[float]
+    change: float
 
     @property
     def speed(self) -> float:
         """What the probe took, on both cores."""
-        return statistics.fmean(each for own in self.probes for each in own)
+        return statistics.fmean(self.probes)
 
 
 @dataclass
@@ -147,21 +154,21 @@ def trainer_of(c: Configuration) -> Callable[[], Callable[[], object]]:
 
 
 def train(c: Configuration) -> tuple[None, Callable[[int], tuple[float, list[float]]]]:
-    """A worker of a configuration: seconds a step whenever it is asked for some, and probes before and after."""
+    """A worker of a configuration: median seconds of steps whenever it is asked for some; probes before and after."""
     step = trainer_of(c)()
-    pin()
 
     def answer(steps: int) -> tuple[float, list[float]]:
         dist.barrier()  # waits without spinning
         before = probe()
         for _ in range(WARM):
             step()
-        begin = time.perf_counter()
+        seconds = []
         for _ in range(steps):
+            begin = time.perf_counter()
             step()
-        seconds = (time.perf_counter() - begin) / steps
+            seconds.append(time.perf_counter() - begin)
         dist.barrier()
-        return seconds, [before, probe()]
+        return statistics.median(seconds), [before, probe()]
 
     return None, answer
 
@@ -192,15 +199,14 @@ def calibrate() -> tuple[None, Callable[[str], Any]]:
     return None, answer
 
 
-def gauge() -> tuple[None, Callable[[Configuration], tuple[Timed, list[float]]]]:
+def gauge() -> tuple[None, Callable[[Layers], tuple[Timed, list[float]]]]:
     """Two processes that measure the layers of networks, both at the same time, with probes before and after."""
-    known: dict[tuple[str, int, bool], Gauge] = {}
-    pin()
+    known: dict[str, Gauge] = {}
 
-    def answer(c: Configuration) -> tuple[Timed, list[float]]:
-        key = c.network, c.share, c.has_heads
+    def answer(layers: Layers) -> tuple[Timed, list[float]]:
+        key, (network, share, bounds) = str(layers), layers
         if key not in known:
-            known[key] = Gauge(NETWORKS[c.network], c.bounds if c.has_heads else None, c.share)
+            known[key] = Gauge(NETWORKS[network], bounds, share)
         dist.barrier()
         before, timed = probe(), known[key].measure()
         dist.barrier()
@@ -225,7 +231,7 @@ def measure(mine: Sequence[Configuration], rounds: int) -> Iterator[Measurement]
     say("calibrating")
     found.machine.append(transports[None].ask("machine")[0])
     for turn in range(rounds):
-        for wire, pair in transports.items() if turn % 3 == 0 else ():
+        for wire, pair in transports.items():
             say(f"round {turn + 1} of {rounds}: messages")
             told, overhead = pair.ask("transport")[0]
             found.messages.setdefault(wire, []).append(told)
@@ -237,15 +243,29 @@ def measure(mine: Sequence[Configuration], rounds: int) -> Iterator[Measurement]
 
 
 def sampled(meter: Pair, pair: Pair, c: Configuration) -> Sample:
-    """Layers, then some steps, while neither core changes its speed: the steadiest of some attempts."""
+    """Layers, some steps, the layers again, while neither core changes its speed: the steadiest of some attempts."""
     attempts: list[Sample] = []
+    now = meter.ask(c.layers)
     while len(attempts) < ATTEMPTS:
-        timed, steps = meter.ask(c), pair.ask(STEPS)
-        probes = [[*before, *after] for (_, before), (_, after) in zip(timed, steps, strict=True)]
-        attempts.append(Sample([each for each, _ in timed], max(seconds for seconds, _ in steps), probes))
+        before, steps, now = now, pair.ask(STEPS), meter.ask(c.layers)
+        probes = [each for _, own in (*before, *steps, *now) for each in own]
+        timed = tuple([each for each, _ in answer] for answer in (before, now))
+        change = changed(*timed, c.share)
+        attempts.append(Sample(timed, max(seconds for seconds, _ in steps), probes, change))
         if attempts[-1].change < STEADY:
             break
     return min(attempts, key=lambda each: each.change)
+
+
+def changed(before: Sequence[Timed], after: Sequence[Timed], examples: float) -> float:
+    """How much longer the layers took on a core at one time than at the other."""
+    return max(spread([total(each, examples) for each in own]) for own in zip(before, after, strict=True))
+
+
+def total(timed: Timed, examples: float) -> float:
+    """Seconds of all layers: a micro-batch forth and back, and the update."""
+    rows = [row.measured for row in timed[0].layers if row.measured is not None]
+    return sum(row.forward.at(examples) + row.backward.at(examples) + (row.update or 0.0) for row in rows)
 
 
 def shifted(items: Sequence[Any], by: int) -> list[Any]:
@@ -286,22 +306,23 @@ def evaluate(found: Measurement) -> dict[str, Any]:
 
     The cores' speed changes from second to second, so a sample is predicted from the layers that were measured in it;
     an error is the median over samples. Noise: how far the errors of every other sample are from those of the rest; and
-    the same of the measured times.
+    the same of the measured times. Configurations are compared as if all had run while the cores were fast: predicted
+    from the layers' times then, and measured as far from that as in the samples.
     """
     clusters = {wire: cluster_of(findings_of(found, wire)) for wire in found.messages}
     rows: dict[str, dict[str, Any]] = {}
     for c, samples in found.samples.items():
-        told = [predicted(c, placed(c, sample.layers), clusters[c.wire]) for sample in samples]
+        told = [mean([predicted(c, placed(c, timed), clusters[c.wire]) for timed in each.layers]) for each in samples]
         seconds = [sample.seconds for sample in samples]
         errors = [each.seconds / measured - 1 for each, measured in zip(told, seconds, strict=True)]
+        reference = predicted(c, placed(c, at_full_speed(found, c.layers)), clusters[c.wire]).seconds
         rows[str(c)] = {
             "predicted ms": 1e3 * statistics.median(each.seconds for each in told),
             "measured ms": 1e3 * statistics.median(seconds),
             "error": statistics.median(errors),
             "noise": apart(errors, lambda one, other: one - other),
             "noise of times": apart(seconds, lambda one, other: one / other - 1),
-            "predicted probes": in_probes([each.seconds for each in told], samples),
-            "measured probes": in_probes(seconds, samples),
+            "compared ms": [1e3 * reference, 1e3 * reference / (1 + statistics.median(errors))],
             "unsteady": sum(sample.change >= STEADY for sample in samples),
             "predicted MB": [1e-6 * each for each in told[0].bytes],
         }
@@ -311,11 +332,6 @@ def evaluate(found: Measurement) -> dict[str, Any]:
                 "memory errors": [p / m - 1 for p, m in zip(told[0].bytes, found.bytes[c], strict=True)],
             }
     return {"configurations": rows, "summary": summary(rows, found)}
-
-
-def in_probes(seconds: Sequence[float], samples: Sequence[Sample]) -> float:
-    """Times in units of what the probe took meanwhile: samples were taken at different speeds of the cores."""
-    return statistics.median(s / each.speed for s, each in zip(seconds, samples, strict=True))
 
 
 def apart(values: Sequence[float], how: Callable[[float, float], float]) -> float:
@@ -331,6 +347,17 @@ def predicted(c: Configuration, timed: Timed, cluster: Cluster) -> Forecast:
     return forecast(layers, bounds, cluster, c.method, net.batch, workers=2, heads=behind, optimizer=net.optimizer)
 
 
+def at_full_speed(found: Measurement, layers: Layers) -> list[Timed]:
+    """The layers on each core as a quarter of their measurements had them, or faster."""
+    known = [timed for c, own in found.samples.items() if c.layers == layers for each in own for timed in each.layers]
+    return [sorted(own, key=lambda timed: total(timed, layers[1]))[len(own) // 4] for own in zip(*known, strict=True)]
+
+
+def mean(told: Sequence[Forecast]) -> Forecast:
+    """Forecasts that differ in their time."""
+    return replace(told[0], seconds=statistics.fmean(each.seconds for each in told))
+
+
 def summary(rows: dict[str, dict[str, Any]], found: Measurement) -> dict[str, float]:
     """The errors over all configurations, signs kept where they matter."""
     errors = [abs(row["error"]) for row in rows.values()]
@@ -342,7 +369,7 @@ def summary(rows: dict[str, dict[str, Any]], found: Measurement) -> dict[str, fl
         "worst": max(errors),
         "memory": max(map(abs, memory), default=0.0),
         "under": -min(0.0, *memory, 0.0),
-        "rank": rank(*([row[key] for row in rows.values()] for key in ("predicted probes", "measured probes"))),
+        "rank": rank(*zip(*(row["compared ms"] for row in rows.values()), strict=True)),
         "regret": max(
             regret([rows[str(c)] for c in found.samples if (c.network, c.wire) == where])
             for where in {(c.network, c.wire) for c in found.samples}
@@ -366,8 +393,8 @@ def rank(one: Sequence[float], other: Sequence[float]) -> float:
 
 def regret(rows: Sequence[dict[str, Any]]) -> float:
     """How much slower than the fastest the one is that was predicted to be, of configurations that train the same."""
-    chosen = min(rows, key=lambda row: row["predicted probes"])
-    return chosen["measured probes"] / min(row["measured probes"] for row in rows) - 1
+    chosen = min(rows, key=lambda row: row["compared ms"][0])
+    return chosen["compared ms"][1] / min(row["compared ms"][1] for row in rows) - 1
 
 
 def tell(result: dict[str, Any]) -> None:

@@ -102,6 +102,7 @@ def enter(rank: int, port: int, host: str | None, task: Task, end: Connection) -
         os.environ.update(MASTER_ADDR="10.198.0.1", GLOO_SOCKET_IFNAME="wire")
         move(host)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    pin(rank)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))
     first, answer = task()
@@ -121,9 +122,10 @@ def move(host: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot move to network namespace {host}")
 
 
-def pin() -> None:
-    """Keep this thread on the core of its rank; threads that move messages go where they like."""
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[dist.get_rank() % len(os.sched_getaffinity(0))]})
+def pin(rank: int) -> None:
+    """Keep this thread, and those that it starts from here on, on the core of its rank."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
 def probe() -> float:

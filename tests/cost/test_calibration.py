@@ -36,8 +36,9 @@ def times(t0, per_byte):
     return tuple((size, t0 + size * per_byte) for size in SIZES)
 
 
-def passed(send=(3e-4, 6e-10), receive=(2e-4, 1e-10)):
-    return tuple(Passage(size, send[0] + send[1] * size, 0.0, receive[0] + receive[1] * size) for size in PASSED)
+def passed(send=(3e-4, 6e-10), receive=(2e-4, 1e-10), travel=(0.0, 0.0)):
+    lines = (send, travel, receive)
+    return tuple(Passage(size, *(t0 + per_byte * size for t0, per_byte in lines)) for size in PASSED)
 
 
 def findings(**changes):
@@ -56,6 +57,7 @@ def test_alpha_beta_gamma_t0_and_t1_are_recovered():
     assert (link.sending(1e6), link.receiving(1e6)) == pytest.approx((9e-4, 3e-4))
     assert link.way == (0.0, 0.0)  # the ends take longer than a message does while they are idle
     assert link.busy_seconds(1e6) == pytest.approx(1.2e-3)
+    assert link.gap == 0  # and messages cannot be closer together than that
     for operator, truth in TRUTH.items():
         rate = device.rates[operator]["forward"]
         assert (rate.per_call, rate.per_flop, rate.per_byte) == pytest.approx(truth)
@@ -80,6 +82,10 @@ def test_machines_with_a_worker_each_are_joined_by_what_was_measured_between_the
     cluster = cluster_of(findings(per_node=1, **apart))
     assert (len({place.node for place in cluster.places}), cluster.crowded([0, 1])) == (2, (False, False))
     assert cluster.link(0, 1).latency == pytest.approx(1e-3)
+    assert cluster.link(0, 1).gap == pytest.approx(1e-8)  # the wire sets their pace
+    travelling = cluster_of(findings(**{**apart, "per_node": 1, "between_passages": passed(travel=(3e-5, 9e-9))}))
+    assert travelling.link(0, 1).way == pytest.approx((3e-5, 9e-9))
+    assert parse(to_toml(travelling), "here") == travelling
     assert Findings.of(findings().to_dict()) == findings()
 
 

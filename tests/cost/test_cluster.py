@@ -71,6 +71,18 @@ def test_the_slowest_link_is_that_of_the_slowest_pair(workers, slowest):
     assert set(CLUSTER.links_among(workers)) == set(pairs)
 
 
+def test_of_two_links_the_slower_one_in_every_respect():
+    measured = Link(latency=1e-6, bandwidth=1e9, send=2e-6, travel=3e-4, travel_per_byte=1e-12)
+    slower = measured.or_slower(FAR)
+    assert slower.way == FAR.or_slower(measured).way == (3e-4, FAR.seconds_per_byte)
+    assert (slower.latency, slower.bandwidth, slower.send) == (FAR.latency, FAR.bandwidth, 2e-6)
+    assert NEAR.or_slower(FAR).way == FAR.way
+    with pytest.raises(UsageError, match=r"travel = 0.1, travel_per_byte = None: give both"):
+        Link(latency=1e-6, bandwidth=1e9, travel=0.1)
+    with pytest.raises(UsageError, match=r"travel = -0.1"):
+        Link(latency=1e-6, bandwidth=1e9, travel=-0.1, travel_per_byte=0.0)
+
+
 def test_rates_and_defaults():
     assert DEVICE.rates["linear"]["forward"].seconds(2, 1e9, 1e6) == pytest.approx(2e-5 + 1e-2)
     assert DEVICE.reduction_seconds_per_byte == 2e-10

@@ -79,17 +79,18 @@ class Oracle:
                     self.env.process(self.message(edge, own, home, number))
 
     def message(self, edge, sender, receiver, number):
-        latency, per_byte, shared = self.links(sender, receiver)
+        latency, per_byte, shared, gap = self.links(sender, receiver)
         hold = self.sizes(edge) * per_byte
+        keeps = self.sizes(edge) * max(per_byte, gap)
         rank = (*self.rank[edge.source], number)
         if self.sends == "rendezvous":
             yield self.event(("wanted", edge))
-        yield from self.occupy(("send", sender), hold, rank)
+        yield from self.occupy(("send", sender), keeps, rank)
         sent = self.env.now
         if shared:
-            yield from self.occupy(("link", shared), hold, rank)
+            yield from self.occupy(("link", shared), keeps, rank)
         yield self.env.timeout(latency)
-        yield from self.occupy(("receive", receiver), hold, rank)
+        yield from self.occupy(("receive", receiver), keeps, rank)
         yield self.env.timeout(hold)
         self.messages[edge] = (sent, self.env.now)
         self.happens(("there", edge))

@@ -18,6 +18,7 @@ RULES = Rules.of(PAIR, Reach((None, 1)))
     [
         (lambda: Link(latency=-1), "latency=-1 of a link: a time is 0 or more"),
         (lambda: Link(seconds_per_byte=float("nan")), "seconds_per_byte=nan"),
+        (lambda: Link(gap=-2), "gap=-2 of a link"),
         (lambda: Noise(jitter=-1), "jitter=-1: a standard deviation is 0 or more"),
         (lambda: Noise(straggling=2), "straggling=2: a probability is between 0 and 1"),
         (lambda: Noise(workers={1: -2}), "a factor of -2 on times: choose 0 or more"),
@@ -37,6 +38,14 @@ def test_a_message_takes_its_latency_and_its_bytes():
     assert timeline.makespan == 1 + 2.5 + 3 + 2.5 + 2
     assert timeline.exposed == (2.5 + 2.5 - 2.5, 2.5)  # worker 0 would have waited for worker 1, but 2.5 less
     assert timeline.utilisation == (3 / 11, 3 / 11)
+
+
+def test_a_message_keeps_others_waiting_for_its_gap():
+    schedule, rules = stretto.method("gpipe(microbatches=3)").plan(2, 2)
+    for gap, sent in ((0.0, [1, 3, 5]), (0.25, [1, 3, 5]), (0.5, [1, 5, 9])):
+        timeline = simulate(schedule, rules, 1, network=Network(Link(0.5, 0.25, gap=gap)), sizes=lambda edge: 8)
+        up = [message for message in timeline.messages if message.value == "activation"]
+        assert [(message.sent, message.arrival) for message in up] == [(at, at + 2.5) for at in sent]
 
 
 def test_rendezvous_waits_for_the_receiver_and_not_the_sender():

@@ -35,7 +35,12 @@ def random_network(generator, workers):
     names = ["", "", "bus", "uplink"][: generator.randint(1, 4)]
 
     def link():
-        return Link(generator.randint(0, 20) / 8, generator.choice([0, 1, 2, 3]) / 8, generator.choice(names))
+        latency, per_byte, gap = (
+            generator.randint(0, 20),
+            generator.choice([0, 1, 2, 3]),
+            generator.choice([0, 0, 2, 5]),
+        )
+        return Link(latency / 8, per_byte / 8, generator.choice(names), gap / 8)
 
     pairs = [(a, b) for a in range(workers) for b in range(workers) if a != b]
     return Network(link(), {pair: link() for pair in pairs if generator.random() < 0.5})
@@ -60,7 +65,7 @@ def agrees(seed):
 
     def links(sender, receiver):
         link = network.between.get((sender, receiver), network.link)
-        return link.latency, link.seconds_per_byte, link.shared
+        return link.latency, link.seconds_per_byte, link.shared, link.gap
 
     oracle = Oracle(schedule, rules, turns, times, links=links, sizes=sizes, **chosen)
     assert {span.action: span.start for span in timeline.spans} == oracle.starts
@@ -82,7 +87,7 @@ def test_recomputation_too():
     network = Network(Link(0.5, 0.25, "bus"))
     timeline = simulate(schedule, rules, 9, network=network, sizes=lambda edge: 1)
     oracle = Oracle(
-        schedule, rules, 9, lambda a: {"F": 1, "C": 1, "B": 2}.get(a.kind, 0), links=lambda a, b: (0.5, 0.25, "bus"),
+        schedule, rules, 9, lambda a: {"F": 1, "C": 1, "B": 2}.get(a.kind, 0), links=lambda a, b: (0.5, 0.25, "bus", 0),
         sizes=lambda edge: 1, sends="buffered", overlap=False,
     )  # fmt: skip
     assert {span.action: span.start for span in timeline.spans} == oracle.starts

@@ -101,7 +101,8 @@ class Link:
     """What a message takes: `latency` seconds, and its bytes at `bandwidth` bytes/s, one way.
 
     `contention` is how many times as long it takes while both ends compute. Of that time `send` seconds, and
-    `send_per_byte`, keep the sender from computing, `receive` and `receive_per_byte` the receiver.
+    `send_per_byte`, keep the sender from computing, `receive` and `receive_per_byte` the receiver. `travel` and
+    `travel_per_byte` are what is then left of it, when it keeps neither busy; what follows from the rest unless given.
     """
 
     latency: float
@@ -111,11 +112,18 @@ class Link:
     send_per_byte: float = 0.0
     receive: float = 0.0
     receive_per_byte: float = 0.0
+    travel: float | None = None
+    travel_per_byte: float | None = None
     residual: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("latency", "send", "send_per_byte", "receive", "receive_per_byte"):
+        for key in ("latency", "send", "send_per_byte", "receive", "receive_per_byte", "travel", "travel_per_byte"):
             none_negative(key, getattr(self, key), MEASURE)
+        if (self.travel is None) != (self.travel_per_byte is None):
+            raise UsageError(
+                f"travel = {self.travel}, travel_per_byte = {self.travel_per_byte}: give both, in seconds and seconds "
+                "a byte, or neither; they then follow from latency and bandwidth"
+            )
         positive("bandwidth", self.bandwidth, MEASURE)
         none_negative("residual", self.residual, "measure it again with stretto calibrate")
         if not 1 <= self.contention < math.inf:
@@ -134,7 +142,11 @@ class Link:
         """Of two links the slower one, in every respect."""
         if self == other:
             return self
+        ways: dict[str, float] = {}
+        if self.travel is not None or other.travel is not None:
+            ways = dict(zip(("travel", "travel_per_byte"), map(max, self.way, other.way), strict=True))
         return Link(
+            **ways,
             latency=max(self.latency, other.latency),
             bandwidth=min(self.bandwidth, other.bandwidth),
             contention=max(self.contention, other.contention),
@@ -155,9 +167,17 @@ class Link:
     @property
     def way(self) -> tuple[float, float]:
         """Latency and seconds a byte of what is left of it while both ends compute, when it keeps neither busy."""
+        if self.travel is not None and self.travel_per_byte is not None:
+            return self.travel, self.travel_per_byte
         latency = self.latency * self.contention - self.send - self.receive
         per_byte = self.seconds_per_byte * self.contention - self.send_per_byte - self.receive_per_byte
         return max(0.0, latency), max(0.0, per_byte)
+
+    @property
+    def gap(self) -> float:
+        """Seconds a byte between the beginnings of two messages, where the link and not its ends sets their pace."""
+        per_byte = self.seconds_per_byte * self.contention
+        return per_byte if per_byte > self.send_per_byte + self.receive_per_byte else 0.0
 
     def busy_seconds(self, num_bytes: float) -> float:
         """The time of one message while both ends compute, from its sender's first move to its receiver's last."""

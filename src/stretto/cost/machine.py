@@ -123,13 +123,19 @@ def link_of(times: Times, passed: Sequence[Passage] = ()) -> Link:
     assert per_byte > 0, f"messages of {times[-1][0]} bytes take no longer than those of {times[0][0]}"
     if not passed:
         return Link(latency=latency, bandwidth=1 / per_byte, residual=line.residual)
-    send, receive = (
+    send, receive, whole = (
         fit([(1, each.bytes) for each in passed], [max(seconds, 1e-9) for seconds in column]).rates
-        for column in ([each.send for each in passed], [each.receive for each in passed])
+        for column in (
+            [each.send for each in passed],
+            [each.receive for each in passed],
+            [each.send + each.travel + each.receive for each in passed],
+        )
     )
     return Link(
         latency=latency, bandwidth=1 / per_byte, send=send[0], send_per_byte=send[1],
-        receive=receive[0], receive_per_byte=receive[1], residual=line.residual,
+        receive=receive[0], receive_per_byte=receive[1],
+        travel=max(0.0, whole[0] - send[0] - receive[0]), travel_per_byte=max(0.0, whole[1] - send[1] - receive[1]),
+        residual=line.residual,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ Layers are large enough that between two actions the processor's caches forget t
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from stretto.cost.transport import Passage
 from stretto.trainer import Trainer
 
 WIDTH, BATCH, MANY = 256, 64, 6  # the size of a layer; stages a worker
-STEPS, BLOCKS = 12, 5
+STEPS, REPEATS, BLOCKS = 12, 4, 7  # of a block: steps of a pipeline, repeats of layers alone
 
 
 class Overhead(NamedTuple):
@@ -34,16 +35,27 @@ class Overhead(NamedTuple):
 
 
 def measure_overhead(group: dist.ProcessGroup, message: Passage) -> Overhead:
-    """Both, the same on all processes. `message` is what a small one takes."""
+    """Both, the same on all processes: medians over blocks. `message` is what a small one takes."""
+    pipelines = [pipeline(group.size(), stages) for stages in (1, MANY)]
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(MANY)]
+    found = [overhead(group, pipelines, layers, message) for _ in range(1 + BLOCKS)][1:]
+    for each in pipelines:
+        each.flush()
+    return Overhead(*(max(0.0, statistics.median(column)) for column in zip(*found, strict=True)))
+
+
+def overhead(
+    group: dist.ProcessGroup, pipelines: Sequence[Trainer], layers: Sequence[nn.Module], message: Passage
+) -> Overhead:
+    """From one block: a core's speed may have changed by the next one."""
     workers = group.size()
-    few, many = (pipeline(workers, stages) for stages in (1, MANY))
-    passes, update = alone(group)
-    one, several = interleaved(group, few, many)
+    one, several = (steps(group, each) for each in pipelines)
+    passes, update = alone(group, layers)
     stage = workers * passes + update
-    per_action = max(0.0, ((several - one) / (MANY - 1) - stage) / (2 * workers + 1))
+    per_action = ((several - one) / (MANY - 1) - stage) / (2 * workers + 1)
     ways = 2 * (workers - 1)  # up and down; the loss has long arrived when it is heard
     messages = ways * (message.send + message.travel + message.receive) + message.receive
-    return Overhead(per_action, max(0.0, one - stage - (2 * workers + 1) * per_action - messages))
+    return Overhead(per_action, one - stage - (2 * workers + 1) * per_action - messages)
 
 
 def pipeline(workers: int, stages: int) -> Trainer:
@@ -57,37 +69,33 @@ def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.0, momentum=0.9)
 
 
-def interleaved(group: dist.ProcessGroup, *trainers: Trainer) -> list[float]:
-    """Seconds of a step of each, medians of means, the mean over all processes; they take turns."""
+def steps(group: dist.ProcessGroup, trainer: Trainer) -> float:
+    """Seconds of a step, the mean over steps and processes."""
     x = torch.randn(BATCH, WIDTH)
-    for trainer in trainers:
+    dist.barrier(group=group)
+    begin = time.perf_counter()
+    for _ in range(STEPS):
         trainer.step(x, x)
-    taken: list[list[float]] = [[] for _ in trainers]
-    for _ in range(BLOCKS):
-        for trainer, samples in zip(trainers, taken, strict=True):
-            dist.barrier(group=group)
-            begin = time.perf_counter()
-            for _ in range(STEPS):
-                trainer.step(x, x)
-            samples.append((time.perf_counter() - begin) / STEPS)
-    for trainer in trainers:
-        trainer.flush()
-    times = torch.tensor([statistics.median(samples) for samples in taken], dtype=torch.float64)
-    dist.all_reduce(times, group=group)
-    found: list[float] = (times / group.size()).tolist()
+    taken = (time.perf_counter() - begin) / STEPS
+    return means(group, taken)[0]
+
+
+def alone(group: dist.ProcessGroup, layers: Sequence[nn.Module]) -> list[float]:
+    """Seconds of forward and backward of such a layer, and of its update: each process while the others wait."""
+    examples = [torch.randn(n, WIDTH) for n in (BATCH // 2, BATCH)]
+    costs = layer_costs(layers, examples[1])
+    for rank in range(group.size()):
+        dist.barrier(group=group)
+        if rank == group.rank():
+            timed = with_times(costs, layers, examples, optimizer=optimizer, repeats=REPEATS)
+    each = [row.measured for row in timed.layers[1:] if row.measured is not None]
+    passes = statistics.fmean(m.forward.at(BATCH) + m.backward.at(BATCH) for m in each) + timed.start
+    return means(group, passes, statistics.fmean(m.update or 0.0 for m in each) + timed.step)
+
+
+def means(group: dist.ProcessGroup, *values: float) -> list[float]:
+    """Over all processes."""
+    summed = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(summed, group=group)
+    found: list[float] = (summed / group.size()).tolist()
     return found
-
-
-def alone(group: dist.ProcessGroup) -> tuple[float, float]:
-    """Seconds of forward and backward of such a layer, and of its update, while the other processes wait."""
-    found = torch.zeros(2, dtype=torch.float64)
-    if group.rank() == 0:
-        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(MANY)]
-        examples = [torch.randn(n, WIDTH) for n in (BATCH // 2, BATCH)]
-        timed = with_times(layer_costs(layers, examples[1]), layers, examples, optimizer=optimizer, repeats=2 * STEPS)
-        each = [row.measured for row in timed.layers[1:] if row.measured is not None]
-        found[0] = statistics.fmean(m.forward.at(BATCH) + m.backward.at(BATCH) for m in each) + timed.start
-        found[1] = statistics.fmean(m.update or 0.0 for m in each) + timed.step
-    dist.broadcast(found, 0, group=group)
-    passes, update = found.tolist()
-    return passes, update

@@ -1,15 +1,15 @@
 """What a message of the runtime costs while its two ends compute: the sender, the way, the receiver.
 
 Two processes take turns, as stages of a pipeline do: each works, sends, goes on with something else, and receives. A
-period is then twice the work, a send, the way and a receive: no clocks are compared. Then both send to each other at
-the same time, work until the messages have long been there, and take them: what that takes longer than the same work
-alone keeps them busy, be it in the calls or because what moves messages takes their cores.
+period is then twice the work, a send, the way and a receive: no clocks are compared. Then both send to each other, work
+until the messages have long been there, and take them, many times over: what that takes longer than the same work alone
+keeps them busy, be it in the calls or because what moves messages takes their cores.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.status import Status
 
 WORK, BESIDE = 2e-3, 1.2e-3  # seconds of work, and of what goes on beside a message
-LONG, WAYS = 4e-3, 2.0  # work until a message has long been there: seconds, or times its way
+LONG, WAYS = 10e-3, 4.0  # work until a message has long been there: seconds, or times its way
 ROUNDS, BLOCKS, BLOCK = 12, 5, 0.25  # messages of a block, fewer where it would take more seconds
 TAG = 0x57A1F
 
@@ -71,13 +71,16 @@ class Ends:
         for _ in range(number):
             _ = self._matrix @ self._matrix
 
-    def exchange(self, number: int) -> tuple[float, float, float]:
-        """Send, work, receive what the other one has sent: seconds in all, of sending and of receiving."""
-        begin = time.perf_counter()
+    def exchange(self, number: int) -> tuple[float, float]:
+        """Send, work, receive what the other one has sent: seconds of sending and of receiving.
+
+        The second one sends in the middle of its work: two that send at the same moment disturb each other.
+        """
+        before = 0 if self._first else number // 2
+        self.products(before)
         sent = seconds(lambda: self._out.send(self._value))
-        self.products(number)
-        received = seconds(self._box.receive)
-        return time.perf_counter() - begin, sent, received
+        self.products(number - before)
+        return sent, seconds(self._box.receive)
 
     def settle(self) -> None:
         """Wait until all has been taken."""
@@ -102,19 +105,25 @@ def measure_passage(group: dist.ProcessGroup, ends: Ends, num_bytes: int) -> Pas
     ends.begin(num_bytes)
     way = agreed(group, ways(group, ends))
     number = max(1, int(max(LONG, WAYS * way) / agreed(group, seconds(lambda: ends.products(20)) / 20)))
-    rows = []
-    for _ in range(BLOCKS):
-        for _ in range(max(2, min(ROUNDS, int(BLOCK / max(LONG, WAYS * way))))):
-            dist.barrier(group=group)
-            alone = seconds(lambda: ends.products(number))
-            dist.barrier(group=group)
-            taken, sent, received = ends.exchange(number)
-            rows.append((taken - alone, sent, received))
+    rounds = max(2, min(ROUNDS, int(BLOCK / max(LONG, WAYS * way))))
+    rows = [block(group, ends, number, rounds) for _ in range(BLOCKS)]
     ends.settle()
-    longer, sent, received = (agreed(group, statistics.median(column)) for column in zip(*rows, strict=True))
-    stolen = max(0.0, longer - sent - received) / 2
+    busy, sent, received = (statistics.median(column) for column in zip(*rows, strict=True))
+    stolen = max(0.0, busy - sent - received) / 2
     total = sent + max(way, received)
     return Passage(num_bytes, sent + stolen, max(0.0, total - sent - received - 2 * stolen), received + stolen)
+
+
+def block(group: dist.ProcessGroup, ends: Ends, number: int, rounds: int) -> tuple[float, float, float]:
+    """Seconds by which a message sent and one received make a round longer, of which sending and receiving."""
+    dist.barrier(group=group)
+    alone = seconds(lambda: ends.products(number * rounds)) / rounds
+    dist.barrier(group=group)
+    begin = time.perf_counter()
+    calls = [ends.exchange(number) for _ in range(rounds)]
+    taken = (time.perf_counter() - begin) / rounds
+    sent, received = (agreed(group, statistics.median(column)) for column in zip(*calls, strict=True))
+    return agreed(group, taken) - summed(group, alone, dist.ReduceOp.MAX), sent, received
 
 
 def ways(group: dist.ProcessGroup, ends: Ends) -> float:
@@ -132,6 +141,11 @@ def ways(group: dist.ProcessGroup, ends: Ends) -> float:
 
 def agreed(group: dist.ProcessGroup, value: float) -> float:
     """The mean over both processes."""
+    return summed(group, value) / group.size()
+
+
+def summed(group: dist.ProcessGroup, value: float, by: Any = dist.ReduceOp.SUM) -> float:
+    """The sum over both processes, or what else is asked for."""
     both = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(both, group=group)
-    return float(both) / group.size()
+    dist.all_reduce(both, by, group=group)
+    return float(both)

@@ -67,8 +67,12 @@ class Workers:
 
     def network(self, unit: float = 1.0) -> Network:
         """What is left of messages between them, in units of time of which a second has so many."""
-        ways = {pair: self.link(*pair).way for pair in permutations(range(self.number), 2)}
-        return Network(between={pair: Way(unit * latency, unit * each) for pair, (latency, each) in ways.items()})
+
+        def way(link: Link) -> Way:
+            latency, per_byte = link.way
+            return Way(unit * latency, unit * per_byte, gap=unit * link.gap)
+
+        return Network(between={pair: way(self.link(*pair)) for pair in permutations(range(self.number), 2)})
 
     @property
     def silent(self) -> "Workers":

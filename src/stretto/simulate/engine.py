@@ -22,6 +22,7 @@ class Wires:
     """What each passing value takes on its way, and what it may have to queue for there."""
 
     hold: Floats
+    gap: Floats  # how long nobody else can begin there: no less
     latency: Floats
     place: Whole  # (values, 3): send lane, link, receive lane; -1 where nobody can be in the way
     places: int
@@ -56,7 +57,7 @@ def wires(lowered: Lowered, network: Network, sizes: Sizes) -> Wires:
     the order in which they arrive, and were as far apart there as they are here.
     """
     size = len(lowered.passings)
-    hold, latency = np.zeros(size), np.zeros(size)
+    hold, gap, latency = np.zeros(size), np.zeros(size), np.zeros(size)
     names: dict[tuple[str, object], int] = {}
     users: dict[int, set[int]] = {}
     place = np.full((size, 3), -1, np.int64)
@@ -65,7 +66,9 @@ def wires(lowered: Lowered, network: Network, sizes: Sizes) -> Wires:
             continue
         pair = (sender_of(lowered, passing), passing.receiver)
         link = network[pair]
-        hold[value], latency[value] = sizes(passing.edge) * link.seconds_per_byte, link.latency
+        num_bytes = sizes(passing.edge)
+        hold[value], latency[value] = num_bytes * link.seconds_per_byte, link.latency
+        gap[value] = num_bytes * max(link.seconds_per_byte, link.gap)
         there = [("send", pair[0]), ("link", link.shared), ("receive", pair[1])]
         for column, key in enumerate(there):
             if key[1] != "":
@@ -74,9 +77,9 @@ def wires(lowered: Lowered, network: Network, sizes: Sizes) -> Wires:
     for number in range(len(names)):
         mine = place == number
         alone = len(users[number]) == 1 and not mine[:, 0].any()
-        if alone or not hold[mine.any(axis=1)].any():
+        if alone or not gap[mine.any(axis=1)].any():
             place[mine] = -1
-    return Wires(hold, latency, place, len(names))
+    return Wires(hold, gap, latency, place, len(names))
 
 
 def rounded(turns: int, durations: Floats, wires: Wires) -> tuple[Floats, Wires]:
@@ -84,13 +87,13 @@ def rounded(turns: int, durations: Floats, wires: Wires) -> tuple[Floats, Wires]
 
     Times that are multiples already, as whole numbers are, stay as they are; others change by less than 1e-8 of a turn.
     """
-    longest = turns * (durations.sum() + wires.hold.sum() + wires.latency.sum())
+    longest = turns * (durations.sum() + wires.gap.sum() + wires.latency.sum())
     unit = 2.0 ** (math.ceil(math.log2(longest)) - 52) if longest else 1.0
 
     def near(times: Floats) -> Floats:
         return np.round(times / unit) * unit
 
-    return near(durations), replace(wires, hold=near(wires.hold), latency=near(wires.latency))
+    return near(durations), replace(wires, hold=near(wires.hold), gap=near(wires.gap), latency=near(wires.latency))
 
 
 def sender_of(lowered: Lowered, passing: Passing) -> int:
@@ -118,6 +121,7 @@ def execute(lowered: Lowered, turns: int, durations: Floats, wires: Wires, *, se
         duration=np.ascontiguousarray(durations).ravel(),
         **tables(lowered),
         hold=wires.hold,
+        gap=wires.gap,
         latency=wires.latency,
         place=wires.place.ravel(),
     )

@@ -33,7 +33,8 @@ class Program(NamedTuple):
     source: Any  # of each value: the action that makes it
     user: Any  # of each value: the lane of the action that waits for it, or -1
     sender: Any  # of each value: the worker that sends it, or -1 where it stays
-    hold: Any  # of each value: how long it keeps lanes and links busy
+    hold: Any  # of each value: how long it takes on lanes and links
+    gap: Any  # the same: how long nobody else can begin there
     latency: Any
     place: Any  # of each value three: what it may have to queue for (send lane, link, receive lane), or -1
 
@@ -64,7 +65,7 @@ def run(program: Program, state: State) -> int:
     One function, because a call that hands on all these arrays takes longer than an action.
     """
     turns, span, size, rendezvous, firsts, lasts, lates, step, each, durations = program[:10]
-    need_at, needs, make_at, backs, sources, users, senders, holds, latencies, places = program[10:]
+    need_at, needs, make_at, backs, sources, users, senders, holds, gaps, latencies, places = program[10:]
     turn_of, action_of, clock_of, waiting, reached, free, starts, ranks, posted, sent, linked, arrivals = state[:12]
     times, codes, ready = state[12:]
     pending, waking, done = 0, len(firsts), 0
@@ -155,7 +156,7 @@ def run(program: Program, state: State) -> int:
                 which = places[3 * value + place]
                 if which >= 0:
                     time = max(time, free[which])
-                    free[which] = time + hold
+                    free[which] = time + gaps[value]
                 following = RECEIVE
                 if place == SEND:
                     sent[at] = time

@@ -12,7 +12,8 @@ Sizes = Callable[[Edge], float]  # the bytes of a value; its micro-batch is an o
 
 @dataclass(frozen=True)
 class Link:
-    """A way from one worker to another. A message of n bytes keeps it busy for n * `seconds_per_byte`.
+    """A way from one worker to another. A message of n bytes takes n * `seconds_per_byte` of it, and keeps it for so
+    long, or for n * `gap` if that is longer (LogGP's G: what its ends do with it beside keeps others waiting, too).
 
     It begins to arrive `latency` after it was sent, which keeps nobody busy. Pairs of workers whose links have the same
     name in `shared` share one link, and contend for it; without a name every pair, in each direction, has its own.
@@ -21,9 +22,10 @@ class Link:
     latency: float = 0.0
     seconds_per_byte: float = 0.0
     shared: str = ""
+    gap: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("latency", self.latency), ("seconds_per_byte", self.seconds_per_byte)):
+        for name, value in (("latency", self.latency), ("seconds_per_byte", self.seconds_per_byte), ("gap", self.gap)):
             if not 0 <= value < math.inf:
                 raise UsageError(f"{name}={value:g} of a link: a time is 0 or more")
 
