@@ -63,17 +63,21 @@ def test_the_table_of_a_machine(capsys, tmp_path):
     from stretto.cost.machine import Findings
     from stretto.cost.overhead import Overhead
     from stretto.cost.rates import Point
+    from stretto.cost.transport import Passage
 
     sizes = (1024, 1 << 20)
+    passed = tuple(Passage(n, 2e-4 + n * 6e-10, 1e-5 + n * 1.4e-8, 3e-4) for n in sizes)
     points = [Point("linear", "forward", (c, 1e9, 1e6), 0.1 + c * 1e-5, 0.15) for c in (1, 2)]
     points.append(Point("copy", "forward", (1, 0, 2e6), 1e-3, 1e-3))
     found = Findings(workers=2, per_node=2, points=tuple(points), within=tuple((n, 1e-4 + n * 1e-9) for n in sizes),
-                     between=(), within_passages=(), between_passages=(), overhead=Overhead(2e-5, 1e-3),
+                     between=(), within_passages=passed, between_passages=(), overhead=Overhead(2e-5, 1e-3),
                      additions=tuple((n, n * 1e-10) for n in sizes), load=0.0)  # fmt: skip
     tell_machine(found, tmp_path / "c.toml", json=False, quiet=False)
     told = capsys.readouterr().out
     assert told.startswith("layers")
     assert "messages within nodes: alpha 100 µs, beta 1.00 ms a MB, residual 0.0 %" in told
+    ends = "its sender 200 µs + 600 µs a MB, its receiver 300 µs + 0.00 µs a MB, its way 10.00 µs + 14.0 ms a MB"
+    assert f"messages within nodes while both compute: {ends}" in told
     assert "additions: gamma 100 µs a MB" in told
     assert "the runtime: 20.0 µs an action, 1.00 ms a step" in told
     assert "1.50x" in told

@@ -11,7 +11,7 @@ from stretto.words import WHOLE, WHOLES
 if TYPE_CHECKING:
     from stretto.collectives import Calibration
     from stretto.collectives.comparison import Row
-    from stretto.cost import Cluster
+    from stretto.cost import Cluster, Link
     from stretto.cost.machine import Findings
 
 OUT = Path("cluster.toml")
@@ -126,10 +126,25 @@ def cluster_in_words(cluster: "Cluster") -> str:
         f"residual {percent(link.residual)}"
         for name, link in cluster.links.items()
     ]
+    links += [busy_in_words(name, link) for name, link in cluster.links.items() if link.travel is not None]
     gamma = f"additions: gamma {duration(1e6 * device.reduction_seconds_per_byte)} a MB"
     peak = f"fastest layer: {flops(device.peak_of('float32'))}/s, copies {bytes_held(device.memory_bandwidth)}/s"
     own = f"the runtime: {duration(device.per_action)} an action, {duration(device.per_step)} a step"
     return "\n".join([aligned(lines), "", peak, *links, gamma, own])
+
+
+def busy_in_words(name: str, link: "Link") -> str:
+    """What a message takes while both of its ends compute."""
+    from stretto.report.units import duration
+
+    way, way_per_byte = link.way
+    lines = {
+        "its sender": (link.send, link.send_per_byte),
+        "its receiver": (link.receive, link.receive_per_byte),
+        "its way": (way, way_per_byte),
+    }
+    told = (f"{where} {duration(t0)} + {duration(1e6 * t1)} a MB" for where, (t0, t1) in lines.items())
+    return f"messages {name} nodes while both compute: {', '.join(told)}"
 
 
 def all_reduces(

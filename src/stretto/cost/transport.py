@@ -20,6 +20,7 @@ from stretto.runtime.status import Status
 WORK, BESIDE = 2e-3, 1.2e-3  # seconds of work, and of what goes on beside a message
 LONG, WAYS = 10e-3, 4.0  # work until a message has long been there: seconds, or times its way
 ROUNDS, BLOCKS, BLOCK = 12, 5, 0.25  # messages of a block, fewer where it would take more seconds
+FEW, SLOW = 2, 1.0  # blocks where one takes so many seconds
 TAG = 0x57A1F
 
 
@@ -104,9 +105,10 @@ def measure_passage(group: dist.ProcessGroup, ends: Ends, num_bytes: int) -> Pas
     """The message between two processes, the same on both: medians over blocks, means over both."""
     ends.begin(num_bytes)
     way = agreed(group, ways(group, ends))
-    number = max(1, int(max(LONG, WAYS * way) / agreed(group, seconds(lambda: ends.products(20)) / 20)))
-    rounds = max(2, min(ROUNDS, int(BLOCK / max(LONG, WAYS * way))))
-    rows = [block(group, ends, number, rounds) for _ in range(BLOCKS)]
+    work = max(LONG, WAYS * way)
+    number = max(1, int(work / agreed(group, seconds(lambda: ends.products(20)) / 20)))
+    rounds = max(2, min(ROUNDS, int(BLOCK / work)))
+    rows = [block(group, ends, number, rounds) for _ in range(FEW if 2 * rounds * work > SLOW else BLOCKS)]
     ends.settle()
     busy, sent, received = (statistics.median(column) for column in zip(*rows, strict=True))
     stolen = max(0.0, busy - sent - received) / 2
@@ -123,7 +125,7 @@ def block(group: dist.ProcessGroup, ends: Ends, number: int, rounds: int) -> tup
     calls = [ends.exchange(number) for _ in range(rounds)]
     taken = (time.perf_counter() - begin) / rounds
     sent, received = (agreed(group, statistics.median(column)) for column in zip(*calls, strict=True))
-    return agreed(group, taken) - summed(group, alone, dist.ReduceOp.MAX), sent, received
+    return agreed(group, taken) - reduced(group, alone, dist.ReduceOp.MAX), sent, received
 
 
 def ways(group: dist.ProcessGroup, ends: Ends) -> float:
@@ -141,11 +143,11 @@ def ways(group: dist.ProcessGroup, ends: Ends) -> float:
 
 def agreed(group: dist.ProcessGroup, value: float) -> float:
     """The mean over both processes."""
-    return summed(group, value) / group.size()
+    return reduced(group, value, dist.ReduceOp.SUM) / group.size()
 
 
-def summed(group: dist.ProcessGroup, value: float, by: Any = dist.ReduceOp.SUM) -> float:
-    """The sum over both processes, or what else is asked for."""
+def reduced(group: dist.ProcessGroup, value: float, by: Any) -> float:
+    """What an all-reduce makes of it."""
     both = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(both, by, group=group)
     return float(both)
