@@ -36,7 +36,8 @@ from stretto.methods import method as find_method
 from stretto.parting import part_sizes
 from stretto.runtime.memory import peak_memory
 
-WARM, STEPS = 2, 12  # steps of each round before its clock starts, and after
+WARM, STEPS, LASTING = 2, (5, 12), 0.4  # steps before the clock starts; at least, at most, and seconds of those after
+SAMPLES = 2  # of a configuration in each round
 STEADY, ATTEMPTS = 0.1, 8  # the layers take that much longer before or after, or it is tried again so often
 BARS = {"mean": 0.05, "worst": 0.12, "memory": 0.05, "under": 0.03, "regret": 0.03, "rank": 0.95}
 Timed = tuple[ModelCosts, list[LayerCost]]  # layers, and heads
@@ -238,23 +239,22 @@ def measure(mine: Sequence[Configuration], rounds: int) -> Iterator[Measurement]
             found.overhead += [overhead] if wire is None else []
         for c in shifted(mine, 3 * turn):
             say(f"round {turn + 1} of {rounds}: {c}")
-            found.samples[c].append(sampled(meter, pairs[c], c))
+            found.samples[c] += sampled(meter, pairs[c], c, found.samples[c])
         yield found
 
 
-def sampled(meter: Pair, pair: Pair, c: Configuration) -> Sample:
+def sampled(meter: Pair, pair: Pair, c: Configuration, known: Sequence[Sample]) -> list[Sample]:
     """Layers, some steps, the layers again, while neither core changes its speed: the steadiest of some attempts."""
+    seconds = min((each.seconds for each in known), default=LASTING)
+    number = max(STEPS[0], min(STEPS[1], round(LASTING / seconds)))
     attempts: list[Sample] = []
     now = meter.ask(c.layers)
-    while len(attempts) < ATTEMPTS:
-        before, steps, now = now, pair.ask(STEPS), meter.ask(c.layers)
+    while len(attempts) < ATTEMPTS and sum(each.change < STEADY for each in attempts) < SAMPLES:
+        before, steps, now = now, pair.ask(number), meter.ask(c.layers)
         probes = [each for _, own in (*before, *steps, *now) for each in own]
         timed = tuple([each for each, _ in answer] for answer in (before, now))
-        change = changed(*timed, c.share)
-        attempts.append(Sample(timed, max(seconds for seconds, _ in steps), probes, change))
-        if attempts[-1].change < STEADY:
-            break
-    return min(attempts, key=lambda each: each.change)
+        attempts.append(Sample(timed, max(each for each, _ in steps), probes, changed(*timed, c.share)))
+    return sorted(attempts, key=lambda each: each.change)[:SAMPLES]
 
 
 def changed(before: Sequence[Timed], after: Sequence[Timed], examples: float) -> float:
@@ -305,7 +305,7 @@ def evaluate(found: Measurement) -> dict[str, Any]:
     """Predicted beside measured, for each configuration and over all.
 
     The cores' speed changes from second to second, so a sample is predicted from the layers that were measured in it;
-    an error is the median over samples. Noise: how far the errors of every other sample are from those of the rest; and
+    an error is the median over samples. Noise: how far the errors of every other round are from those of the rest; and
     the same of the measured times. Configurations are compared as if all had run while the cores were fast: predicted
     from the layers' times then, and measured as far from that as in the samples.
     """
@@ -335,8 +335,11 @@ def evaluate(found: Measurement) -> dict[str, Any]:
 
 
 def apart(values: Sequence[float], how: Callable[[float, float], float]) -> float:
-    """How far the medians of every other value and of the rest lie apart."""
-    return abs(how(statistics.median(values[::2]), statistics.median(values[1::2] or values)))
+    """How far the medians of every other round's values and of the rest lie apart."""
+    halves: list[list[float]] = [[], []]
+    for index, value in enumerate(values):
+        halves[index // SAMPLES % 2].append(value)
+    return abs(how(statistics.median(halves[0]), statistics.median(halves[1] or halves[0])))
 
 
 def predicted(c: Configuration, timed: Timed, cluster: Cluster) -> Forecast:

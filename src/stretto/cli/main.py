@@ -77,7 +77,8 @@ def call(words: list[str]) -> Any:
 
 def options_of(words: Sequence[str]) -> list[str]:
     """The options of the verb, those that every verb has included."""
-    found = app[words[0]].assemble_argument_collection() if words and words[0] in app else ()
+    verb = words[0] if words and words[0] in app and not words[0].startswith("-") else None
+    found = () if verb is None else app[verb].assemble_argument_collection()
     return ["--help", "--version", *(name for argument in found for name in argument.names if name.startswith("-"))]
 
 
