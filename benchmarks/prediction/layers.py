@@ -1,5 +1,7 @@
 """What the layers of a network cost."""
 
+from collections.abc import Sequence
+
 import torch
 from networks import Network
 from torch import nn
@@ -17,7 +19,7 @@ def costs_of(net: Network) -> ModelCosts:
     return layer_costs([make() for make in net.layers], net.inputs(2), loss=net.loss, target=net.targets(2))
 
 
-def heads_of(net: Network, bounds: list[int]) -> list[nn.Module | None]:
+def heads_of(net: Network, bounds: Sequence[int]) -> list[nn.Module | None]:
     """What methods with losses of their own put behind stages, None behind the last."""
     torch.manual_seed(0)
     x, found = net.inputs(2), []
@@ -41,7 +43,7 @@ def features(net: Network, layers: list[nn.Module], examples: int, bound: int) -
 class Gauge:
     """Measures a network's layers, and the heads behind the stages of some methods, for micro-batches of a size."""
 
-    def __init__(self, net: Network, bounds: list[int] | None, examples: int) -> None:
+    def __init__(self, net: Network, bounds: Sequence[int] | None, examples: int) -> None:
         self.net, self.layers = net, layers_of(net)
         self.costs = costs_of(net)
         self.sizes = [examples // 2, examples]

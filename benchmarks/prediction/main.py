@@ -41,9 +41,7 @@ SAMPLES = 2  # of a configuration in each round
 STEADY, ATTEMPTS = 0.1, 8  # the layers take that much longer before or after, or it is tried again so often
 BARS = {"mean": 0.05, "worst": 0.12, "memory": 0.05, "under": 0.03, "regret": 0.03, "rank": 0.95}
 Timed = tuple[ModelCosts, list[LayerCost]]  # layers, and heads
-Layers = tuple[
-    str, int, list[int] | None
-]  # of a network, for micro-batches of a size, perhaps with heads behind stages
+Layers = tuple[str, int, tuple[int, ...] | None]  # a network's, a micro-batch's examples, bounds where heads are wanted
 
 
 class Configuration(NamedTuple):
@@ -73,7 +71,7 @@ class Configuration(NamedTuple):
     @property
     def layers(self) -> "Layers":
         """What has to be measured for it."""
-        return self.network, self.share, self.bounds if self.has_heads else None
+        return self.network, self.share, tuple(self.bounds) if self.has_heads else None
 
     def __str__(self) -> str:
         where = "" if self.wire is None else f", {self.wire.megabits} Mbit/s"
@@ -202,14 +200,14 @@ def calibrate() -> tuple[None, Callable[[str], Any]]:
 
 def gauge() -> tuple[None, Callable[[Layers], tuple[Timed, list[float]]]]:
     """Two processes that measure the layers of networks, both at the same time, with probes before and after."""
-    known: dict[str, Gauge] = {}
+    known: dict[Layers, Gauge] = {}
 
     def answer(layers: Layers) -> tuple[Timed, list[float]]:
-        key, (network, share, bounds) = str(layers), layers
-        if key not in known:
-            known[key] = Gauge(NETWORKS[network], bounds, share)
+        if layers not in known:
+            network, share, bounds = layers
+            known[layers] = Gauge(NETWORKS[network], bounds, share)
         dist.barrier()
-        before, timed = probe(), known[key].measure()
+        before, timed = probe(), known[layers].measure()
         dist.barrier()
         return timed, [before, probe()]
 

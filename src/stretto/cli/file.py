@@ -1,7 +1,7 @@
 """A TOML file of settings: weaker than the command line, stronger than the defaults."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -14,10 +14,10 @@ from stretto.errors import UsageError, nearest
 TAKES_PATH = ("--out", "--svg", "--trace", "--plan", "--cluster", "--diff", "--measured")
 
 
-def file_first(words: list[str], options: Sequence[str]) -> list[str]:
+def file_first(words: list[str], options: Callable[[], Sequence[str]]) -> list[str]:
     """Move a configuration file to right behind the verb: after a list of values it would be taken for one of them.
 
-    Raises UsageError where a file stands behind a word that looks like an option and is none of `options`.
+    Raises UsageError where a file stands behind a word that looks like an option and is none of `options()`.
     """
     found = [
         i
@@ -30,8 +30,8 @@ def file_first(words: list[str], options: Sequence[str]) -> list[str]:
     if len(found) > 1:
         raise UsageError(f"{len(found)} configuration files ({', '.join(words[i] for i in found)}): give one")
     for before in (words[i - 1] for i in found):
-        if before.startswith("--") and not before.startswith("--no-") and before.partition(".")[0] not in options:
-            raise UsageError(f"unknown option {before}: {nearest(before, options)}")
+        if before.startswith("--") and not before.startswith("--no-") and before.partition(".")[0] not in options():
+            raise UsageError(f"unknown option {before}: {nearest(before, options())}")
     return words if not found else [words[0], words[found[0]], *words[1 : found[0]], *words[found[0] + 1 :]]
 
 

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def call(words: list[str]) -> Any:
     """Parse and run. A TOML file may stand anywhere among the words; the options beside it win."""
-    words = file_first(words, options_of(words))
+    words = file_first(words, lambda: options_of(words))
     command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     if command is compare:
         bound.arguments["parts"] = {part: settings_of(words, part) for part in parts_of(bound.arguments)}

@@ -20,7 +20,8 @@ from torch.nn.functional import mse_loss
 
 from stretto.cost.layers import layer_costs
 from stretto.cost.stopwatch import with_times
-from stretto.cost.transport import Passage
+from stretto.cost.table import ModelCosts
+from stretto.cost.transport import Passage, agreed
 from stretto.trainer import Trainer
 
 WIDTH, BATCH, MANY = 256, 64, 6  # the size of a layer; stages a worker
@@ -38,19 +39,24 @@ def measure_overhead(group: dist.ProcessGroup, message: Passage) -> Overhead:
     """Both, the same on all processes: medians over blocks. `message` is what a small one takes."""
     pipelines = [pipeline(group.size(), stages) for stages in (1, MANY)]
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(MANY)]
-    found = [overhead(group, pipelines, layers, message) for _ in range(1 + BLOCKS)][1:]
+    costs = layer_costs(layers, torch.zeros(BATCH, WIDTH))
+    found = [overhead(group, pipelines, layers, costs, message) for _ in range(1 + BLOCKS)][1:]
     for each in pipelines:
         each.flush()
     return Overhead(*(max(0.0, statistics.median(column)) for column in zip(*found, strict=True)))
 
 
 def overhead(
-    group: dist.ProcessGroup, pipelines: Sequence[Trainer], layers: Sequence[nn.Module], message: Passage
+    group: dist.ProcessGroup,
+    pipelines: Sequence[Trainer],
+    layers: Sequence[nn.Module],
+    costs: ModelCosts,
+    message: Passage,
 ) -> Overhead:
     """From one block: a core's speed may have changed by the next one."""
     workers = group.size()
     one, several = (steps(group, each) for each in pipelines)
-    passes, update = alone(group, layers)
+    passes, update = alone(group, layers, costs)
     stage = workers * passes + update
     per_action = ((several - one) / (MANY - 1) - stage) / (2 * workers + 1)
     ways = 2 * (workers - 1)  # up and down; the loss has long arrived when it is heard
@@ -77,25 +83,17 @@ def steps(group: dist.ProcessGroup, trainer: Trainer) -> float:
     for _ in range(STEPS):
         trainer.step(x, x)
     taken = (time.perf_counter() - begin) / STEPS
-    return means(group, taken)[0]
+    return agreed(group, taken)
 
 
-def alone(group: dist.ProcessGroup, layers: Sequence[nn.Module]) -> list[float]:
+def alone(group: dist.ProcessGroup, layers: Sequence[nn.Module], costs: ModelCosts) -> tuple[float, float]:
     """Seconds of forward and backward of such a layer, and of its update: each process while the others wait."""
     examples = [torch.randn(n, WIDTH) for n in (BATCH // 2, BATCH)]
-    costs = layer_costs(layers, examples[1])
     for rank in range(group.size()):
         dist.barrier(group=group)
         if rank == group.rank():
             timed = with_times(costs, layers, examples, optimizer=optimizer, repeats=REPEATS)
     each = [row.measured for row in timed.layers[1:] if row.measured is not None]
     passes = statistics.fmean(m.forward.at(BATCH) + m.backward.at(BATCH) for m in each) + timed.start
-    return means(group, passes, statistics.fmean(m.update or 0.0 for m in each) + timed.step)
-
-
-def means(group: dist.ProcessGroup, *values: float) -> list[float]:
-    """Over all processes."""
-    summed = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(summed, group=group)
-    found: list[float] = (summed / group.size()).tolist()
-    return found
+    update = statistics.fmean(m.update or 0.0 for m in each) + timed.step
+    return agreed(group, passes), agreed(group, update)

@@ -142,7 +142,7 @@ def ways(group: dist.ProcessGroup, ends: Ends) -> float:
 
 
 def agreed(group: dist.ProcessGroup, value: float) -> float:
-    """The mean over both processes."""
+    """The mean over the group's processes."""
     return reduced(group, value, dist.ReduceOp.SUM) / group.size()
 
 
