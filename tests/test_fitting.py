@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stretto.fitting import fit
+from stretto.fitting import fit, line
 
 
 @pytest.mark.parametrize("truth", [(2e-5, 3e-9), (0.0, 1e-9), (5e-4, 0.0)])
@@ -35,3 +35,21 @@ def test_no_rate_is_negative_where_the_best_line_would_be():
 def test_rates_that_nothing_tells_apart():
     assert fit([(1, 100)], [2.0]).rates == pytest.approx((0, 0.02))  # one size: all of it to the bytes
     assert fit([(1, 0, 5), (1, 0, 10)], [1.0, 1.5]).rates == pytest.approx((0.5, 0, 0.1))
+
+
+def test_small_sizes_settle_the_constant_and_not_the_slope():
+    """However many there are, whatever their noise."""
+    small = [(1 << e, seconds) for e, seconds in zip(range(6, 16), [5e-4, 9e-4, 7e-4, 12e-4, 6e-4] * 2, strict=True)]
+    large = [(1 << e, (1 << e) / 50e6) for e in (18, 20, 22, 24)]
+    constant, slope = line([*small, *large]).rates
+    assert slope == pytest.approx(1 / 50e6, rel=0.03)
+    assert 1e-4 < constant < 9e-4
+    assert fit([(1, size) for size, _ in (*small, *large)], [t for _, t in (*small, *large)]).rates[1] < 0.97 / 50e6
+
+
+def test_lines():
+    points = [(1 << n, 3e-5 + (1 << n) * 2e-9) for n in range(0, 27, 3)]
+    assert line(points).rates == pytest.approx((3e-5, 2e-9))
+    assert line([(1000, 1e-3)]).rates == pytest.approx((0, 1e-6))
+    assert line([(10, 5.0), (1000, 1.0)]).rates[1] == 0  # nothing is faster for being longer
+    assert line([(10, 1e-9), (1000, 1.0)]).rates[0] == 0  # no message arrives before it is sent

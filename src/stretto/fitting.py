@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -13,6 +16,34 @@ class Fit:
 
     rates: tuple[float, ...]
     residual: float
+
+
+def line(points: Sequence[tuple[float, float]]) -> Fit:
+    """The rates a and b of seconds = a + b size, from (size, seconds): the smallest sum of absolute relative errors.
+
+    Sizes that take about as long weigh together as much as one that takes twice as long. So small messages, however
+    many were measured, settle a and leave b to the large ones, which need not lie on one line with them.
+    """
+    times = np.array([seconds for _, seconds in points], dtype=float)
+    sizes = np.array([size for size, _ in points], dtype=float)
+    assert times.min() > 0, "a measured time is not 0"
+    weights = 1 / (np.abs(np.log2(times[:, None] / times)) < 1).sum(axis=1)
+    weights /= weights.sum()
+    rates = [(a, b) for a, b in candidates(sizes, times) if a >= 0 and b >= 0]
+    errors = [np.abs((a + b * sizes) / times - 1) for a, b in rates]
+    best = min(range(len(rates)), key=lambda index: float(weights @ errors[index]))
+    return Fit(rates[best], float(np.sqrt(weights @ errors[best] ** 2)))
+
+
+def candidates(sizes: Floats, times: Floats) -> list[tuple[float, float]]:
+    """Lines through two of the points, or through one with a single rate: the best of all lines is one of them."""
+    found = [(0.0, float(time / size)) for size, time in zip(sizes, times, strict=True)]
+    found += [(float(time), 0.0) for time in times]
+    for one, other in combinations(range(len(sizes)), 2):
+        if sizes[one] != sizes[other]:
+            slope = float((times[other] - times[one]) / (sizes[other] - sizes[one]))
+            found.append((float(times[one] - slope * sizes[one]), slope))
+    return found
 
 
 def fit(amounts: Sequence[Sequence[float]], seconds: Sequence[float]) -> Fit:

@@ -5,7 +5,6 @@ import pytest
 from stretto.collectives import ALGORITHMS, Calibration, Link, formula
 from stretto.collectives.calibration import NOMINAL, Measured, cheapest, predicted
 from stretto.collectives.comparison import compared
-from stretto.collectives.measure import fit
 from stretto.collectives.reduce import chosen, node_of
 from stretto.errors import UsageError
 
@@ -60,14 +59,6 @@ def test_a_calibrated_node_is_used_again():
 
     assert node_of(Group(), calibration()) == 2
     assert node_of(Group(), calibration(workers=8)) is None
-
-
-def test_a_line_is_found_again():
-    points = [(1 << n, 3e-5 + (1 << n) * 2e-9) for n in range(0, 27, 3)]
-    assert fit(points) == pytest.approx((3e-5, 2e-9))
-    assert fit([(1000, 1e-3)]) == pytest.approx((0, 1e-6))
-    assert fit([(10, 5.0), (1000, 1.0)])[1] == 0  # nothing is faster for being longer
-    assert fit([(10, 1e-9), (1000, 1.0)])[0] == 0  # no message arrives before it is sent
 
 
 def test_rows_have_what_the_formula_says():

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto import fitting
 from stretto.collectives.calibration import Calibration, Measured
 from stretto.collectives.formulas import Link
 from stretto.collectives.library.hierarchical import nodes_of
 from stretto.collectives.reduce import all_reduce
 from stretto.collectives.table import ALGORITHMS, NESTED
+from stretto.fitting import line
 
 TORCH = "torch"  # torch's own, beside ours
 ITEM = 4  # bytes: float32
@@ -34,8 +34,8 @@ def measure(
     tell, per_node = tell or nobody, nodes_of(group.size(), per_node)
     messages = [(size, ping_pong(group, size)) for size in told(sizes, tell)]
     additions = [(size, adding(group, size)) for size in told(sizes, tell)]
-    latency, per_byte = fit(messages)
-    _, reduction = fit(additions)
+    latency, per_byte = line(messages).rates
+    _, reduction = line(additions).rates
     rows = tuple(all_reduces(group, size, per_node, tell) for size in sizes)
     link = Link(latency=latency, seconds_per_byte=per_byte, reduction_seconds_per_byte=reduction)
     return Calibration(workers=group.size(), per_node=per_node, link=link, measured=rows)
@@ -128,9 +128,3 @@ def slowest(group: dist.ProcessGroup, times: list[list[float]]) -> list[list[flo
     dist.all_reduce(together, dist.ReduceOp.MAX, group=group)
     found: list[list[float]] = together.tolist()
     return found
-
-
-def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """(a, b) of seconds = a + b bytes, neither negative, with the smallest sum of squared relative errors."""
-    found = fitting.fit([(1, size) for size, _ in points], [seconds for _, seconds in points])
-    return found.rates[0], found.rates[1]

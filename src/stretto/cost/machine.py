@@ -15,7 +15,7 @@ from stretto.cost.cluster import Cluster, Device, Group, Link
 from stretto.cost.overhead import Overhead, measure_overhead
 from stretto.cost.rates import Point, measure_rates, rates_of, turns_of
 from stretto.cost.transport import Passage, measure_passages
-from stretto.fitting import fit
+from stretto.fitting import line
 
 SIZES = tuple(1 << exponent for exponent in range(6, 25, 2))  # bytes of messages: 64 B to 16 MB
 QUICK_SIZES = (1 << 8, 1 << 14, 1 << 20)
@@ -118,24 +118,25 @@ def passages(one: int, other: int, sizes: Sequence[int]) -> tuple[Passage, ...]:
 
 def link_of(times: Times, passed: Sequence[Passage] = ()) -> Link:
     """alpha and beta from times of messages, and what its ends have to do with one while they compute."""
-    line = fit([(1, size) for size, _ in times], [seconds for _, seconds in times])
-    latency, per_byte = line.rates
+    found = line(times)
+    latency, per_byte = found.rates
     assert per_byte > 0, f"messages of {times[-1][0]} bytes take no longer than those of {times[0][0]}"
     if not passed:
-        return Link(latency=latency, bandwidth=1 / per_byte, residual=line.residual)
+        return Link(latency=latency, bandwidth=1 / per_byte, residual=found.residual)
     send, receive, whole = (
-        fit([(1, each.bytes) for each in passed], [max(seconds, 1e-9) for seconds in column]).rates
+        line([(each.bytes, max(seconds, 1e-9)) for each, seconds in zip(passed, column, strict=True)]).rates
         for column in (
             [each.send for each in passed],
             [each.receive for each in passed],
             [each.send + each.travel + each.receive for each in passed],
         )
     )
+    way = max(whole[1], per_byte) - send[1] - receive[1]  # no byte is faster because its ends compute
     return Link(
         latency=latency, bandwidth=1 / per_byte, send=send[0], send_per_byte=send[1],
         receive=receive[0], receive_per_byte=receive[1],
-        travel=max(0.0, whole[0] - send[0] - receive[0]), travel_per_byte=max(0.0, whole[1] - send[1] - receive[1]),
-        residual=line.residual,
+        travel=max(0.0, whole[0] - send[0] - receive[0]), travel_per_byte=max(0.0, way),
+        residual=found.residual,
     )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def device_of(findings: Findings) -> Device:
     peak = max(point.amounts[1] / point.alone for point in findings.points)
     copies = [point for point in findings.points if point.operator == "copy"]
     largest = max(copies, key=lambda point: point.amounts[2])
-    gamma = fit([(1, size) for size, _ in findings.additions], [each for _, each in findings.additions]).rates[1]
+    gamma = line(findings.additions).rates[1]
     return Device(
         memory=memory() / findings.per_node,
         memory_bandwidth=largest.amounts[2] / largest.alone,

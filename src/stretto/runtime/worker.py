@@ -1,6 +1,7 @@
 """One worker of a schedule, in a process of its own: it walks its list, and waits where a value has not arrived."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import lcm
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -105,6 +106,8 @@ class Worker(Interpreter):
 
     def _issue(self, n: int, until: int | None) -> None:
         losses: list[tuple[Edge, Route]] = []
+        last = self._last_that_sends
+        telling = last and last._replace(microbatch=n * self.schedule.per_turn + last.microbatch)
         for action in self.schedule.turn(self.worker, n, until, self._since):
             needs = self._needs(action)
             for edge in needs:
@@ -118,8 +121,21 @@ class Worker(Interpreter):
                     losses.append((edge, route))
                 else:
                     self._send(edge, route)
-        if losses:
+            if losses and action == telling:
+                self._tell(losses)
+                losses = []
+        if losses:  # a drain ends with a part of a turn
             self._tell(losses)
+
+    @cached_property
+    def _last_that_sends(self) -> Action | None:
+        # Of the body: what comes after it, as weight gradients and updates, nobody else waits for.
+        later = self._cycle * self.schedule.per_turn * (self.schedule.drain + 1)  # no micro-batch is before the first
+        for action in reversed(self.schedule.body[self.worker]):
+            once = action._replace(microbatch=later + action.microbatch)
+            if any(route.channels for route in self._routes_of(once, self.rules.makes(once))):
+                return action
+        return None
 
     def _finish(self, until: int) -> None:
         self._hear(until // self.schedule.per_turn)
@@ -171,7 +187,8 @@ class Worker(Interpreter):
             del self.values[edge]
 
     def _tell(self, losses: Sequence[tuple[Edge, Route]]) -> None:
-        # Nobody computes with losses: those of a turn go out together, when it is over.
+        # Nobody computes with losses: those of a turn go out together, when nothing else of it has to. They do not wait
+        # for its end, for a first stage that has done its part begins the next one only when it has heard of them.
         first, route = losses[0]
         microbatches = torch.tensor([edge.source.microbatch for edge, _ in losses])
         told = microbatches, torch.stack([self.values[edge] for edge, _ in losses])
