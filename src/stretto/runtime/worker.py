@@ -106,8 +106,8 @@ class Worker(Interpreter):
 
     def _issue(self, n: int, until: int | None) -> None:
         losses: list[tuple[Edge, Route]] = []
-        last = self._last_that_sends
-        telling = last and last._replace(microbatch=n * self.schedule.per_turn + last.microbatch)
+        after = self._tells_after
+        telling = after and after._replace(microbatch=n * self.schedule.per_turn + after.microbatch)
         for action in self.schedule.turn(self.worker, n, until, self._since):
             needs = self._needs(action)
             for edge in needs:
@@ -128,13 +128,15 @@ class Worker(Interpreter):
             self._tell(losses)
 
     @cached_property
-    def _last_that_sends(self) -> Action | None:
-        # Of the body: what comes after it, as weight gradients and updates, nobody else waits for.
+    def _tells_after(self) -> Action | None:
+        # Of the body: what follows the last action that sends, as an update: what that one sends is waited for, and not
+        # to be delayed. Nobody waits for what comes then, weight gradients and updates.
+        body = self.schedule.body[self.worker]
         later = self._cycle * self.schedule.per_turn * (self.schedule.drain + 1)  # no micro-batch is before the first
-        for action in reversed(self.schedule.body[self.worker]):
+        for index, action in reversed(list(enumerate(body))):
             once = action._replace(microbatch=later + action.microbatch)
             if any(route.channels for route in self._routes_of(once, self.rules.makes(once))):
-                return action
+                return body[min(index + 1, len(body) - 1)]
         return None
 
     def _finish(self, until: int) -> None:
@@ -188,7 +190,7 @@ class Worker(Interpreter):
 
     def _tell(self, losses: Sequence[tuple[Edge, Route]]) -> None:
         # Nobody computes with losses: those of a turn go out together, when nothing else of it has to. They do not wait
-        # for its end, for a first stage that has done its part begins the next one only when it has heard of them.
+        # for its end: a first stage that has done its part begins the next one only when it has heard of them.
         first, route = losses[0]
         microbatches = torch.tensor([edge.source.microbatch for edge, _ in losses])
         told = microbatches, torch.stack([self.values[edge] for edge, _ in losses])
