@@ -22,7 +22,8 @@ def line(points: Sequence[tuple[float, float]]) -> Fit:
     """The rates a and b of seconds = a + b size, from (size, seconds): the smallest sum of absolute relative errors.
 
     Sizes that take about as long weigh together as much as one that takes twice as long. So small messages, however
-    many were measured, settle a and leave b to the large ones, which need not lie on one line with them.
+    many were measured, settle a and leave b to the large ones, which need not lie on one line with them. The residual
+    is weighted alike.
     """
     times = np.array([seconds for _, seconds in points], dtype=float)
     sizes = np.array([size for size, _ in points], dtype=float)

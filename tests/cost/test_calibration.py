@@ -11,7 +11,7 @@ from stretto.cost.machine import PASSED, SIZES, Findings, cluster_of
 from stretto.cost.operators import Operators, sort
 from stretto.cost.overhead import Overhead
 from stretto.cost.rates import LAYERS, Point, cases, rates_of
-from stretto.cost.stopwatch import line
+from stretto.cost.stopwatch import affine
 from stretto.cost.transport import Passage
 
 ALPHA, BETA, GAMMA = 5e-5, 4e-10, 1.5e-10
@@ -159,7 +159,7 @@ def test_measured_layers_have_lines_in_the_batch():
 
 
 def test_a_line_through_measured_batches():
-    found, residual = line([(b, 2e-4 + 3e-6 * b) for b in (1, 8, 64)])
+    found, residual = affine([(b, 2e-4 + 3e-6 * b) for b in (1, 8, 64)])
     assert (found.fixed, found.each) == pytest.approx((2e-4, 3e-6))
     assert residual < 1e-9
     # utilisation b / (b + t0 / t1), the lecture's curve: half at t0 / t1 examples

@@ -229,7 +229,7 @@ def measured(index: int, samples: Samples, sizes: Sequence[int], *, updates: boo
     lines, residuals = {}, [0.0]
     for kind in ("F", "B", "I", "W"):
         points = [(size, statistics.median(samples[index, kind, size])) for size in sizes if samples[index, kind, size]]
-        lines[kind], residual = line(points)
+        lines[kind], residual = affine(points)
         residuals.append(residual)
     steps = [seconds for size in sizes for seconds in samples[index, "U", size]] or [0.0]
     longer = [
@@ -245,7 +245,7 @@ def measured(index: int, samples: Samples, sizes: Sequence[int], *, updates: boo
     )  # fmt: skip
 
 
-def line(points: Sequence[tuple[float, float]]) -> tuple[Affine, float]:
+def affine(points: Sequence[tuple[float, float]]) -> tuple[Affine, float]:
     """t0 + b t1 through (b, t), neither negative, and its residual."""
     if not points:
         return Affine(), 0.0

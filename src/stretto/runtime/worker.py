@@ -124,7 +124,7 @@ class Worker(Interpreter):
             if losses and action == telling:
                 self._tell(losses)
                 losses = []
-        if losses:  # a drain ends with a part of a turn
+        if losses:  # of a part of a turn, as a drain has it, or where this worker sends nothing
             self._tell(losses)
 
     @cached_property
