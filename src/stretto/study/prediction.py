@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ MOST = 200  # turns of an overlay
 
 @dataclass(frozen=True, kw_only=True)
 class Overlaid:
-    """Which steps an overlay has, and the mean seconds of one, as measured and as simulated."""
+    """Which steps an overlay has, and the seconds of one: the median of those measured, the mean of those simulated."""
 
     method: str
     source: str
@@ -139,7 +140,7 @@ def overlaid(folder: Path, cluster: Cluster | None = None) -> tuple[list[Recordi
     simulated = between(paper, on_paper[begin], until, (first - begin) * schedule.per_turn)
     told = Overlaid(
         method=run.method, source=seen.source, first=first + 1, steps=turns,
-        measured=(starts[first + turns] - starts[first]) / turns / 1e9,
+        measured=median(starts[turn + 1] - starts[turn] for turn in steady[:turns]) / 1e9,  # some hold an evaluation
         simulated=(until - on_paper[begin]) / turns / 1e9,
     )  # fmt: skip
     return overlay(measured, simulated), told
