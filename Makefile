@@ -1,6 +1,7 @@
 # make setup   .venv with locked dependencies      make demo    compare four methods on real data, write a report
 # make test    the tests                           make lint    linters and type checker
 # make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
+# make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +9,9 @@ READY := .venv/.ready
 # The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test lint bench lock clean
+.PHONY: setup demo test lint bench attack lock clean
+
+BUDGET ?= 10
 
 setup: $(READY)
 
@@ -33,6 +36,9 @@ lint: $(READY)
 
 bench: $(READY)
 	for claim in benchmarks/*/*.py; do $(TEST_ENV) $(BIN)/python $$claim || exit 1; done
+
+attack: $(READY)
+	$(TEST_ENV) $(BIN)/python tests/attack/run.py --minutes $(BUDGET)
 
 lock: $(READY)
 	{ echo "# Every package that Stretto is developed and tested with, pinned. Made by: make lock"; \
