@@ -146,7 +146,7 @@ class Workshop:
         return optimizer, None if self.scheduler is None else build_scheduler(self.scheduler, optimizer)
 
     def _place(self, index: int, optimizer: torch.optim.Optimizer | None) -> Place:
-        delay, recompute = self.delays.steady[index], self.delays.recompute[index]
+        delay, recompute = self.delays.mean[index], self.delays.recompute[index]
         return Place(index, self.rules.num_stages, delay, momentum_of(optimizer), recompute)
 
     def _seeding(self, index: int) -> Callable[[int], None]:

@@ -183,9 +183,12 @@ def test_show_as_text_json_and_svg(capsys, tmp_path):
     out, _ = answer(capsys, "show", "greedy", "--stages", "3")
     assert "worker 2  .   .   2F0 2B0====" in out
     assert "auxiliary heads after  0 1" in out
+    assert "mean delay" not in out
+    out, _ = answer(capsys, "show", "pipemare(microbatches=3)", "--stages", "4")
+    assert "delay by stage         2 2 1 0 updates\nmean delay by stage    2 1.33 0.667 0 updates" in out
     words = ["show", "overlapping(delay=1)", "--stages", "4", "--workers", "2", "--svg", "new/folder/s.svg", "--json"]
     facts = strict(answer(capsys, *words).out)
-    assert facts["delay"] == [1] * 4
+    assert facts["delay"] == facts["mean_delay"] == [1] * 4
     assert facts["steady_bubble"] == pytest.approx(0.0)
     assert facts["workers"] == len(facts["actions"]) == 2
     assert ElementTree.parse(tmp_path / "new" / "folder" / "s.svg").getroot().tag.endswith("svg")

@@ -355,17 +355,23 @@ def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
 
 
 CUT = [
-    *[(f"paci(every={every})", async_delay, every, False) for every in (1, 2, 3, 4)],
-    *[(f"pipemare(microbatches={every}, correct=False)", pb_delay, every, False) for every in (1, 3)],
-    *[(f"pipemare(microbatches={every})", pb_delay, every, True) for every in (1, 2, 3, 4, 12)],
+    *[(f"paci(every={every})", async_delay, every, False, None) for every in (1, 2, 3, 4)],
+    *[(f"pipemare(microbatches={every}, correct=False)", pb_delay, every, False, None) for every in (1, 3)],
+    *[(f"pipemare(microbatches={every})", pb_delay, every, True, None) for every in (1, 2, 3, 4, 12)],
+    *[
+        (f"pipemare(microbatches={every}, correct={corrects}, reschedule=15)", pb_delay, every, corrects, 15)
+        for corrects in (False, True)
+        for every in (1, 2, 3, 4, 12)
+    ],
 ]
 
 
-@pytest.mark.parametrize(("method", "behind", "every", "corrects"), CUT)
-def test_micro_batches_of_an_update(method, behind, every, corrects):
+@pytest.mark.parametrize(("method", "behind", "every", "corrects", "until"), CUT)
+def test_micro_batches_of_an_update(method, behind, every, corrects, until):
     """The gradient of a minibatch of `every` micro-batches, each forward at its own version, each backward now.
 
-    PipeMare's backward sees the weights `behind / every` updates back along the average of their changes.
+    PipeMare's backward sees the weights tau = `behind / every` updates back along the average of their changes, and its
+    step is divided by a power of tau, but never made larger.
     """
     network, data = Network(WIDTHS), batches()
     stages = [list(pair) for pair in network.start]
@@ -395,7 +401,8 @@ def test_micro_batches_of_an_update(method, behind, every, corrects):
                 if velocity[s] is None
                 else [MOMENTUM * v + g for v, g in zip(velocity[s], sums[s], strict=True)]
             )
-            versions[s].append([w - LR * v for w, v in zip(versions[s][-1], velocity[s], strict=True)])
+            rate = LR if until is None else LR / max(behind(s) / every, 1.0) ** (1 - min(t / until, 1))
+            versions[s].append([w - rate * v for w, v in zip(versions[s][-1], velocity[s], strict=True)])
             if behind(s):
                 gamma = np.exp(-2 * every / behind(s))
                 changes[s] = [

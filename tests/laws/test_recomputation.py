@@ -169,10 +169,13 @@ SEGMENTS = {
 
 def train_recomputed(data, segments, delay, seen, again, read, every=1, **options):
     """As `laws.numpy_network.train_delayed`, with a recompute that has tau_r = D_s - D_e updates left, where its
-    segment ends at e: of minibatch t it sees again(stage, s, k, tau_r) with k = max(0, t - tau_r) updates made."""
+    segment ends at e: of minibatch t it sees again(stage, s, k, tau_r) with k = max(0, t - tau_r) updates made.
+
+    With `every` micro-batches to an update delays are as many micro-batches, and an `every`-th of that in updates.
+    """
     network = Recomputed(WIDTHS)
     stages = [
-        Delayed(list(pair), delay(s), lr=LR, momentum=MOMENTUM, decay=DECAY, **options)
+        Delayed(list(pair), delay(s) / every, lr=LR, momentum=MOMENTUM, decay=DECAY, **options)
         for s, pair in enumerate(network.start)
     ]
     left = [delay(s) - delay(segment[-1]) for segment in segments for s in segment]
@@ -182,7 +185,9 @@ def train_recomputed(data, segments, delay, seen, again, read, every=1, **option
         for i, (part, targets) in enumerate(zip(np.array_split(x, every), np.array_split(y, every), strict=True)):
             m = t * every + i
             forward = [seen(stage, s, max(0, m - delay(s)) // every) for s, stage in enumerate(stages)]
-            recompute = [again(stage, s, max(0, m - left[s]) // every, left[s]) for s, stage in enumerate(stages)]
+            recompute = [
+                again(stage, s, max(0, m - left[s]) // every, left[s] / every) for s, stage in enumerate(stages)
+            ]
             backward = [read(stage, s, t) for s, stage in enumerate(stages)]
             gradients, loss = network.gradient(forward, recompute, backward, segments, part, targets)
             share = len(part) / len(x)
@@ -229,6 +234,14 @@ CURED = {
     "paci(every=1)": (async_delay, current, current, current, {}),
     "paci(every=3)": (async_delay, current, current, current, {"every": 3}),
     "pipemare": (pb_delay, current, part_way_back, corrected, {}),
+    "pipemare(microbatches=3)": (pb_delay, current, part_way_back, corrected, {"every": 3}),
+    "pipemare(microbatches=12, reschedule=9)": (
+        pb_delay,
+        current,
+        part_way_back,
+        corrected,
+        {"every": 12, "until": 9},
+    ),
     "pipemare(correct=False)": (pb_delay, current, current, current, {}),
     "pipemare(reschedule=15)": (pb_delay, current, part_way_back, corrected, {"until": 15}),
     "pipemare(reschedule=15, correct=False)": (pb_delay, current, current, current, {"until": 15}),

@@ -157,6 +157,8 @@ def test_delays(S, workers, M):
     assert Delays(pipedream_2bw(S, workers, S + M)).steady == tuple(min(1, S - 1 - s) for s in stages)
     assert Delays(paci(S, workers, M)).steady == tuple(-(-(S - 1 - s) // M) for s in stages)
     assert max(Delays(paci(S, workers, M)).steady) <= -(-(S - 1) // M)
+    assert Delays(paci(S, workers, M)).mean == tuple((S - 1 - s) / M for s in stages)
+    assert Delays(pipelined_backprop(S, workers, M)).mean == tuple(2 * (S - 1 - s) / M for s in stages)
     for family in (gpipe, one_f_one_b, zb_h1):
         assert Delays(family(S, workers, M)).steady == (0,) * S
     for family in (looped_bfs, interleaved):

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +64,7 @@ def show(
     timeline = simulate(schedule, rules, turns)
     steady, steady_bubble = layout.steady(unit_costs)
     held = simulate(schedule, rules, schedule.drain + 2)
+    delays = chosen.delays(schedule)
     facts: dict[str, Any] = {
         "method": str(chosen),
         "stages": stages,
@@ -72,7 +74,8 @@ def show(
         "bubble": timeline.bubble,
         "steady_period": steady,
         "steady_bubble": steady_bubble,
-        "delay": list(chosen.delays(schedule).steady),
+        "delay": list(delays.steady),
+        "mean_delay": list(delays.mean),
         "peak_activations": list(held.peak_graphs),
         "peak_inputs": list(held.peak_inputs),
         "weight_versions": list(chosen.versions(schedule)),
@@ -91,6 +94,8 @@ def show(
     print(f"these {facts['microbatches']} micro-batches   {timeline.makespan:g} columns, {timeline.bubble:.0%} idle")
     print(f"steady state           {steady:g} columns a turn, {steady_bubble:.0%} idle")
     print(f"delay by stage         {by_stage(facts['delay'])} updates")
+    if facts["mean_delay"] != facts["delay"]:  # some micro-batches of an update see one update more than others
+        print(f"mean delay by stage    {by_stage(facts['mean_delay'])} updates")
     print(f"forwards held by stage {by_stage(facts['peak_activations'])}")
     if rules.recompute:
         print(f"inputs kept by stage   {by_stage(facts['peak_inputs'])} for the recompute")
@@ -101,6 +106,6 @@ def show(
             print(f"written to {file}")
 
 
-def by_stage(values: list[int]) -> str:
+def by_stage(values: Sequence[float]) -> str:
     """Numbers in a row."""
-    return " ".join(str(value) for value in values)
+    return " ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in values)

@@ -8,14 +8,16 @@ from typing import Literal, NamedTuple
 class Place(NamedTuple):
     """What a cure may depend on: the stage, how many there are, its steady-state delay, its optimizer's momentum.
 
-    recompute: how many of the delay's updates come after the stage has recomputed; None where it does not.
+    The delay is the mean over the micro-batches of an update: a fraction where some of them see one update more than
+    others. recompute: how many of the delay's updates come after the stage has recomputed, on average, too; None where
+    it does not.
     """
 
     stage: int
     num_stages: int
-    delay: int
+    delay: float
     momentum: float
-    recompute: int | None = None
+    recompute: float | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def decayed(place: Place) -> float:
     m = place.momentum
     if m >= 1:
         return place.delay
-    return m * (1 - m**place.delay) / (1 - m)
+    return m * (1 - float(m**place.delay)) / (1 - m)
 
 
 def prediction(predict: Form | None, horizon: int | Literal["decayed"] | None) -> Prediction | None:

@@ -1,7 +1,9 @@
 """PipeMare (Yang et al. 2021, arXiv 1910.05124): smaller steps where gradients are old, and a backward that looks back.
 
-T1 divides the learning rate by tau^p, p falling from 1 to 0 over K updates; T2 gives the backward an estimate of the
-weights its forward saw. With N micro-batches to an update tau_f = 2(S-1-s)/N on average, tau_b = 0.
+T1 divides the learning rate by max(tau, 1)^p, p falling from 1 to 0 over K updates; T2 gives the backward an estimate
+of the weights its forward saw, tau updates back. For both tau is the mean delay of the micro-batches of an update, a
+fraction: with N of them tau = tau_f - tau_b = 2(S-1-s)/N on the PB clock, where tau_b = 0. (The paper counts one slot
+more, (2(S-s)-1)/N.)
 """
 
 from functools import partial
@@ -26,9 +28,7 @@ def pipemare(*, reschedule: int | None = None, correct: bool = True, microbatche
         synchronous=False,
         weights="live",
         cure=Cure(
-            backward=Correction(lambda place: 2 * (place.num_stages - 1 - place.stage) / microbatches)
-            if correct
-            else None,
+            backward=Correction(lambda place: place.delay) if correct else None,
             reschedule=reschedule,
         ),
     )

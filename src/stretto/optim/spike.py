@@ -9,7 +9,7 @@ from torch import Tensor
 from stretto.optim.momentum import check_momentum
 
 
-def spike_coefficients(momentum: float, delay: int) -> tuple[float, float]:
+def spike_coefficients(momentum: float, delay: float) -> tuple[float, float]:
     """a and b of `w <- w - lr (a v + b g)` (Kosson et al. 2021, arXiv 2003.11666, section 3.2).
 
     a = m^D and b = (1 - m^D) / (1 - m): from its arrival on, a gradient has contributed what it would have
@@ -25,7 +25,7 @@ class SpikeCompensation:
     The optimizer itself takes the step, so that schedulers, state and checkpoints are its own.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, delay: int) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, delay: float) -> None:
         check_momentum(optimizer, "spike compensation", "use such an optimizer, or a method without it")
         self.optimizer = optimizer
         self.delay = delay

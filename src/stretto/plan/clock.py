@@ -5,7 +5,6 @@ They are those of the schedules that `stretto.methods` lays out; tests compare t
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Literal, NamedTuple
 
 from stretto.errors import UsageError, nearest
@@ -141,7 +140,7 @@ CLOCKS: Mapping[str, Clock] = {
         family="asynchronous", cut="microbatches", held=after, versions=lambda at: 2 if at.stages > 1 else 1,
         delay=lambda at: 1 if at.stages > 1 else 0, least=lambda workers: workers,  # or two versions would not do
     ),
-    "paci": Clock(family="asynchronous", cut="every", held=after, delay=lambda at: ceil(at.above / at.microbatches)),
+    "paci": Clock(family="asynchronous", cut="every", held=after, delay=lambda at: at.above / at.microbatches),
     "spectrain": replace(PIPEDREAM, versions=one, optimizers=STEEP),
     "pipeoptim": replace(PIPEDREAM, versions=one, optimizers=STEPPING),
     "nesterov": replace(PIPEDREAM, optimizers=("nadam",)),

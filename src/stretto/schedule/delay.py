@@ -17,26 +17,36 @@ class Delays:
     last minibatch's update: then it is one update, everywhere (PipeDream-2BW).
 
     In the fill and drain of a pipeline a micro-batch may see fewer updates than in the steady state: `at` is exact,
-    `steady` is the value every micro-batch has once the pipeline is full.
+    `steady` and `mean` are the largest and the mean delay of the micro-batches once the pipeline is full.
     """
 
     def __init__(self, schedule: Schedule, *, buffered: bool = False) -> None:
         self.schedule = schedule
         self.buffered = buffered
-        self._steady = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))
+        self._of_turn = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))
         self._full = tuple(self._reach_back(stage) for stage in range(schedule.num_stages))
         self._known: dict[tuple[str, int, int], int] = {}
 
     @property
     def steady(self) -> tuple[int, ...]:
         """The steady-state delay of every stage, in updates. Where micro-batches differ, the largest."""
-        return self._steady
+        return tuple(max(delays) for delays in self._of_turn)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """The steady-state delay of every stage, in updates, on average over the micro-batches of an update."""
+        return tuple(sum(delays) / len(delays) for delays in self._of_turn)
 
     @cached_property
-    def recompute(self) -> tuple[int | None, ...]:
-        """The updates of every stage between a micro-batch's recompute and its backward; None where there is none."""
+    def recompute(self) -> tuple[float | None, ...]:
+        """The updates of every stage between a micro-batch's recompute and its backward, on average over the
+        micro-batches of an update; None where there is no recompute.
+        """
         recomputing = {action.stage for actions in self.schedule.body for action in actions if action.kind == "C"}
-        return tuple(self._of_stage(s, "C") if s in recomputing else None for s in range(self.schedule.num_stages))
+        count = self.schedule.per_turn
+        return tuple(
+            sum(self._of_stage(s, "C")) / count if s in recomputing else None for s in range(self.schedule.num_stages)
+        )
 
     def at(self, stage: int, microbatch: int) -> int:
         """The delay of one micro-batch while training goes on; fewer near the start, where updates are missing."""
@@ -74,9 +84,9 @@ class Delays:
         newest = [(m - behind + 1) // every * every - 1 for m in range(every)]
         return Tie(owner, user, tuple(m - each for m, each in enumerate(newest)), trains=False, every=every)
 
-    def _of_stage(self, stage: int, since: str = "F") -> int:
+    def _of_stage(self, stage: int, since: str = "F") -> tuple[int, ...]:
         start = self._reach_back(stage)
-        return max(self._between(stage, start + m, since) for m in range(self.schedule.per_turn))
+        return tuple(self._between(stage, start + m, since) for m in range(self.schedule.per_turn))
 
     def _reach_back(self, stage: int) -> int:
         # From this micro-batch on every update between its forward and its backward has happened.

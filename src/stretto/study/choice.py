@@ -84,7 +84,7 @@ def essence(prepared: Prepared) -> Any:
     """
     trainer, momentum = prepared.trainer, known(prepared.settings.momentum)
     chosen = trainer.method
-    delays = chosen.delays(trainer.schedule).steady
+    delays = chosen.delays(trainer.schedule).mean
     places = [Place(stage, len(delays), delay, momentum) for stage, delay in enumerate(delays)]
     apart = (*WORDS, "reach", "schedule", "workers", "cure")
     rest = [getattr(chosen, field.name) for field in fields(chosen) if field.name not in apart]
