@@ -152,8 +152,8 @@ def test_at_other_delays_what_was_measured_is_extrapolated():
 
 
 def test_the_nearest_measurement_counts():
-    twice = (Penalty(1.1, "measured", None, 1, 0.25), Penalty(1.2, "measured", None, 1, 0.75))
+    twice = (Penalty(1.1, "measured", None, 1, 0.25), Penalty(1.2, "measured", None, 1, 0.375))
     aim = Objective(goal="loss", critical_batch=1, measured={"paci": twice})
     c = Candidate(4, Mesh(), 64, "paci", 4)
-    assert mean_delay(c) == 0.75
+    assert mean_delay(c) == 0.375
     assert aim.penalty(c).factor == 1.2
