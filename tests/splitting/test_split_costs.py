@@ -89,3 +89,15 @@ def test_an_error_names_the_piece_and_the_shapes():
 
 def test_flops_in_words():
     assert [show_flops(n) for n in (12, 1234, 25 * 10**8)] == ["12 FLOP", "1.23 kFLOP", "2.50 GFLOP"]
+
+
+def test_a_piece_that_gives_a_view_of_its_parameter():
+    class View(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 1, 2))
+
+        def forward(self, x):
+            return x @ self.weight[:, 0].T, self.weight.squeeze(1).unsqueeze(1)
+
+    assert cost(View(), torch.ones(5, 2)) == 2 * 5 * 2 * 3

@@ -100,3 +100,37 @@ def test_bounds_and_pieces_agree():
     stages = stretto.split(model, 3, example=x)
     assert stretto.split(model, stages.bounds, example=x).bounds == stages.bounds
     assert "cut by torch.export: Moody has no one list of blocks" in stages.explanation
+
+
+def test_torch_prints_nothing_before_the_message(capfd):
+    """The graph that an export had come to is told by what caused the error; what a forward prints is printed."""
+
+    class Talking(Plain):
+        def forward(self, x):
+            print("said")
+            return super().forward(x)
+
+    with pytest.raises(UsageError) as caught:
+        stretto.split(Talking(by_value), 2, example=torch.randn(6, 4))
+    assert capfd.readouterr() == ("", "")
+    assert any("aten.gt" in note for note in caught.value.__cause__.__notes__)
+    stretto.split(Talking(keep), 2, example=torch.randn(6, 4))
+    said = capfd.readouterr()
+    assert "said\n" in said.out
+    assert said.err == ""
+
+
+def test_what_one_mode_alone_computes_in_vain():
+    """transformers' Mamba, in float64, casts a parameter and does not use it: only while it trains."""
+
+    def between(x):
+        if torch.is_grad_enabled() and model.training:
+            x.to(torch.float32)
+        return x
+
+    model = Plain(between).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    stages = stretto.split(model, 2, example=x)
+    for training in (True, False):
+        model.train(training)
+        assert torch.equal(Chain(*stages).train(training)(x), model(x))

@@ -35,6 +35,12 @@ def swin():
     return transformers.SwinForImageClassification(config)
 
 
+def mamba():
+    """In float64 it casts parameters in vain while it trains, and gives views of parameters from piece to piece."""
+    sizes = {"hidden_size": 4, "state_size": 2, "num_hidden_layers": 1, "use_mambapy": False}
+    return transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=11, tie_word_embeddings=True, **sizes))
+
+
 def texts(rows):
     mask = torch.ones(rows, 6, dtype=torch.long)
     mask[0, 4:] = 0
@@ -50,6 +56,7 @@ KINDS = {  # a model, a batch of so many rows, and the number of stages
     "shared": (Shared, lambda rows: {"x": numbers(rows, 6)}, 2),
     "regions": (Regions, lambda rows: {"x": numbers(rows, 6)}, 3),
     "t5": (t5, texts, 3),
+    "mamba": (mamba, lambda rows: {"input_ids": tokens(rows, 4)}, 4),
     "swin": (swin, lambda rows: {"pixel_values": numbers(rows, 3, 8, 8)}, 3),
 }
 
@@ -87,7 +94,7 @@ def test_stages_give_what_the_model_gives(kind, rows):
     """Bit for bit, for any number of rows, in training (dropout, statistics) and in evaluation."""
     model, batch, stages = given(kind)
     whole, parameters, inputs = Chain(*stages), list(model.parameters()), batch(rows)
-    uncached = {"use_cache": False} if kind == "t5" else {}
+    uncached = {"use_cache": False} if kind in ("t5", "mamba") else {}
     for training in (True, False):
         model.train(training)
         whole.train(training)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_unflatten
 
 from stretto.errors import UsageError
 from stretto.splitting.arguments import Call
+from stretto.splitting.aside import aside
 from stretto.splitting.cost import Inputs
 from stretto.splitting.modes import merge
 from stretto.splitting.near import near
@@ -75,7 +76,7 @@ def run_export(called: Called, call: Call, inputs: Inputs) -> Any:
     free = tuple({0: torch.export.Dim.DYNAMIC} if x.dim() and x.shape[0] == rows else None for x in inputs)
     kind = type(called.model).__name__
     try:
-        with warnings.catch_warnings():
+        with aside(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about attributes that a forward sets: they are set back
             return torch.export.export(called, inputs, dynamic_shapes=(free,), strict=False)
     except Exception as error:

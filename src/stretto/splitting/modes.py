@@ -217,9 +217,7 @@ class Merger:
         modules = [fx.GraphModule(nn.Module(), graph, class_name="Branch") for graph in graphs]
         self._targets[name] = Switch(*modules).train(self._training)
         made = self._graph.create_node("call_module", name, tuple(given))
-        made.meta = copy.copy(
-            next(iter([*reversed(ours), *theirs, *wanted[0]])).meta if ours or theirs or wanted else {}
-        )
+        made.meta = copy.copy([*reversed(ours), *theirs, *(node for pair in wanted for node in pair)][0].meta)
         if len(wanted) == 1:
             self._settled[wanted[0]] = made
             return

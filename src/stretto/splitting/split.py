@@ -189,7 +189,9 @@ def find_exported(
     try:
         return Exported(model, inputs, names, because, together=together)
     except UsageError as error:
-        raise UsageError(str(error) if refusal is None else f"{refusal}. Nor can its graph be cut: {error}") from error
+        if refusal is None:
+            raise
+        raise UsageError(f"{refusal}. Nor can its graph be cut: {error}") from error
 
 
 def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
