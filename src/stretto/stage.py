@@ -132,7 +132,8 @@ class Stage:
         self._sends = bool(reach.carried(index))
         self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
         self._lends, self._borrows = lends, borrows
-        parameters = [p for part in (module, head) if part is not None for p in part.parameters()]
+        # Each once: a head may use weights of its stage.
+        parameters = list(dict.fromkeys(p for part in (module, head) if part is not None for p in part.parameters()))
         self._parameters = parameters if borrows is None else borrows.own(parameters)
         self.masters = masters or Masters()
         self._parameters += self.masters.copies.values()
@@ -359,8 +360,9 @@ class Stage:
     def _complete(self, operands: Mapping[str, Any]) -> None:
         # What other stages contribute to the gradient of this update.
         if self._lends is not None:
-            self._lends.add(operands.get("tied-gradient", ()))
-            self.masters.collect()
+            for contributed in operands.get("tied-gradient", ()):
+                self._lends.add([contributed])
+                self.masters.collect()  # after each: masters add up micro-batches, not low-precision parameters
 
     def _add_up(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._complete(operands)
@@ -444,10 +446,12 @@ def own_norms(parameters: Sequence[Tensor]) -> Tensor:
 def clip(parameters: Sequence[Tensor], limit: float, told: Sequence[Tensor]) -> None:
     """Shrink gradients so that their norm is at most `limit`; what counts are the norms that were `told`.
 
-    The same operations as torch.nn.utils.clip_grad_norm_ on the parameters of all who told theirs.
+    The same operations as torch.nn.utils.clip_grad_norm_ on the parameters of all who told theirs. Norms of different
+    dtypes are promoted; a stage without gradients tells an empty tensor, whose dtype counts for nothing.
     """
-    total = torch.linalg.vector_norm(torch.cat([each.to(told[-1]) for each in told]))
-    torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
+    norms = [each.to(told[-1].device) for each in told if each.numel()]
+    if norms:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.linalg.vector_norm(torch.cat(norms)))
 
 
 def begins_in_place(module: nn.Module) -> bool:

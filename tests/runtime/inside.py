@@ -112,7 +112,7 @@ def tied():
     stages[-1].out.weight = stages[0].words.weight
     trainer = stretto.Trainer(
         stages, nn.functional.cross_entropy, lambda params: torch.optim.SGD(params, lr=0.1), "1f1b",
-        mesh=stretto.Mesh(tensor=2 if "RANK" in os.environ else 1),
+        mesh=stretto.Mesh(tensor=2 if "RANK" in os.environ else 1), clip=0.1,
     )  # fmt: skip
     return [trainer.step(x, y) for x, y in batches("transformer", 4)]
 

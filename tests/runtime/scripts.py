@@ -121,15 +121,18 @@ def gone_on(trainer, data, folder):
     return weights_of(trainer)
 
 
-def tied(method, **options):
-    """An embedding on the first stage that is the unembedding on the last."""
+def tied(method, clip=None, data=1, **options):
+    """An embedding on the first stage that is the unembedding on the last, which has no weights of its own; float64."""
     torch.manual_seed(5)
     embedding, out = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
     out.weight = embedding.weight
     parts = [embedding, nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), out]
     generator = torch.Generator().manual_seed(2)
     words = [torch.randint(11, (6,), generator=generator) for _ in range(14)]
-    trainer = stretto.Trainer(parts, nn.functional.cross_entropy, OPTIMIZERS["sgd"], method, **options)
+    trainer = stretto.Trainer(
+        [part.double() for part in parts], nn.functional.cross_entropy, OPTIMIZERS["sgd"], method, clip=clip,
+        mesh=stretto.Mesh(data=data), **options,
+    )  # fmt: skip
     losses = [trainer.step(x, x.roll(1)) for x in words[:5]]
     evaluated = trainer.evaluate([(words[0], words[1])])  # while versions are under way
     trainer.flush()

@@ -56,12 +56,19 @@ def test_every_method(processes, jitter):
         assert same(told[0][number][1], weights), method
 
 
-@pytest.mark.parametrize("method", ["1f1b", "pb"])
-def test_tied_weights_travel(method):
-    told = launch(3, "runtime.scripts:tied", method)
-    *wanted, weights = scripts.tied(method, workers=3)
+@pytest.mark.parametrize(("method", "clip"), [("1f1b", 0.05), ("pb", None)])
+def test_tied_weights_travel(method, clip):
+    told = launch(3, "runtime.scripts:tied", method, clip)
+    *wanted, weights = scripts.tied(method, clip, workers=3)
     assert all(list(each[:3]) == wanted for each in told)
     assert same(told[0][3], weights)
+
+
+def test_tied_weights_of_replicas_are_clipped_as_on_one_device():
+    told = launch(4, "runtime.scripts:tied", "1f1b(microbatches=3)", 0.05, 2)
+    losses, _, _, weights = scripts.tied("backprop", 0.05)
+    assert all(each[0] == pytest.approx(losses, abs=1e-12) for each in told)
+    assert max((told[0][3][key] - weights[key]).abs().max() for key in weights) < 1e-12
 
 
 @pytest.mark.parametrize("method", ["greedy(head=solo)", "overlapping(head=solo(every=3))"])
