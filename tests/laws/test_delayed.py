@@ -143,6 +143,48 @@ def test_cures_equal_the_reference(method, workers):
     assert_trains_as(trainer, data, expected, losses)
 
 
+@pytest.mark.parametrize("pause", ["flush", "save", "phase"])
+@pytest.mark.parametrize(("microbatches", "workers"), [(5, None), (7, 2)])
+def test_2bw_sees_the_newest_weights_after_a_flush(microbatches, workers, pause, tmp_path):
+    """All micro-batches of the first minibatch after one do, and those of the second see the same, one update old.
+
+    That is how training begins, too. A checkpoint drains, and so does a change of phase; an evaluation does not.
+    """
+    network, data = Network(WIDTHS), batches()
+    starts, phases = ((0, 9), {"warmup": 9, "finish": 16}) if pause == "phase" else ((0, 9, 10, 16), {})
+    versions, velocity, losses = [[list(pair) for pair in network.start]], None, []
+    for t, (x, y) in enumerate(data):
+        start = max(each for each in starts if each <= t)
+        plain = phases and not 9 <= t < 16
+        seen = versions[t if plain else max(start, t - 1)]
+        gradients, loss = network.gradient(seen, seen, x, y)
+        losses.append(loss)
+        new = [g for pair in gradients for g in pair]
+        velocity = new if velocity is None else [MOMENTUM * v + g for v, g in zip(velocity, new, strict=True)]
+        moved = iter(velocity)
+        versions.append([[w - LR * next(moved) for w in pair] for pair in versions[-1]])
+    trainer = stretto.Trainer(
+        modules(network), nn.functional.cross_entropy,
+        lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM),
+        stretto.method("pipedream-2bw", microbatches=microbatches, **phases), workers=workers,
+    )  # fmt: skip
+    got = []
+    for t, (x, y) in enumerate(data):
+        if t in starts and pause == "flush":
+            trainer.flush()  # what it returns comes from `step` in its turn, too
+        if t in starts and pause == "save":
+            trainer.save(tmp_path / "run")
+        if t == 12:
+            trainer.evaluate([(torch.tensor(x), torch.tensor(y))])
+        got.append(trainer.step(torch.tensor(x), torch.tensor(y)))
+    got = [loss for loss in [*got, *trainer.flush()] if loss is not None]
+    np.testing.assert_allclose(got, losses, rtol=0, atol=1e-10)
+    for (w, b), stage in zip(versions[-1], trainer.stages, strict=True):
+        linear = stage if isinstance(stage, nn.Linear) else stage[0]
+        np.testing.assert_allclose(linear.weight.detach().numpy(), w, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(linear.bias.detach().numpy(), b, rtol=0, atol=1e-10)
+
+
 PHASED = ["pb", "pb(stash=True)", "pb-sc", "pb-lwp", "pb-lwp-sc", "spectrain", "pipemare", "pipemare(reschedule=15)"]
 
 

@@ -27,7 +27,11 @@ def pipedream() -> Method:
 
 
 def pipedream_2bw(*, microbatches: int | None = None) -> Method:
-    """Update after `microbatches` micro-batches, S unless told otherwise: gradients one update old on every stage."""
+    """Update after `microbatches` micro-batches, S unless told otherwise: gradients one update old on every stage.
+
+    But for the first minibatch, and the first after each drain (`flush`, `save`, a change of phase), which sees the
+    newest weights, as there is nothing in flight that the former version would have to be shared with.
+    """
     check_count("pipedream-2bw", "microbatches", microbatches)
 
     def schedule(num_stages: int, num_workers: int) -> Schedule:

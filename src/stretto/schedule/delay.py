@@ -14,7 +14,8 @@ class Delays:
 
     As a rule these are the updates of its stage between its forward and its backward. `buffered` says that all
     micro-batches of a minibatch see the version that the first of them could see on every stage, those before the
-    last minibatch's update: then it is one update, everywhere (PipeDream-2BW).
+    last minibatch's update: then it is one update, everywhere (PipeDream-2BW), and none for the first minibatch after
+    a drain.
 
     In the fill and drain of a pipeline a micro-batch may see fewer updates than in the steady state: `at` is exact,
     `steady` and `mean` are the largest and the mean delay of the micro-batches once the pipeline is full.

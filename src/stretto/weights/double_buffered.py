@@ -12,7 +12,8 @@ class DoubleBuffered(Stash):
     """The standing weights and those before the last update (Narayanan et al. 2021, arXiv 2006.09503, section 3.1).
 
     A forward may be asked for the weights before the last update; a version further back does not exist, which the
-    schedule must guarantee (as many micro-batches in an update as there are stages, or more).
+    schedule must guarantee (as many micro-batches in an update as there are stages, or more). The first minibatch after
+    a drain asks for the standing ones (`schedule.Delays`).
     """
 
     _former: Version | None = None
