@@ -23,7 +23,6 @@ def fork(target, *args):
 
 
 def look(pipe):
-    forks.begin()
     pipe.send((len(list(Path("/proc/self/task").iterdir())), [name in sys.modules for name in forks.NEEDED]))
 
 

@@ -1,7 +1,7 @@
 """Processes forked from one that has imported what they need, which takes a fresh one seconds.
 
 That one is Python's own fork server. It has a single thread, has computed nothing, is deaf to Ctrl-C and SIGTERM, which
-may come to all processes of a job, and ends with whoever started it.
+may come to all processes of a job, and ends with whoever started it, as do its forks (stretto.lifeline).
 """
 
 import contextlib
@@ -12,10 +12,12 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 
-ROOM = 75  # characters for the folder of temporary files: the server's socket is in there, and its path has 107 at most
+from stretto import lifeline, scratch
+
+ROOM = 72  # characters for the folder of temporary files: the server's socket is in there, and its path has 107 at most
 # torch.optim imports torch._dynamo at its first step; each process imports the command anew that it was started by.
 NEEDED = (
-    "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.elastic.multiprocessing.api",
+    "stretto.serving", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.elastic.multiprocessing.api",
     "stretto.cli.main", "stretto.runtime.ranks", "stretto.study.calibration", "stretto.study.pool",
     "stretto.study.worker",
 )  # fmt: skip
@@ -31,13 +33,16 @@ def method() -> str:
 def prepare() -> None:
     """See that this process has begun to import; what this one does meanwhile costs no time."""
     if method() == "forkserver":
-        with deaf_to(signal.SIGINT, signal.SIGTERM), one_thread():
+        scratch.sweep()
+        scratch.for_sockets()
+        with deaf_to(signal.SIGINT, signal.SIGTERM), one_thread(), lifeline.told():
             multiprocessing.set_forkserver_preload([*NEEDED])
             forkserver.ensure_running()
 
 
 def begin() -> None:
-    """What a process does first: it can be ended by SIGTERM. Ctrl-C it never hears: that is the parent's business."""
+    """What a process does first: it ends with its parent, and by SIGTERM. Ctrl-C it never hears: its parent does."""
+    lifeline.follow()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

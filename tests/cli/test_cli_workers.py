@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from cli.kills import survives
-from cli.processes import alive, forks, gone, left, listening, start, wait_for
+from cli.processes import alive, descendants, forks, gone, left, listening, start, wait_for
 from stretto.cli import main
 from stretto.study import read_study
 
@@ -206,6 +206,22 @@ def test_no_orphans_when_the_command_is_killed(tmp_path):
     process.communicate(timeout=60)
     assert gone(workers)
     assert not any(alive(pid) for pid in workers)
+
+
+def test_no_orphans_when_the_command_is_killed_while_it_starts_workers(tmp_path):
+    """They had nobody to miss yet but the fork server, which waited for them; the next command clears up."""
+    process = start(LONG, tmp_path)
+    RUNNING.append(process)
+    wait_for(lambda: forks(process.pid), process)
+    started = descendants(process.pid)
+    process.kill()
+    process.communicate(timeout=60)
+    assert gone(started)
+    assert left(tmp_path)
+    again = start(["train", *SMALL, "--steps", "3", "--workers", "1", "--out", "run"], tmp_path)
+    err = again.communicate(timeout=60)[1]
+    assert again.returncode == 0, err
+    assert left(tmp_path) == []
 
 
 def test_a_worker_that_is_killed_costs_nothing(tmp_path):

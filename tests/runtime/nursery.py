@@ -122,6 +122,7 @@ def forked(_, command, kept):
     """Python's own fork server, or its resource tracker, as a fork of this process, too."""
     child = os.fork()
     if child == 0:
+        sys.modules.pop("stretto.serving", None)  # a fresh one would not have it yet
         first = 3
         for number in sorted(kept):
             os.closerange(first, number)
@@ -139,6 +140,7 @@ def become(request):
         enter(request["network"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # the nursery's own: what it has found out is forgotten
     os.chdir(request["folder"])
     if request["session"]:
         os.setsid()

@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
-import threading
 import time
 import traceback
 import uuid
@@ -23,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from stretto import forks
 from stretto.errors import StrettoError, UsageError
 from stretto.runtime import loopback
+from stretto.scratch import scratch
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
 LOUD = ("torch.distributed.elastic", "torch.multiprocessing.spawn")  # loggers of torch's launcher
@@ -75,7 +74,7 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) ->
     are passed on to the workers, and raise KeyboardInterrupt once they have ended.
     """
     loopback.register()
-    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch, silent(), handlers_kept(), fresh_stores():
+    with scratch() as folder, silent(), handlers_kept(), fresh_stores():
         config = LaunchConfig(
             min_nodes=place.nodes,
             max_nodes=place.nodes,
@@ -85,7 +84,7 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) ->
             rdzv_endpoint=place.rendezvous or "",
             rdzv_configs={"timeout": MEET},
             max_restarts=place.restarts,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
             signals_to_handle=",".join(SIGNALS),
             start_method=forks.method(),
         )
@@ -105,7 +104,6 @@ def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments:
     own = {name: value for name, value in os.environ.items() if name.startswith(OF_LAUNCHER)}
     os.environ.clear()
     os.environ.update({**environment, **own})
-    follow()
     try:
         work(*arguments)
     except SystemExit:
@@ -116,18 +114,6 @@ def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments:
         fail(StrettoError(f"{interrupt}"))
     except Exception as error:  # noqa: BLE001 - whoever launched this process says it
         fail(error)
-
-
-def follow() -> None:
-    """From now on, end with the process that started this one."""
-    threading.Thread(target=end_with, args=(os.getppid(),), name="stretto-parent", daemon=True).start()
-
-
-def end_with(parent: int) -> NoReturn:
-    """End this process once the one that started it has gone: it cannot tell us any more."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def fail(error: Exception) -> NoReturn:

@@ -3,13 +3,13 @@
 import ctypes
 import json
 import platform
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
+
+from stretto.scratch import scratch
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's malloc.h calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
 LARGEST_MMAP_THRESHOLD = 32 * 2**20  # bytes; glibc takes no more
@@ -48,8 +48,8 @@ def peak_memory() -> Iterator[Peak]:
     peak = Peak()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         yield peak
-    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch:
-        file = Path(scratch) / "trace.json"
+    with scratch() as folder:
+        file = folder / "trace.json"
         seen.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     told = [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == CPU]

@@ -2,12 +2,12 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stretto.runtime.launch import Place
+from stretto.scratch import scratch
 from stretto.study.job import start
 
 OnStep = Callable[[int], object]  # how many steps are done
@@ -41,8 +41,7 @@ MEASURED: Mapping[str, Callable[..., Result]] = {"collectives": collectives, "ma
 
 def measure_on_processes(what: str, options: Mapping[str, Any], place: Place, on_step: OnStep) -> Result:
     """Measure one of MEASURED among processes of one thread each, started for it. Raises what one of them raises."""
-    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch:
-        folder = Path(scratch)
+    with scratch() as folder:
 
         def tell(step: int, _: float | None) -> None:
             on_step(step)

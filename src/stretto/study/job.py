@@ -3,7 +3,6 @@
 import contextlib
 import os
 import select
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from stretto.config import TrainSettings
 from stretto.cost import Costs
 from stretto.errors import UsageError
 from stretto.runtime.launch import Place, WorkerFailedError, launch
+from stretto.scratch import scratch
 from stretto.study.disk import FullDiskError
 from stretto.study.store import discard, refuse_busy
 from stretto.study.training import OnStep
@@ -37,8 +37,8 @@ def run_on_processes(
     go on from the newest one.
     """
     refuse_busy(folder)
-    with tempfile.TemporaryDirectory(prefix="stretto-") as scratch:
-        job = Job(settings, folder.absolute(), costs, trace, resume, Path(scratch) / "progress")
+    with scratch() as mine:
+        job = Job(settings, folder.absolute(), costs, trace, resume, mine / "progress")
         try:
             start(work, [job], place, job.progress, on_step)
         except BaseException:

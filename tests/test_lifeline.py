@@ -1,0 +1,92 @@
+"""The fork server and what it forks end with their starter: at once where the system helps, soon where it does not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.processes import alive, descendants, gone
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+STARTER = """
+import multiprocessing, sys, threading, time
+from stretto import forks
+import child
+
+forks.NEEDED = ("stretto.serving", *sys.argv[1].split(","))
+
+def start():
+    forks.prepare()
+    if "endless" not in forks.NEEDED:
+        multiprocessing.get_context("forkserver").Process(target=child.live, daemon=True).start()
+    print("started", flush=True)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    if sys.argv[2] == "main":
+        start()
+    threading.Thread(target=start, daemon=True).start()
+    time.sleep(1000)
+"""
+MODULES = {
+    "endless": "import pathlib, time\npathlib.Path('begun').touch()\nwhile True:\n    time.sleep(0.01)\n",
+    "helpless": "from stretto import lifeline\nlifeline.end_at_once = lambda: None\n",
+    "child": "import pathlib, time\nfrom stretto import forks\n"
+    "def live():\n    forks.begin()\n    pathlib.Path('begun').touch()\n    while True:\n        time.sleep(0.01)\n",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    for name, text in {**MODULES, "starter": STARTER}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    running = []
+
+    def start(modules, thread):
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        environment = {**os.environ, "PYTHONPATH": path}
+        command = [sys.executable, "starter.py", modules, thread]
+        running.append(subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE))
+        assert running[-1].stdout.readline() == b"started\n"
+        until = time.monotonic() + 30
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < until, "it takes too long"
+            time.sleep(0.02)
+        return running[-1], descendants(running[-1].pid)
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("thread", ["main", "other"])
+@pytest.mark.parametrize("modules", ["endless", "helpless,endless", "json", "helpless"])
+def test_all_end_with_a_killed_starter(run, modules, thread):
+    """Also a server that imports: it used to look only when it was through."""
+    process, children = run(modules, thread)
+    assert len(children) >= 2  # the tracker of resources and the server
+    process.kill()
+    process.wait()
+    assert gone(children, 5), [Path(f"/proc/{pid}/cmdline").read_text() for pid in children if alive(pid)]
+
+
+def test_a_stopped_one_ends_too(run):
+    process, children = run("json", "main")
+    for pid in children[1:]:  # the tracker, which comes first, is Python's own
+        os.kill(pid, signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    assert gone(children, 5)
+
+
+def test_a_fork_ends_with_its_server(run):
+    process, children = run("helpless", "other")
+    os.kill(children[1], signal.SIGKILL)
+    assert gone(children[1:], 5)
+    assert process.poll() is None
