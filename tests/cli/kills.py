@@ -29,7 +29,9 @@ def survives(folder, method, *, steps, every, kills, rng, workers=2, nodes=1, se
     All nodes are this machine. Their launchers do not count restarts alike.
     """
     words = ["train", *SMALL, "--method", method, "--steps", str(steps), "--checkpoint-every", str(every), "--quiet"]
-    meet = [] if nodes == 1 else ["--nodes", str(nodes), "--rendezvous", f"127.0.0.1:{free_port()}"]
+    (folder / "secret").write_text("a secret for killed workers")
+    door = ["--rendezvous", f"127.0.0.1:{free_port()}", "--secret-file", str(folder / "secret")]
+    meet = [] if nodes == 1 else ["--nodes", str(nodes), *door]
     there = [*words, *meet, "--out", "run", "--workers", str(workers), "--restarts", str(kills * nodes)]
     commands = [start(there, folder) for _ in range(nodes)]
     until, made = time.monotonic() + seconds, 0

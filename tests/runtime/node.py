@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from stretto.runtime import membership
 from stretto.runtime.launch import Place, launch
+from stretto.runtime.signed import given_secret
 
 
 def work(folder):
@@ -30,4 +31,5 @@ def work(folder):
 
 if __name__ == "__main__":
     port, folder = sys.argv[1:]
-    launch(work, [Path(folder)], Place(workers=2, nodes=2, rendezvous=f"127.0.0.1:{port}", restarts=2))
+    place = Place(workers=2, nodes=2, rendezvous=f"127.0.0.1:{port}", restarts=2, secret=given_secret(None))
+    launch(work, [Path(folder)], place)

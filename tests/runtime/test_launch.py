@@ -24,8 +24,9 @@ def test_a_worker_killed_on_another_node_is_started_again(tmp_path):
 
     `cli/kills.py --nodes 2` trains so.
     """
+    environment = {**os.environ, "STRETTO_SECRET": "a secret of this test"}
     command = [sys.executable, NODE, str(free_port()), str(tmp_path)]
-    statuses, _ = ended([Forked(command, dict(os.environ)) for _ in range(2)], 90)
+    statuses, _ = ended([Forked(command, environment) for _ in range(2)], 90)
     assert statuses == [0, 0]
     assert {path.name: path.read_text() for path in tmp_path.glob("sum-*")} == {"sum-0": "4.0", "sum-1": "4.0"}
 

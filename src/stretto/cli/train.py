@@ -33,6 +33,7 @@ def train(
     restarts: Annotated[int, WHOLE] = 0,
     nodes: Annotated[int, WHOLE] = 1,
     rendezvous: str | None = None,
+    secret_file: Path | None = None,
 ) -> int:
     """Train a network once, under one method: every worker emulated in one process, or --workers N processes.
 
@@ -55,6 +56,9 @@ def train(
         Machines that the workers are spread over: start the same command on each of them. They share the folder.
     rendezvous
         Where they meet: HOST:PORT, a free port of one of them.
+    secret_file
+        File with the secret of the job, the same on all nodes; else it is in STRETTO_SECRET. Where none is given, the
+        first node makes one and prints it for the others.
     """
     if settings.workers is not None and not output.dry_run:
         forks.prepare()
@@ -70,7 +74,9 @@ def train(
     if processes > 1:
         settings = replace(settings, workers=settings.workers or processes)
     resolved = resolve(settings)
-    place = place_of(resolved, nodes=nodes, rendezvous=rendezvous, restarts=restarts, launched=processes > 1)
+    place = place_of(
+        resolved, nodes=nodes, rendezvous=rendezvous, secret_file=secret_file, restarts=restarts, launched=processes > 1
+    )
     with alone():
         prepared = prepare(resolved)
     if output.dry_run:
@@ -100,12 +106,24 @@ def train(
 
 
 def place_of(
-    settings: TrainSettings, *, nodes: int, rendezvous: str | None, restarts: int, launched: bool
+    settings: TrainSettings,
+    *,
+    nodes: int,
+    rendezvous: str | None,
+    secret_file: Path | None,
+    restarts: int,
+    launched: bool,
 ) -> "Place | None":
     """Where processes of the run's own go; None if it is to have none. Raises UsageError for what cannot be."""
     from stretto.runtime.launch import Place
+    from stretto.runtime.signed import given_secret
 
-    place = Place(workers=settings.workers or nodes, nodes=nodes, rendezvous=rendezvous, restarts=restarts)
+    if secret_file is not None and rendezvous is None:
+        raise UsageError(f"--secret-file {secret_file}: it is for nodes that meet; give --rendezvous HOST:PORT, too")
+    secret = None if rendezvous is None else given_secret(secret_file)
+    place = Place(
+        workers=settings.workers or nodes, nodes=nodes, rendezvous=rendezvous, restarts=restarts, secret=secret
+    )
     wanted = restarts > 0 or nodes > 1 or rendezvous is not None
     if wanted and launched:
         raise UsageError("another launcher has started this process: nodes, rendezvous and restarts are its business")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from torch.distributed.distributed_c10d import Store
 
 from stretto.errors import StrettoError
+from stretto.runtime.signed import ForgedError
 from stretto.runtime.status import here
 
 KEY = "failure"
@@ -105,7 +106,7 @@ class Failures:
         try:
             mine = f"{self._rank} {text}"
             return bytes(self._store.compare_set(KEY, "", mine)).decode() == mine
-        except RuntimeError:  # the store has gone with the process that held it
+        except (RuntimeError, ForgedError):  # the store has gone with the process that held it, or a stranger wrote
             return True
 
     def _published(self, seconds: float) -> str | None:

@@ -8,9 +8,9 @@ import signal
 import sys
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,13 +21,16 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from stretto import forks
 from stretto.errors import StrettoError, UsageError
 from stretto.runtime import loopback
+from stretto.runtime.door import parted
+from stretto.runtime.loopback import Loopback
+from stretto.runtime.meeting import Meeting
+from stretto.runtime.signed import VARIABLE, Secret
 from stretto.scratch import scratch
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
 LOUD = ("torch.distributed.elastic", "torch.multiprocessing.spawn")  # loggers of torch's launcher
-MEET = 900  # seconds for all nodes to come
+MEET = timedelta(minutes=15)  # for all nodes to come
 SAID = "TORCHELASTIC_ERROR_FILE"  # where a worker leaves what went wrong
-FRESH_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 GRACE = 2.0  # seconds that a worker which ends because of another lets that one end first: the first is heard
 OF_LAUNCHER = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE", "TORCHELASTIC_")  # names begin so
 
@@ -51,6 +54,7 @@ class Place:
     nodes: int = 1
     rendezvous: str | None = None  # "host:port", on the first machine; without it nobody listens but on the loopback
     restarts: int = 0
+    secret: Secret | None = None  # of the job, the same on all nodes; without it the first makes one and says it
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("restarts", 0)):
@@ -60,9 +64,14 @@ class Place:
             raise UsageError(f"workers={self.workers} on nodes={self.nodes}: each node takes as many as any other")
         if self.nodes > 1 and self.rendezvous is None:
             raise UsageError(f"nodes={self.nodes}: say where they meet, --rendezvous HOST:PORT on one of them")
-        host, _, port = (self.rendezvous or "localhost:0").rpartition(":")
-        if not (host and port.isdigit()):
-            raise UsageError(f"rendezvous={self.rendezvous!r}: write it as HOST:PORT")
+        if self.rendezvous is not None:
+            parted(self.rendezvous)
+
+    def handler(self) -> Loopback | Meeting:
+        """How its launchers meet each other and their workers. Raises UsageError if they cannot."""
+        if self.rendezvous is None:
+            return Loopback(Secret.new(), MEET)
+        return Meeting(self.rendezvous, self.nodes, self.secret, MEET)
 
 
 def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) -> None:
@@ -74,15 +83,15 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) ->
     are passed on to the workers, and raise KeyboardInterrupt once they have ended.
     """
     loopback.register()
-    with scratch() as folder, silent(), handlers_kept(), fresh_stores():
+    handler = place.handler()
+    with scratch() as folder, silent(), handlers_kept():
         config = LaunchConfig(
             min_nodes=place.nodes,
             max_nodes=place.nodes,
             nproc_per_node=place.workers // place.nodes,
-            run_id="stretto" if place.rendezvous else uuid.uuid4().hex,
-            rdzv_backend="c10d" if place.rendezvous else loopback.NAME,
-            rdzv_endpoint=place.rendezvous or "",
-            rdzv_configs={"timeout": MEET},
+            run_id=handler.get_run_id(),
+            rdzv_backend=loopback.NAME,
+            rdzv_configs={loopback.HANDLER: handler},
             max_restarts=place.restarts,
             logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
             signals_to_handle=",".join(SIGNALS),
@@ -90,12 +99,14 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) ->
         )
         forks.prepare()
         try:
-            elastic_launch(config, begin)(dict(os.environ), work, *arguments)
+            elastic_launch(config, begin)({**os.environ, VARIABLE: handler.secret.text}, work, *arguments)
         except ChildFailedError as error:
             first = min(error.failures.items(), key=lambda item: item[1].timestamp)
             raise reason(*first) from None
         except SignalException as error:
             raise KeyboardInterrupt from error
+        finally:
+            handler.shutdown()  # torch does so unless a signal has come
 
 
 def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
@@ -155,23 +166,6 @@ def handlers_kept() -> Iterator[None]:
         os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)  # torch's launcher sets it
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
-
-
-@contextlib.contextmanager
-def fresh_stores() -> Iterator[None]:
-    """Give each attempt of a job on several machines a store of its own.
-
-    torch (2.13) otherwise keeps one for all, in which workers that are started again find the addresses of the dead.
-    """
-    before = os.environ.get(FRESH_STORES)
-    os.environ[FRESH_STORES] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[FRESH_STORES]
-        else:
-            os.environ[FRESH_STORES] = before
 
 
 def reason(rank: int, failure: ProcessFailure) -> WorkerFailedError:

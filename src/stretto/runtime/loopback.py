@@ -1,12 +1,14 @@
 """How the launcher of a single machine meets its workers: a store that listens on the loopback interface only.
 
-torch's own rendezvous listens on every interface, where others can write into it.
+torch's own rendezvous listens on every interface, where others can write into it. Other users of this machine reach the
+loopback, too: values are signed, with a secret that the launcher hands to its workers.
 """
 
 import socket
+import uuid
 from datetime import timedelta
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined] # mypy does not see that it exports them
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -15,7 +17,11 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-NAME = "stretto-loopback"
+from stretto.runtime.door import hosted
+from stretto.runtime.signed import Secret, of_round
+
+NAME = "stretto"
+HANDLER = "handler"  # the parameter of torch's launcher that has it
 ADDRESS = "127.0.0.1"
 
 
@@ -24,26 +30,20 @@ class Loopback(RendezvousHandler):
 
     use_agent_store = True
 
-    def __init__(self, run_id: str, timeout: timedelta) -> None:
-        self._run_id, self._timeout = run_id, timeout
+    def __init__(self, secret: Secret, timeout: timedelta) -> None:
+        self.secret, self._timeout = secret, timeout
+        self._run_id = uuid.uuid4().hex
         self._store: Store | None = None
         self._closed = False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """A new store, and this node as the first of one."""
+        self._store = None  # the former one gives its port back
+        self._run_id = uuid.uuid4().hex
         with socket.socket() as listener:
             listener.bind((ADDRESS, 0))
-            listener.listen()
             port = listener.getsockname()[1]
-            self._store = None  # the former one gives its port back
-            self._store = TCPStore(
-                ADDRESS,
-                port,
-                is_master=True,
-                timeout=self._timeout,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
+            self._store = of_round(hosted(listener, self._timeout), self.secret, self._run_id)
         return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(ADDRESS, port))
 
     def get_backend(self) -> str:
@@ -51,7 +51,7 @@ class Loopback(RendezvousHandler):
         return NAME
 
     def get_run_id(self) -> str:
-        """The job's."""
+        """The round's: nothing that was signed for another is of use."""
         return self._run_id
 
     def is_closed(self) -> bool:
@@ -74,9 +74,11 @@ class Loopback(RendezvousHandler):
 
 def make(parameters: RendezvousParameters) -> RendezvousHandler:
     """For torch's registry."""
-    return Loopback(parameters.run_id, timedelta(seconds=parameters.get_as_int("timeout", 60) or 60))
+    handler = parameters.get(HANDLER)
+    assert isinstance(handler, RendezvousHandler)
+    return handler
 
 
 def register() -> None:
-    """Make it known to torch's launcher; once more does no harm."""
+    """Make our handlers known to torch's launcher; once more does no harm."""
     rendezvous_handler_registry.register(NAME, make)

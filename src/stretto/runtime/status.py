@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from stretto.runtime.signed import ForgedError
 from stretto.schedule import Action
 
 PATIENCE = 30.0  # seconds until a wait is worth a word
@@ -85,8 +86,11 @@ class Watchman(threading.Thread):
 
     def run(self) -> None:
         """Until `end` is called, or the store has gone: then the job has ended."""
-        with contextlib.suppress(DistError):
-            self._watch()
+        try:
+            with contextlib.suppress(DistError):
+                self._watch()
+        except ForgedError as error:
+            self.say(f"{error}")
 
     def _watch(self) -> None:
         next_word = self.patience

@@ -17,7 +17,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from stretto.errors import UsageError
+from stretto.runtime.door import Door, knock
 from stretto.runtime.packing import as_tensor, as_text
+from stretto.runtime.signed import VARIABLE, Secret, of_round
 
 TIMEOUT = timedelta(minutes=10)
 ADDRESS_OF = 0x8915  # SIOCGIFADDR
@@ -32,6 +34,7 @@ class World:
     size: int
     local_rank: int
     store: Store | None
+    origin: Store | None = None  # what it is a part of: torch keeps no reference to a store that is made in Python
 
     def group(self, timeout: float) -> dist.ProcessGroup:
         """A new group of all processes, with messages of its own; a collective. `timeout` is in seconds."""
@@ -59,15 +62,30 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
         raise UsageError(f"WORLD_SIZE={size}, but RANK is not set: start it with torchrun --nproc-per-node {size}")
     os.environ.update({key: given[key] for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if key in given})
     choose_interface(given)
-    store, rank, number = next(rendezvous("env://", timeout=TIMEOUT))
-    store.set_timeout(TIMEOUT)
+    origin, rank, number = met(given)
     # torchrun's store outlives the processes that it starts again, and still has the addresses of the former ones.
     # Machines do not count restarts alike: there a launcher has to give each attempt a store of its own.
     attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine(given) else "any"
-    store = PrefixStore(f"attempt {attempt}", store)
+    store = PrefixStore(f"attempt {attempt}", origin)
     # Several backends: collectives of a user's own on CUDA tensors work too.
     dist.init_process_group(store=PrefixStore("default", store), rank=rank, world_size=number, timeout=TIMEOUT)
-    return World(rank, number, local_rank(given), PrefixStore("stretto", store))
+    return World(rank, number, local_rank(given), PrefixStore("stretto", store), origin)
+
+
+def met(given: Mapping[str, str]) -> tuple[Store, int, int]:
+    """The store where the processes of this job meet, this one's rank, and how many they are.
+
+    Where the job has a secret, only what is signed with it counts.
+    """
+    text = given.get(VARIABLE, "").strip()
+    if text and given.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        door = Door(given["MASTER_ADDR"], int(given["MASTER_PORT"]))
+        reached: tuple[Store, int, int] = knock(door, TIMEOUT), int(given["RANK"]), int(given["WORLD_SIZE"])
+    else:
+        reached = next(rendezvous("env://", timeout=TIMEOUT))
+    store, rank, number = reached
+    store.set_timeout(TIMEOUT)
+    return of_round(store, Secret(text), given.get("TORCHELASTIC_RUN_ID", "none")) if text else store, rank, number
 
 
 def place_in_job(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
