@@ -13,6 +13,12 @@ settings.register_profile("stretto", deadline=None, derandomize=True, database=N
 settings.load_profile("stretto")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Nobody's own: tests and the processes that they start neither read nor write the user's cache folder."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of one megabyte, where one may be mounted."""

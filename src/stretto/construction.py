@@ -74,6 +74,7 @@ class Construction:
             raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
         workers = of.team.workers(workers, num_stages)
         of.team.agree(self._description(num_stages), of.device)
+        of.team.calibrate(of.sync)
         known = self._build(given, of.method.homes(num_stages, workers))
         self._agreement = of.sync.agreement if of.mesh.data > 1 or of.sync.agreement != "A" else None
         self.merges = self._agreement not in (None, "A")

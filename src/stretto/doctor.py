@@ -123,6 +123,18 @@ def report() -> str:
     return f"altair {altair.__version__}, vl-convert {version('vl-convert-python')}"
 
 
+def all_reduce() -> str:
+    """Name the measurements by which replicas' all-reduces choose their algorithm."""
+    from stretto.collectives.kept import kept, missing, read_kept
+
+    if not kept():
+        raise AbsentError(f"all-reduce(algorithm=auto) goes by built-in constants: {missing()}, N replicas")
+    for file in kept().values():
+        read_kept(file)
+    files = ", ".join(f"{file} ({processes} processes)" for (processes, _), file in kept().items())
+    return f"all-reduce(algorithm=auto) goes by {files}"
+
+
 def disk() -> str:
     """Write a file here, and see how much room there is."""
     with tempfile.TemporaryFile(dir=Path.cwd()) as file:
@@ -138,6 +150,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "emulation": emulation,
     "data: digits": digits,
     "data: pydoc": pydoc,
+    "all-reduce": all_reduce,
     "report": report,
     "disk": disk,
 }

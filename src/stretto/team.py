@@ -99,6 +99,10 @@ class Team(ABC):
         """Raise UsageError if the processes are about to train different things; `device` is this one's."""
 
     @abstractmethod
+    def calibrate(self, sync: Sync) -> None:
+        """Find what `all-reduce(algorithm=auto)` goes by. Raises UsageError for a file that is no calibration."""
+
+    @abstractmethod
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
         """What each stage gives for one example; shapes and types are right everywhere, numbers where a stage lives."""
 
@@ -215,6 +219,13 @@ class Solo(Team):
 
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
         """Nobody is asked."""
+
+    def calibrate(self, sync: Sync) -> None:
+        """No messages travel; but a file that is named must be one."""
+        if isinstance(sync, AllReduce) and sync.calibration is not None and not _alone.get():
+            from stretto.collectives import Calibration
+
+            Calibration.read(sync.calibration)
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
         """One stage after the other."""

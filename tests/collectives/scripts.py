@@ -1,5 +1,7 @@
 """What the processes of tests/laws/test_all_reduce.py do."""
 
+import io
+import logging
 import os
 import time
 from datetime import timedelta
@@ -148,3 +150,56 @@ def mistakes():
     attempt("mismatch", torch.ones(4 + rank), short)
     told["seconds"] = time.monotonic() - begin
     return told
+
+
+def trainer(sync):
+    """Two replicas of two stages; on processes each of the four has one."""
+    torch.manual_seed(0)
+    stages = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)]
+    return stretto.Trainer(
+        stages, torch.nn.functional.cross_entropy, lambda params: torch.optim.SGD(params, lr=0.1),
+        "1f1b(microbatches=2)", mesh=stretto.Mesh(data=2), sync=sync,
+    )  # fmt: skip
+
+
+def chosen_by(sync):
+    """The algorithms that gradients were added up by in a step, and what was logged."""
+    names, said, plan = set(), io.StringIO(), reduce.program_of
+
+    def spy(algorithm, *rest):
+        names.add(algorithm)
+        return plan(algorithm, *rest)
+
+    logger, handler = logging.getLogger("stretto"), logging.StreamHandler(said)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    reduce.program_of = spy
+    try:
+        made = trainer(sync)
+        made.step(torch.ones(8, 8), torch.arange(8) % 4)
+        made.flush()
+    finally:
+        reduce.program_of = plan
+        logger.removeHandler(handler)
+    return sorted(names), said.getvalue().strip()
+
+
+def what_auto_chose(folder):
+    """With a cache folder of each process's own; with none on the first; with a file named that only the first has."""
+    rank = int(os.environ["RANK"])
+    os.environ["XDG_CACHE_HOME"] = f"{folder}/{rank}"
+    by_own = chosen_by("all-reduce(algorithm=auto)")
+    os.environ["XDG_CACHE_HOME"] = f"{folder}/{'nothing' if rank == 0 else 3}"
+    by_none = chosen_by("all-reduce(algorithm=auto)")
+    os.chdir(f"{folder}/{rank}")
+    return by_own, by_none, chosen_by("all-reduce(algorithm=auto, calibration='named.toml')")
+
+
+def refused(folder, sync):
+    """What a Trainer raises where the cache folder is one that only the first process has."""
+    os.environ["XDG_CACHE_HOME"] = f"{folder}/{os.environ['RANK']}"
+    try:
+        trainer(sync)
+    except (stretto.UsageError, SystemExit) as error:  # the first error is the job's, and ends the other processes
+        return type(error).__name__, str(error)
+    return None

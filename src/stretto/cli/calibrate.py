@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.cli.output import FLAG, aligned, print_json, write, writing_to
 from stretto.cli.progress import progress
+from stretto.errors import UsageError
 from stretto.words import WHOLE, WHOLES
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ def calibrate(
     per_node
         With --collectives, how many consecutive processes the hierarchical algorithm takes for one node.
     out
-        TOML file for the result, cluster.toml unless said otherwise. With --collectives nothing is written unless it
-        is given, for all_reduce(..., algorithm="auto", calibration=Calibration.read(FILE)).
+        TOML file for the result, cluster.toml unless said otherwise. With --collectives the result is kept in the
+        user's cache folder, where all-reduce(algorithm=auto) finds it, and written to this file if it is given.
     json
         Print one JSON object on stdout, nothing else.
     quiet
@@ -72,8 +73,6 @@ def calibrate(
 
 def only_with_collectives(sizes: Sequence[int], per_node: int | None) -> None:
     """Refuse options that would have no meaning."""
-    from stretto.errors import UsageError
-
     for name, given in (("sizes", sizes != SIZES), ("per_node", per_node is not None)):
         if given:
             raise UsageError(f"{name} is for --collectives: add it, or leave {name} out")
@@ -162,25 +161,39 @@ def all_reduces(
 
 
 def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, quiet: bool) -> None:
-    """Write what was measured of all-reduces, and say it."""
+    """Write what was measured of all-reduces, and say it. Raises UsageError if it is neither written nor kept."""
     from stretto.collectives.comparison import compared
 
     rows = compared(result)
     if out is not None:
         write(out, result.to_toml())
+    file, trouble = keep(result)
+    if file is None and out is None:
+        raise UsageError(f"{trouble}: give --out FILE, and name it in all-reduce(algorithm=auto, calibration='FILE')")
     if json:
         told = result.to_dict() | {"all_reduce": [row.to_json() for row in rows], "fastest": fastest(result)}
-        print_json(told | {"out": None if out is None else str(out)})
+        print_json(told | {"out": out and str(out), "kept": file and str(file)})
     elif not quiet:
         print(in_words(result, rows))
         if out is not None:
             print(f"written to {out}")
+        print(f"kept in {file}, where all-reduce(algorithm=auto) finds it" if file else trouble)
+
+
+def keep(result: "Calibration") -> tuple[Path | None, str]:
+    """Keep it for this user on this machine: the file, or None and what is in the way."""
+    from stretto.collectives.kept import keep as write_down
+
+    try:
+        file = write_down(result)
+    except OSError as error:
+        return None, f"cannot keep it in {error.filename}: {error.strerror}"
+    return file, "it cannot be kept, as this user has no home folder" if file is None else ""
 
 
 def check(sizes: Sequence[int], per_node: int | None, workers: int | None, launched: int) -> None:
     """Raise UsageError for what cannot be measured."""
     from stretto.collectives.library.hierarchical import nodes_of
-    from stretto.errors import UsageError
 
     number = launched if launched > 1 else workers
     if launched > 1 and workers not in (None, launched):

@@ -85,6 +85,8 @@ def train(
         return 0
     if resolved.mesh != Mesh() and rank == 0:
         output.say(prepared.trainer.placement.describe(prepared.trainer.schedule.worker_of))
+        if nodes == 1:  # else the first worker's machine decides, and its log tells
+            tell_algorithm(prepared, output)
     folder = output.out or default_folder(resolved)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
     if claim(folder, resolved, resume=resume):
@@ -103,6 +105,20 @@ def train(
     else:
         output.say("\n".join(f"{key:<17} {value}" for key, value in result.items() if value is not None))
     return 0
+
+
+def tell_algorithm(prepared: "Prepared", output: Output) -> None:
+    """Say what all-reduce(algorithm=auto) goes by, on processes."""
+    from stretto.sync import AllReduce
+
+    sync, replicas = prepared.trainer.sync, prepared.trainer.mesh.data
+    if not isinstance(sync, AllReduce) or sync.algorithm != "auto" or prepared.settings.workers is None:
+        return
+    from stretto.collectives.kept import basis
+    from stretto.runtime.world import machines_of
+
+    ranks = prepared.trainer.placement.replicas_of(0)
+    output.say(f"{sync} goes by {basis(replicas, machines_of(ranks), sync.calibration).words}")
 
 
 def place_of(

@@ -15,6 +15,8 @@ from stretto.errors import UsageError
 
 NOMINAL = Link(latency=1e-4, seconds_per_byte=1e-9, reduction_seconds_per_byte=2e-10)  # processes of one machine
 ITEM = 4  # bytes of an element, where only bytes are known
+FOREVER = 1e9  # seconds that nobody has measured
+RATES = ("latency", "seconds_per_byte", "reduction_seconds_per_byte")
 
 
 @dataclass(frozen=True)
@@ -34,39 +36,73 @@ class Measured:
 class Calibration:
     """alpha, beta, gamma as fitted, and times as measured among so many workers, by size.
 
-    `per_node` is what the hierarchical algorithm took for a node.
+    `per_node` is what the hierarchical algorithm took for a node. `machines` is how many the workers were on, `host`
+    the name of the first; "" where it is not known. Raises UsageError for numbers that nobody can have measured.
     """
 
     workers: int
     per_node: int
     link: Link
     measured: tuple[Measured, ...]
+    machines: int = 1
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        if not (is_count(self.workers) and self.workers > 1 and is_count(self.machines)):
+            raise UsageError(
+                f"workers={self.workers!r}, machines={self.machines!r}: two workers or more, on one or more"
+            )
+        if not is_count(self.per_node) or self.workers % self.per_node:
+            raise UsageError(f"per_node={self.per_node!r}: {self.workers} workers do not divide into such nodes")
+        if not isinstance(self.host, str):
+            raise UsageError(f"host={self.host!r}: the name of a machine belongs here")
+        check_seconds({key: getattr(self.link, key) for key in RATES})
+        if not self.measured:
+            raise UsageError("all_reduce is empty: nothing has been measured")
+        for row in self.measured:
+            check_seconds(row.seconds)
+            if not is_count(row.bytes) or not ALGORITHMS.keys() & row.seconds.keys():
+                raise UsageError(
+                    f"all_reduce of bytes={row.bytes!r} has times of {[*row.seconds]}: none is an algorithm"
+                )
 
     @classmethod
     def read(cls, file: str | Path) -> "Calibration":
         """What `stretto calibrate --collectives --out FILE` wrote. Raises UsageError if it is something else."""
+        remedy = f"write one with stretto calibrate --collectives --workers N --out {file}"
         try:
-            return cls.of(tomllib.loads(Path(file).read_text(encoding="utf-8")))
+            content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
         except OSError as error:
-            raise UsageError(f"no calibration in {file}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{file} is no calibration ({error}): write one with stretto calibrate --collectives --out {file}"
-            ) from error
+            raise UsageError(f"no calibration in {file}: {error.strerror}; {remedy}") from error
+        except ValueError as error:
+            raise UsageError(f"{file} is no calibration (no TOML: {error}): {remedy}") from error
+        if "devices" in content:
+            raise UsageError(f"{file} is no calibration (but a cluster, which stretto plan takes): {remedy}")
+        try:
+            return cls.of(content)
+        except UsageError as error:
+            raise UsageError(f"{file} is no calibration ({error}): {remedy}") from None
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Calibration":
-        """From what `to_dict` gave."""
-        rows = tuple(Measured(row["bytes"], dict(row["seconds"])) for row in content["all_reduce"])
-        keys = ("latency", "seconds_per_byte", "reduction_seconds_per_byte")
-        link = Link(**{key: float(content[key]) for key in keys})
-        return cls(workers=content["workers"], per_node=content["per_node"], link=link, measured=rows)
+        """From what `to_dict` gave. Raises UsageError if it is something else."""
+        try:
+            rows = tuple(Measured(row["bytes"], dict(row["seconds"])) for row in content["all_reduce"])
+            link = Link(**{key: content[key] for key in RATES})
+            whose = {key: content[key] for key in ("machines", "host") if key in content}
+            return cls(workers=content["workers"], per_node=content["per_node"], link=link, measured=rows, **whose)
+        except KeyError as error:
+            raise UsageError(f"{error.args[0]} is missing") from error
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"all_reduce is no list of tables with bytes and seconds ({error})") from error
 
     def to_dict(self) -> dict[str, Any]:
         """As TOML or JSON take it."""
         return {
             "workers": self.workers,
             "per_node": self.per_node,
+            "machines": self.machines,
+            "host": self.host,
             "latency": self.link.latency,
             "seconds_per_byte": self.link.seconds_per_byte,
             "reduction_seconds_per_byte": self.link.reduction_seconds_per_byte,
@@ -87,6 +123,18 @@ class Calibration:
             return cheapest(self.link, size, num_bytes)
         wanted = math.log(max(num_bytes, 1))
         return min(self.measured, key=lambda row: abs(math.log(max(row.bytes, 1)) - wanted)).fastest
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number of at least 1; True is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def check_seconds(times: Mapping[str, Any]) -> None:
+    """Refuse what is no time."""
+    for key, value in times.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < FOREVER:
+            raise UsageError(f"{key}={value!r}: seconds, a number of at least 0, belong here")
 
 
 def cheapest(link: Link, size: int, num_bytes: int) -> str:

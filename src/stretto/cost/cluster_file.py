@@ -1,7 +1,5 @@
 """Clusters as TOML: files, and those that come with Stretto. Every mistake names file, key, value and remedy."""
 
-import os
-import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
@@ -11,6 +9,7 @@ from typing import Any, TypeVar
 
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.errors import UsageError, nearest
+from stretto.folders import write_whole
 
 T = TypeVar("T")
 HOME = files("stretto.cost") / "clusters"
@@ -45,16 +44,7 @@ def read_cluster(file: Path) -> Cluster:
 
 def write_cluster(cluster: Cluster, file: Path) -> None:
     """Write what `read_cluster` reads; the file is there whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(to_toml(cluster))
-        Path(scratch).chmod(0o644)
-        Path(scratch).replace(file)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
+    write_whole(file, to_toml(cluster))
 
 
 def to_toml(cluster: Cluster) -> str:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from stretto.collectives import CollectiveError, all_reduce
+from stretto.collectives import Calibration, CollectiveError, all_reduce
 from stretto.flat import buckets, joined, split_like
 from stretto.runtime.failure import PeerLostError
 from stretto.runtime.status import Status
@@ -39,13 +39,17 @@ class Fellowship(NamedTuple):
 
 
 class Comrades(Peers):
-    """One stage's copies, each in a process of its own. All of them come to the same sum, to the last bit."""
+    """One stage's copies, each in a process of its own. All of them come to the same sum, to the last bit.
 
-    def __init__(self, fellowship: Fellowship, sync: Sync) -> None:
+    `calibration` is what the algorithm `auto` goes by, the same on all of them; None for built-in constants.
+    """
+
+    def __init__(self, fellowship: Fellowship, sync: Sync, calibration: Calibration | None = None) -> None:
         super().__init__(len(fellowship.ranks))
         self._fellowship = fellowship
         self._group = fellowship.group
         self._algorithm = sync.algorithm if isinstance(sync, AllReduce) else None
+        self._calibration = calibration
         self._hook = hook_of(sync, self._group)
 
     def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
@@ -73,7 +77,7 @@ class Comrades(Peers):
         if self._algorithm is None:
             dist.all_reduce(flat, group=self._group)
         else:
-            all_reduce(flat, self._group, self._algorithm)
+            all_reduce(flat, self._group, self._algorithm, calibration=self._calibration)
         return flat
 
     def _through_hook(self, bucket: "Bucket") -> Tensor:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 from stretto import checkpoint
 from stretto.batch import inputs_on, target_on
 from stretto.checkpoint import Manifest
+from stretto.collectives import Calibration
+from stretto.collectives.kept import Basis, basis
+from stretto.collectives.reduce import AUTO
 from stretto.elsewhere import Elsewhere
 from stretto.emulate.meeting import Meeting
 from stretto.emulate.servers import LocalServers
@@ -40,7 +44,7 @@ from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
 from stretto.runtime.servers import Post, RemoteServers, Sums
 from stretto.runtime.worker import Worker
-from stretto.runtime.world import agree, group_of
+from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.shards import release
 from stretto.stage import Loss, Stage
@@ -53,6 +57,7 @@ from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
 from stretto.within import Within
 
+LOGGER = logging.getLogger("stretto")
 DEPTH = 4  # values that may wait outside a schedule
 FIRST_TAG = 1  # 0 is for what workers say outside a schedule
 
@@ -76,6 +81,7 @@ class Ranks(Team):
         self._inboxes: dict[int, Inbox] = {}
         self._home_of: Mapping[int, int] = {}  # the worker of each stage
         self._sharded = False  # whether replicas have shares of the weights
+        self._calibration: Calibration | None = None
 
     can_retry = False
 
@@ -166,7 +172,7 @@ class Ranks(Team):
         if isinstance(sync, ParameterServer):
             self._servers = self._servers or self._serve(sync)
             return self._servers
-        return Meeting(1) if self._fellowship is None else Comrades(self._fellowship, sync)
+        return Meeting(1) if self._fellowship is None else Comrades(self._fellowship, sync, self._calibration)
 
     def _serve(self, sync: ParameterServer) -> LocalServers | RemoteServers:
         if self._fellowship is None:
@@ -267,6 +273,27 @@ class Ranks(Team):
         with reaching((self.rank + 1) % self.size):
             agree(self.group, description)
             self._meet(device)
+
+    def calibrate(self, sync: Sync) -> None:
+        """What the first process finds counts for all: with other tables they would choose other algorithms."""
+        if self._fellowship is None or not isinstance(sync, AllReduce) or sync.algorithm != AUTO:
+            return
+        mine: dict[str, Any] = {}
+        if self.is_first:
+            ranks = self._fellowship.ranks
+            try:
+                mine = basis(len(ranks), machines_of(ranks), sync.calibration).to_json()
+            except UsageError as error:
+                mine = {"error": str(error)}
+        with reaching(0 if self.rank else 1):
+            told = json.loads(told_by_first(self.group, json.dumps(mine).encode()))
+        if "error" in told:
+            raise UsageError(f"{sync}: {told['error']}")
+        found = Basis.of_json(told)
+        self._calibration = found.calibration
+        if self.is_first:
+            level = logging.WARNING if found.calibration is None else logging.INFO
+            LOGGER.log(level, "%s goes by %s", sync, found.words)
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
         """Each stage where it lives; then everybody is told the shapes."""

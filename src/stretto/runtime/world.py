@@ -175,6 +175,13 @@ def local_rank(given: Mapping[str, str]) -> int:
     return whole("LOCAL_RANK", given) or 0
 
 
+def machines_of(ranks: Iterable[int], environment: Mapping[str, str] | None = None) -> int:
+    """How many machines some processes are on, as far as the launcher says; 1 where it does not."""
+    given = dict(os.environ) if environment is None else environment
+    each = whole("LOCAL_WORLD_SIZE", given)
+    return len({rank // each for rank in ranks}) if each else 1
+
+
 def default_store() -> Store | None:
     """The store of a process group that somebody else has made; None if torch does not tell."""
     find = getattr(dist.distributed_c10d, "_get_default_store", None)
@@ -196,6 +203,15 @@ def told_by_all(group: dist.ProcessGroup, mine: bytes) -> list[bytes]:
     told = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(told, own, group=group)
     return [as_text(each) for each in told]
+
+
+def told_by_first(group: dist.ProcessGroup, mine: bytes) -> bytes:
+    """What the first process of a group says, on all of them; what the others have is not looked at; a collective."""
+    length = torch.tensor([len(mine)])
+    dist.broadcast(length, group_src=0, group=group)
+    text = as_tensor(mine) if dist.get_rank(group) == 0 else torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(text, group_src=0, group=group)
+    return as_text(text)
 
 
 def agree(group: dist.ProcessGroup, mine: Mapping[str, Any]) -> None:

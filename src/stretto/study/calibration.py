@@ -17,13 +17,18 @@ Result = dict[str, Any]
 
 def collectives(tell: Tell, *, sizes: list[int], per_node: int | None) -> Result:
     """A `collectives.Calibration`, as `to_dict` gives it."""
+    from dataclasses import replace
+
     import torch.distributed as dist
 
+    from stretto.collectives.kept import host
     from stretto.collectives.measure import measure
+    from stretto.runtime.world import machines_of
 
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup), "whoever calls this has seen several processes"
-    return measure(group, sizes, per_node=per_node, tell=tell).to_dict()
+    found = measure(group, sizes, per_node=per_node, tell=tell)
+    return replace(found, machines=machines_of(range(group.size())), host=host()).to_dict()
 
 
 def machine(tell: Tell, *, quick: bool, load: float) -> Result:

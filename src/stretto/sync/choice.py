@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from stretto.errors import UsageError, nearest
 from stretto.methods.method import Method
-from stretto.methods.table import parse
+from stretto.methods.table import WORDS, parse
 from stretto.schedule.replicas import Agreement
 from stretto.sync.order import Order
 
@@ -21,7 +21,7 @@ class Sync:
 
     def __str__(self) -> str:
         given = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        told = ", ".join(f"{key}={value}" for key, value in given if value is not None)
+        told = ", ".join(f"{key}={written(value)}" for key, value in given if value is not None)
         return f"{self.name}({told})" if told else self.name
 
     def check(self, method: Method, precision: str | None) -> None:
@@ -45,13 +45,16 @@ class AllReduce(Sync):
 
     The sum is the gradient of the whole minibatch, however its examples are dealt out. `hook` compresses gradients on
     their way, as torch's communication hooks of that name do: bf16, fp16, powersgd (Vogels et al. 2019). `algorithm`
-    is one of `stretto.collectives.all_reduce`; by default torch's own.
+    is one of `stretto.collectives.all_reduce`; by default torch's own. "auto" takes for each message the one that was
+    fastest on this machine when `stretto calibrate --collectives` measured it, or was in the file `calibration`; where
+    nothing has been measured, built-in constants decide. What the first process finds counts for all of them.
     """
 
     name: ClassVar[str] = "all-reduce"
     agreement: ClassVar[Agreement] = "A"
     hook: str | None = None
     algorithm: str | None = None
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
         if self.hook is not None and self.hook not in HOOKS:
@@ -60,6 +63,13 @@ class AllReduce(Sync):
             check_algorithm(self.algorithm)
         if self.hook is not None and self.algorithm is not None:
             raise UsageError(f"all-reduce: hook={self.hook} reduces with torch's own algorithm: leave algorithm= out")
+        if self.calibration is not None and not isinstance(self.calibration, str):
+            raise UsageError(f"all-reduce: calibration={self.calibration!r}: give the path of a file, as text")
+        if self.calibration is not None and self.algorithm != "auto":
+            raise UsageError(
+                f"all-reduce: calibration={self.calibration!r} is for algorithm='auto', which goes by it: add it, or "
+                "leave calibration= out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +222,7 @@ def find(sync: str | Sync) -> Sync:
         return sync
     if not isinstance(sync, str):
         raise UsageError(f"sync={sync!r}: give a name, such as 'all-reduce', or stretto.LocalSGD(every=8)")
-    bare, options = parse(sync)
+    bare, options = parse(sync, "sync")
     if bare not in CHOICES:
         raise UsageError(f"unknown sync {bare!r}: {nearest(bare, CHOICES)}")
     known = [field.name for field in fields(CHOICES[bare])]
@@ -220,6 +230,12 @@ def find(sync: str | Sync) -> Sync:
         if key not in known:
             raise UsageError(f"sync {bare!r} has no option {key!r}: {nearest(key, known)}")
     return CHOICES[bare](**options)
+
+
+def written(value: Any) -> str:
+    """An option's value as `find` reads it again: in quotes if it is text that would be no word there."""
+    is_word = isinstance(value, str) and value.replace("-", "_").isidentifier() and value.lower() not in WORDS
+    return repr(value) if isinstance(value, str) and not is_word else str(value)
 
 
 def check_algorithm(name: str) -> None:
