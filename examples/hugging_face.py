@@ -6,7 +6,6 @@ python examples/hugging_face.py, or on three processes: torchrun --nproc-per-nod
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import stretto
@@ -22,7 +21,7 @@ model = GPT2LMHeadModel(config)
 stages = stretto.split(model, 3, example=text.train.x[:16])  # embedding, blocks and head are found; weights stay tied
 trainer = stretto.Trainer(
     stages,
-    loss=lambda logits, target: nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten()),
+    loss=stretto.losses.token_cross_entropy,  # over all tokens; a target of -100 does not count
     optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3, betas=(0.9, 0.95)),
     scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50),
     clip=0.5,

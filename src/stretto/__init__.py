@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
-    from stretto import collectives, parallel
+    from stretto import collectives, losses, parallel
     from stretto.heads import LocalLoss
     from stretto.landscape.cosine import alignment
     from stretto.landscape.noise import noise_scale
     from stretto.landscape.probes import probes
     from stretto.landscape.sharpness import sharpness
+    from stretto.losses.value import mean
     from stretto.mesh import Mesh
     from stretto.methods import Method, method
     from stretto.norms import group_norm
@@ -47,6 +48,8 @@ __all__ = [
     "alignment",
     "collectives",
     "group_norm",
+    "losses",
+    "mean",
     "method",
     "noise_scale",
     "parallel",
@@ -68,6 +71,7 @@ _HOMES = {
     "Trainer": "stretto.trainer",
     "alignment": "stretto.landscape.cosine",
     "group_norm": "stretto.norms",
+    "mean": "stretto.losses.value",
     "method": "stretto.methods",
     "noise_scale": "stretto.landscape.noise",
     "probes": "stretto.landscape.probes",
@@ -75,7 +79,7 @@ _HOMES = {
     "sharpness": "stretto.landscape.sharpness",
     "split": "stretto.splitting",
 }
-_PARTS = ("collectives", "parallel")  # modules that are asked for by their own name
+_PARTS = ("collectives", "losses", "parallel")  # modules that are asked for by their own name
 
 
 def __getattr__(name: str) -> Any:

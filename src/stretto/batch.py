@@ -54,3 +54,10 @@ def first_size(value: Any) -> int:
     if isinstance(value, Tensor):
         return int(value.shape[0])
     return first_size(value[0]) if isinstance(value, tuple | list) and value else 0
+
+
+def entries(value: Any, examples: int) -> int:
+    """How many entries a batch's first tensor has, which is about what a loss counts; `examples` without a tensor."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    return entries(value[0], examples) if isinstance(value, tuple | list) and value else examples

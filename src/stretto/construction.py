@@ -19,6 +19,7 @@ from stretto.heads import LocalLoss
 from stretto.heads import build as build_head
 from stretto.heads.head import Network
 from stretto.heads.solo import readings
+from stretto.losses import Loss
 from stretto.mesh import Mesh, Placement
 from stretto.methods import Method
 from stretto.parts import StageLike, build_stage, check_heads, check_sharing, check_stage, wake
@@ -26,7 +27,7 @@ from stretto.phase import Phase
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.seeding import derive
-from stretto.stage import Loss, Practice
+from stretto.stage import Practice
 from stretto.sync import FullyShard, ParameterServer, Sync
 from stretto.team import Plan, Team
 from stretto.trace import example_for_linear

@@ -1,12 +1,14 @@
 """From a minibatch to what is loaded of each micro-batch: every replica's part of it, and how much its loss counts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from stretto.batch import as_tuple, cut, first_size, inputs_on, target_on
+from stretto.batch import as_tuple, cut, entries, first_size, inputs_on, target_on
 from stretto.errors import UsageError
+from stretto.losses import CrossEntropy, Loss, MeanCheck
 from stretto.parting import part_sizes
 from stretto.precision import Precision
 from stretto.stage import Target
@@ -14,6 +16,8 @@ from stretto.stage import Target
 
 class Dealer:
     """Deals minibatches out: to `pieces` micro-batches, and each of these to `replicas`, of which `own` live here.
+
+    A `loss` that is no mean over examples, and gives no sum and count either, is refused where there are several parts.
 
     This process reads inputs, or targets, only where it says so. Replicas that `merges` weights count the mean loss of
     their own examples; others add up gradients, and have shares of the whole minibatch's mean. `tells_x`: a head's loss
@@ -30,9 +34,12 @@ class Dealer:
         reads_x: bool,
         reads_y: bool,
         tells_x: bool = False,
+        loss: Loss,
         precision: Precision,
         device: torch.device,
     ) -> None:
+        self._loss = loss
+        self._mean_check = MeanCheck(loss)
         self._pieces = pieces
         self._replicas = replicas
         self._own = own
@@ -60,13 +67,28 @@ class Dealer:
             )
         nothing = [[None] * self._pieces] * self._replicas
         x_parts = self._parted(x) if self._reads_x else nothing
-        y_parts = self._parted(y) if self._reads_y else nothing
-        shares = self._shares(examples)
+        targets = self._targets(y, examples) if self._reads_y else [[Target(None)] * self._pieces] * self._replicas
         return [
             self._load(*parts)
             for replica in self._own
-            for parts in zip(x_parts[replica], y_parts[replica], shares[replica], strict=True)
+            for parts in zip(x_parts[replica], targets[replica], strict=True)
         ]
+
+    def _targets(self, y: Any, examples: int) -> list[list[Target]]:
+        # Of each replica; what differs from a mean over examples is counted, and looked for.
+        counted = isinstance(self._loss, CrossEntropy) and self._loss.uneven(y)
+        expected = entries(y, examples) / (self._replicas if self._merges else 1)
+        targets = [
+            [Target(part, share, counted=counted, expected=expected) for part, share in zip(*own, strict=True)]
+            for own in zip(self._parted(y), self._shares(examples), strict=True)
+        ]
+        if not counted and self._pieces * self._replicas > 1:
+            sizes = part_sizes(examples, self._pieces)
+            first = part_sizes(sizes[0], self._replicas)[self._own[0]]
+            if not self._merges:
+                sizes = tuple(size for piece in sizes for size in part_sizes(piece, self._replicas))
+            targets[self._own[0]][0].check = self._mean_check.due(y, sizes, first)
+        return targets
 
     def _parted(self, value: Any) -> list[list[Any]]:
         # Of each replica its micro-batches: each micro-batch is dealt out, so that its examples are what they were.
@@ -82,7 +104,10 @@ class Dealer:
         wholes = [sum(own) if self._merges else examples for own in sizes]
         return [[size / (whole or 1) for size in own] for own, whole in zip(sizes, wholes, strict=True)]
 
-    def _load(self, x: Any, y: Any, share: float) -> dict[str, Any]:
+    def _load(self, x: Any, target: Target) -> dict[str, Any]:
         inputs = () if x is None else self._precision.inputs(inputs_on(x, self._device))
-        target = None if y is None else target_on(y, self._device)
-        return {"activation": inputs, "target": Target(target, share, inputs if self._tells_x else ())}
+        value = None if target.value is None else target_on(target.value, self._device)
+        return {
+            "activation": inputs,
+            "target": replace(target, value=value, inputs=inputs if self._tells_x else ()),
+        }

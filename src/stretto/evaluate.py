@@ -1,6 +1,6 @@
 """Loss and accuracy of a model over batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,21 +10,25 @@ from torch import Tensor, nn
 
 from stretto.batch import IGNORED, inputs_on, target_on
 from stretto.errors import UsageError
+from stretto.losses import Loss, mean_and_weight
 from stretto.precision import Precision
 
 
 @dataclass
 class Tally:
-    """Sums over the batches that have been evaluated."""
+    """Sums over the batches that have been evaluated. A batch's loss weighs as much as it counts."""
 
     loss: float = 0.0
+    weight: float = 0.0
     examples: int = 0
     hits: int = 0
     targets: int = 0
 
-    def add(self, output: Any, target: Any, loss: Tensor, examples: int) -> None:
-        """One more batch and its mean loss."""
-        self.loss += float(loss) * examples
+    def add(self, output: Any, target: Any, loss: Loss, examples: int) -> None:
+        """One more batch."""
+        mean, weight = mean_and_weight(loss, output, target, examples)
+        self.loss += float(mean) * weight
+        self.weight += weight
         self.examples += examples
         if countable(output, target):
             self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
@@ -34,22 +38,28 @@ class Tally:
         """The mean loss, and the accuracy if it can be told. Raises UsageError where there are no examples."""
         if not self.examples:
             raise UsageError("evaluate got no examples: the iterable of batches is empty (a used-up generator?)")
+        if not self.weight:
+            raise UsageError(
+                f"evaluate got {self.examples} examples of which nothing counts: the loss returned a count of 0 for "
+                "all of them (are all targets ignored?)"
+            )
         accuracy = {"accuracy": self.hits / self.targets} if self.targets else {}
-        return {"loss": self.loss / self.examples, **accuracy}
+        return {"loss": self.loss / self.weight, **accuracy}
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    loss: Callable[[Any, Any], Tensor],
+    loss: Loss,
     batches: Iterable[tuple[Any, Any]],
     device: torch.device,
     precision: Precision,
 ) -> dict[str, float]:
-    """Mean loss over examples; accuracy over targets where targets are whole numbers one dimension short of outputs.
+    """Mean loss over examples, or over what the loss counts; and the accuracy.
 
-    Targets of -100 ask for nothing and do not count.
-    Batches are weighted by their number of examples. Raises UsageError when there are none.
+    That is over targets, where these are whole numbers one dimension short of outputs.
+    Targets of -100 ask for nothing and do not count. Batches are weighted by their number of examples, or, where the
+    loss gives (sum, count), by that count. Raises UsageError when there are none, or nothing counts.
     """
     tally = Tally()
     with evaluating([model]):
@@ -57,8 +67,7 @@ def evaluate(
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
             with precision.forward(device):
                 output = model(*tensors)
-                value = precision.loss(loss)(output, target)
-            tally.add(output, target, value, tensors[0].shape[0])
+                tally.add(output, target, precision.loss(loss), tensors[0].shape[0])
     return tally.result()
 
 

@@ -1,13 +1,15 @@
 """How precise a Trainer computes: as its modules are, in bfloat16 with float32 masters, or under autocast."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
+from stretto.losses import CrossEntropy, Loss
 from stretto.optim import Masters
 
 PRECISIONS = ("bf16", "bf16-autocast")
@@ -50,9 +52,15 @@ class Precision:
             return tensors
         return tuple(tensor.to(LOW) if tensor.is_floating_point() else tensor for tensor in tensors)
 
-    def loss(self, loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    def loss(self, loss: Loss) -> Loss:
         """The loss of a low-precision output."""
-        return loss if self.name != "bf16" else lambda output, target: loss(raised(output), target)
+        if self.name != "bf16":
+            return loss
+        if isinstance(loss, CrossEntropy):
+            return replace(
+                loss, function=lambda output, *given, **options: loss.function(raised(output), *given, **options)
+            )
+        return lambda output, target: loss(raised(output), target)
 
     def forward(self, device: torch.device) -> AbstractContextManager[object]:
         """What a forward runs in, with its head and its loss; make one for each forward.

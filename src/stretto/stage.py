@@ -1,5 +1,6 @@
 """What each action does to the tensors of one stage: shared by every interpreter that trains."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss
 from stretto.heads.solo import SharedReadout
+from stretto.losses.counting import Counting, divide, message, shared_divisor
+from stretto.losses.value import Loss, Sum, call, mean_and_weight
 from stretto.optim import Masters
 from stretto.schedule import Reach
 from stretto.shards import gathered, is_sharded, local, shares, whole
@@ -21,17 +24,23 @@ from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]
 Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
-Loss = Callable[[Any, Any], Tensor]  # (output, target) -> mean over the examples
 Norms = Callable[[Sequence[Tensor]], Tensor]  # of parameters' gradients, [number of gradients]
 
 
 @dataclass(slots=True)
 class Target:
-    """What a head's loss compares with, and the share of the minibatch's examples that this micro-batch holds."""
+    """What a head's loss compares with, and the share of the minibatch's examples that this micro-batch holds.
+
+    `counted`: torch's own losses are to give a sum and a count. `expected` is about what the whole minibatch counts:
+    the sums of its micro-batches are divided by it at first. `check` is called with the output if a mean is given.
+    """
 
     value: Any
     share: float = 1.0
     inputs: Tensors = ()  # the model's own, where a head's loss wants them
+    counted: bool = False
+    expected: float = 1.0
+    check: Callable[[Any], None] | None = None
 
 
 @dataclass(slots=True)
@@ -39,6 +48,7 @@ class Graph:
     """What one forward keeps for its backward. `updates` is how many updates the weights it saw had had.
 
     Of a forward that has been run again, `updates` is the first one's, `recomputed` is how many there then were.
+    `divisor` is what its loss adds to the divisor of the gradients of its update, where the loss gives sums.
     """
 
     inputs: Tensors
@@ -50,6 +60,7 @@ class Graph:
     cut: Tensors = ()  # where the head's graph is cut from the module's, if the backward has two sweeps
     head_gradients: list[Tensor | None] = field(default_factory=list)
     recomputed: int | None = None
+    divisor: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -83,9 +94,10 @@ class Stage:
     updates, told how many updates came before; the optimizer's own step unless given. `adopt` changes these choices.
     `seed_forward` is called with a micro-batch before its forward, so that what a stage draws (dropout) depends on
     nothing else. `lends` and `borrows` say which parameters it shares with other stages. `masters` are what the
-    optimizer steps in place of low-precision parameters. `context` makes what each forward runs in, with its head and
-    loss (autocast). `agreement` is its part in what the copies of this stage in other replicas do together. `norms`
-    takes gradients' norms where a process holds parts of them only.
+    optimizer steps in place of low-precision parameters. `per_update` is how many micro-batches a minibatch, and so an
+    update, has. `context` makes what each forward runs in, with its head and loss (autocast). `agreement` is its part
+    in what the copies of this stage in other replicas do together. `norms` takes gradients' norms where a process holds
+    parts of them only.
     """
 
     def __init__(
@@ -103,6 +115,7 @@ class Stage:
         split: bool = False,
         recompute: bool = False,
         mean: bool = False,
+        per_update: int = 1,
         seed_forward: Callable[[int], None] | None = None,
         lends: Lender | None = None,
         borrows: Borrower | None = None,
@@ -141,11 +154,15 @@ class Stage:
         self.agreement = agreement
         self._own_norms: Norms = norms or own_norms
         self._begun = False  # whether a gradient has been computed since the last update
+        self._counting = Counting(per_update, agreement)
+        self._divisors: list[Tensor] = []  # of the gradients since the last update, a micro-batch each
+        self._divisor: float | None = None  # of this update, once its gradients have been divided
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
         self._seed_forward = seed_forward
         # For each gradient sent down: whether the own head's is part of it, and which of the arriving ones.
         arriving = reach.arriving(index)
+        self._num_arriving = len(arriving)
         self._outgoing = [
             (reach.stop(index) == stop, arriving.index(stop) if stop in arriving else None)
             for stop in reach.carried(index)
@@ -204,6 +221,7 @@ class Stage:
                     raise UsageError(f"{origin} does not fit the {name} of stage {self.index}: {error}") from error
         self.updates = state["updates"]
         self._begun = False
+        self._forget_counts()
         self.weights.forget()
         self.weights.load_state_dict(state["weights"])
 
@@ -257,12 +275,30 @@ class Stage:
             target: Target = operands["target"]
             if self._split:
                 graph.cut = tuple(leaf(tensor, True) for tensor in outputs)
-            loss = head_loss(self.loss, self.head, graph.cut or outputs, output, target)
-            graph.loss = loss if target.share == 1 else loss * target.share
-            made["loss"] = graph.loss.detach()
+            given = graph.cut or outputs
+            made["loss"] = self._lose(graph, given, given if isinstance(output, tuple) else given[0], target, seen)
         if not self._is_last:
             made["activation"] = tuple([tensor.detach() for tensor in outputs])
         return made
+
+    def _lose(self, graph: Graph, features: Tensors, output: Any, target: Target, seen: Seen | None) -> Tensor:
+        # What is told of a micro-batch's loss: its share of the minibatch's mean, or its sum and its count.
+        compared = output if self.head is None else self.head(*features)
+        value = call(self.loss, compared, target.value, counted=target.counted)
+        whole = self.head if isinstance(self.head, LocalLoss) else None
+        if isinstance(value, Sum):
+            keeps_graph = seen is not None or not self._recompute
+            own, graph.divisor = self._counting.add(value, target, self.index, keeps_graph, alone=whole is None)
+            told = value.pair
+        else:
+            if target.check is not None:
+                check, target.check = target.check, None
+                check(compared)
+            own, told = value, None
+        total = own if whole is None else whole.total(own, features, target.inputs)
+        sums = isinstance(value, Sum) and self._counting.per_update > 1
+        graph.loss = total if sums or target.share == 1 else total * target.share
+        return graph.loss.detach() if told is None else told
 
     def _run_module(
         self, inputs: Tensors, operands: Mapping[str, Any], wanted: int, seen: Seen | None
@@ -283,11 +319,16 @@ class Stage:
     def abandon(self) -> None:
         """What is in flight will not come back: drop it, and whatever gradients it has left."""
         self._begun = False
+        self._forget_counts()
         if self.agreement is not None:
             self.agreement.forget()
         past = self.weights.state_dict()
         self.weights.forget()
         self.weights.load_state_dict(past)
+
+    def _forget_counts(self) -> None:
+        self._counting.forget()
+        self._divisors, self._divisor = [], None
 
     def _begin(self) -> None:
         # As a plain loop begins with zero_grad: what others have left on the parameters is not part of the update.
@@ -303,7 +344,8 @@ class Stage:
     def _backward(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
         graph: Graph = operands["graph"]
-        roots, gradients = differentiable(graph.outputs, add(operands.get("gradient", ())))
+        arrived, divisors = self._arrived(operands)
+        roots, gradients = differentiable(graph.outputs, add(arrived))
         if graph.loss is not None and graph.loss.requires_grad:
             roots.append(graph.loss)
             gradients.append(None)
@@ -311,24 +353,42 @@ class Stage:
             torch.autograd.backward(roots, gradients)
         self.weights.collect(graph.version)
         self.masters.collect()
-        return {"gradient": (take(graph.inputs),), "weight-gradient": None, "tied-gradient": taken(graph.tied)}
+        sent = message([take(graph.inputs)], [self._divide_by([graph.divisor, *divisors])])
+        return {"gradient": sent, "weight-gradient": None, "tied-gradient": taken(graph.tied)}
+
+    def _arrived(self, operands: Mapping[str, Any]) -> tuple[Sequence[Gradient], Sequence[Tensor]]:
+        # By stop: gradients, and, where losses give sums, what their micro-batch adds to the update's divisor.
+        arrived = operands.get("gradient", ())
+        divisors = arrived[self._num_arriving :]
+        return arrived[: self._num_arriving], divisors[0] if divisors else ()
+
+    def _divide_by(self, divisors: Sequence[Tensor | None]) -> Tensor | None:
+        # What a micro-batch adds to the divisor of its update.
+        divisor = shared_divisor(divisors, self.index)
+        if divisor is not None:
+            self._divisors.append(divisor)
+        return divisor
 
     def _input_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
         graph: Graph = operands["graph"]
         own = self._through_head(graph)
-        arrived = operands.get("gradient", ())
-        sent = []
+        arrived, divisors = self._arrived(operands)
+        sent: list[Gradient] = []
+        sent_divisors: list[Tensor | None] = []
         for with_own, position in self._outgoing:
             parts = [own] if with_own else []
+            own_divisor = graph.divisor if with_own else None
             if position is not None:
                 parts.append(arrived[position])
+            others = [divisors[position]] if position is not None and divisors else []
+            sent_divisors.append(shared_divisor([own_divisor, *others], self.index))
             roots, gradients = differentiable(graph.outputs, add(parts))
             wanted = [tensor for tensor in graph.inputs if tensor.requires_grad]
             if roots and wanted:
                 torch.autograd.backward(roots, gradients, retain_graph=True, inputs=wanted)
             sent.append(take(graph.inputs))
-        return {"gradient": tuple(sent), "cotangent": own}
+        return {"gradient": message(sent, sent_divisors), "cotangent": own}
 
     def _through_head(self, graph: Graph) -> Gradient:
         # The head's weight gradients stay with the micro-batch until its W: another one's U may come before.
@@ -345,7 +405,8 @@ class Stage:
     def _weight_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
         graph: Graph = operands["graph"]
-        total = add([*operands.get("gradient", ()), operands["cotangent"]])
+        arrived, divisors = self._arrived(operands)
+        total = add([*arrived, operands["cotangent"]])
         if self._scale != 1:
             total = tuple(None if gradient is None else gradient * self._scale for gradient in total)
         roots, gradients = differentiable(graph.outputs, total)
@@ -355,6 +416,7 @@ class Stage:
         self.weights.collect(graph.version)
         give(self._head_parameters, graph.head_gradients)
         self.masters.collect()
+        self._divide_by([graph.divisor, *divisors])
         return {"weight-gradient": None, "tied-gradient": taken(graph.tied)}
 
     def _complete(self, operands: Mapping[str, Any]) -> None:
@@ -363,6 +425,10 @@ class Stage:
             for contributed in operands.get("tied-gradient", ()):
                 self._lends.add([contributed])
                 self.masters.collect()  # after each: masters add up micro-batches, not low-precision parameters
+        if self._divisors and self._divisor is None:
+            self._divisor = float(sum(self._divisors))
+            if self._divisor not in (0, 1):
+                divide(self._stepped(), self._divisor)
 
     def _add_up(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._complete(operands)
@@ -397,12 +463,22 @@ class Stage:
         self.updates += 1
         self._begun = False
         self._complete(operands)
+        counts = self._divisor != 0
+        if not counts and self._is_last:
+            warnings.warn(
+                f"update {finished}: nothing of its minibatch counts in the loss (it returned a count of 0), so no "
+                "weights change", stacklevel=1,
+            )  # fmt: skip
+        self._divisors, self._divisor = [], None
         if self.optimizer is not None:
-            if self._clip is not None:
+            if not counts:
+                self._drop_gradients()
+            elif self._clip is not None:
                 clip(self._parameters, self._clip, operands.get("norm") or [self._norms()])
-            self.weights.update(lambda: self.masters.step(lambda: self._step(finished)))
+            steps = counts or (self.agreement is not None and self.agreement.steps)
+            self.weights.update(lambda: self.masters.step(lambda: self._step(finished)) if steps else None)
             self._drop_gradients()
-            if self.scheduler is not None:
+            if self.scheduler is not None and counts:
                 self.scheduler.step()
         return {} if self._lends is None else {"tied-weight": self._lends.values()}
 
@@ -430,11 +506,25 @@ IN_PLACE = (
 
 
 def head_loss(loss: Loss, head: nn.Module | None, features: Tensors, output: Any, target: Target) -> Tensor:
-    """What trains a stage whose `output` are these `features`: the loss of its head, or of its own output."""
-    if head is None:
-        return loss(features if isinstance(output, tuple) else features[0], target.value)
-    own = loss(head(*features), target.value)
+    """What trains a stage whose `output` are these `features`: the mean loss of its head, or of its own output."""
+    compared = head(*features) if head is not None else features if isinstance(output, tuple) else features[0]
+    value = call(loss, compared, target.value, counted=False)
+    own = value.mean if isinstance(value, Sum) else value
     return head.total(own, features, target.inputs) if isinstance(head, LocalLoss) else own
+
+
+def head_loss_and_weight(
+    loss: Loss, head: nn.Module | None, features: Tensors, output: Any, target: Target, *, examples: int
+) -> tuple[Tensor, float]:
+    """The mean loss, and how much it weighs beside other batches: its count, or its number of examples."""
+    weight = 0.0
+
+    def weighed(output: Any, target: Any) -> Tensor:
+        nonlocal weight
+        mean, weight = mean_and_weight(loss, output, target, examples)
+        return mean
+
+    return head_loss(weighed, head, features, output, target), weight
 
 
 def own_norms(parameters: Sequence[Tensor]) -> Tensor:

@@ -22,11 +22,12 @@ from stretto.emulate.servers import LocalServers
 from stretto.errors import UsageError
 from stretto.evaluate import evaluate
 from stretto.interpreter import Interpreter
+from stretto.losses import Loss
 from stretto.mesh import Mesh
 from stretto.parts import pick_device
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
-from stretto.stage import Loss, Stage
+from stretto.stage import Stage
 from stretto.sync import AllReduce, Order, ParameterServer, Sync
 from stretto.sync.peers import Peers
 from stretto.sync.servers import Servers

@@ -1,6 +1,7 @@
 """The one object a user's script needs: stages, a loss, an optimizer and a method, trained step by step."""
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,7 @@ from stretto.errors import StrettoError, UsageError
 from stretto.generator import PreservedGenerator
 from stretto.heads import LocalLoss
 from stretto.interpreter import Interpreter
+from stretto.losses import Loss, understand
 from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods import method as find_method
@@ -24,7 +26,6 @@ from stretto.observe import Observer
 from stretto.parts import StageLike, check_kinds, check_mesh
 from stretto.precision import Precision
 from stretto.shards import is_sharded
-from stretto.stage import Loss
 from stretto.sync import Order, ParameterServer, Sync
 from stretto.sync import find as find_sync
 from stretto.team import State, find_team
@@ -41,7 +42,11 @@ class Trainer:
             index alone). Modules are trained in place. A stage that returns a tuple hands its members to the next
             stage as arguments. One may be compiled, `torch.compile(stage)`, but not where a method's backward sees
             other weights than its forward; `_orig_mod.` is then part of its keys, in `model`, `gather` and checkpoints.
-        loss: (output, target) -> mean loss over the examples of a batch; every auxiliary head uses it too.
+        loss: (output, target) -> mean loss over the examples of a batch, or (sum, count), a sum over what counts in it
+            (tokens that are not padding, say) and how much that is: the gradient is then that of the whole minibatch's
+            sum over its count, however it is cut. Every auxiliary head uses it too. torch's cross_entropy, as a
+            function or a module, is taken for its sum and count. A mean that is not over examples is refused where
+            minibatches are cut into micro-batches or among replicas, unless `stretto.mean(loss)` says that it is.
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
         method: a name, "chunked(chunks=4)", or what `stretto.method` returned.
@@ -113,7 +118,7 @@ class Trainer:
             self.seed = seed
             self.precision = Precision(precision)
             self.sync.check(self.method, precision)
-            self.loss = loss
+            self.loss = understand(loss)
             self.clip = clip
             self.device = self._team.device(device)
             wanted = Wanted(
@@ -122,7 +127,7 @@ class Trainer:
                 sync=self.sync,
                 method=self.method,
                 precision=self.precision,
-                loss=loss,
+                loss=self.loss,
                 clip=clip,
                 device=self.device,
                 seed=seed,
@@ -147,6 +152,7 @@ class Trainer:
             reads_x=0 in self._stages or tells_x,
             reads_y=any(head in self._stages for head in self.rules.reach.heads),
             tells_x=tells_x,
+            loss=self.loss,
             precision=self.precision,
             device=self.device,
         )
@@ -166,7 +172,8 @@ class Trainer:
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
         the one 2S steps ago for the others, and None before that one exists. (With a parameter server of staleness k,
-        k more: so far may replicas be apart.)
+        k more: so far may replicas be apart.) Where the loss gives (sum, count) it is sum over count, nan if nothing
+        counts: then no weights change, with a warning.
         """
         self._refuse_if_broken()
         with self._team.together():
@@ -180,7 +187,7 @@ class Trainer:
         with self._team.together():
             self._collect_losses()
         parts = self._losses.pop(n - self.lag, None)
-        return None if parts is None else sum(self._floats(parts))  # only now does the host wait for the device
+        return None if parts is None else self._mean_loss(parts)  # only now does the host wait for the device
 
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
@@ -197,7 +204,7 @@ class Trainer:
                 self._collect_losses()
                 self._interpreter.settle()
             self._drained = True
-        return [sum(self._floats(self._losses[n])) for n in sorted(self._losses)]
+        return [self._mean_loss(self._losses[n]) for n in sorted(self._losses)]
 
     def order(self) -> Order | None:
         """Which replica made each update of each stage on a parameter server, and how stale it was; flushes first.
@@ -275,9 +282,13 @@ class Trainer:
             self._losses[self._finished] = self._interpreter.losses(edges)
             self._finished += 1
 
-    def _floats(self, losses: Sequence[Tensor]) -> list[float]:
-        # Losses of a minibatch's micro-batches carry their shares. Replicas that train by themselves tell their sum.
-        return [float(loss) / self._tellers for loss in losses]
+    def _mean_loss(self, losses: Sequence[Tensor]) -> float:
+        # Of a minibatch's micro-batches: shares of its mean, of which replicas that train by themselves tell their sum;
+        # or sums and counts.
+        if not losses[0].dim():
+            return sum(float(loss) / self._tellers for loss in losses)
+        total, count = torch.stack(list(losses)).sum(0).tolist()
+        return total / count if count else math.nan
 
     # -- using what was trained -------------------------------------------------------------------------------------
 
@@ -372,7 +383,7 @@ class Trainer:
             seed=self.seed,
             precision=self.precision.name,
             entered=self._entered,
-            losses={n: self._floats(losses) for n, losses in self._losses.items()},
+            losses={n: [self._mean_loss(losses)] for n, losses in self._losses.items()},
             extra=extra or {},
             parts=self._team.within.parts,
         )

@@ -13,6 +13,7 @@ from stretto.assemble import Makings, build_practices, check_served, momentum_of
 from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
 from stretto.heads.solo import lent
+from stretto.losses import Loss
 from stretto.methods import Method
 from stretto.methods.cure import Place
 from stretto.parts import build_optimizer, build_scheduler
@@ -20,7 +21,7 @@ from stretto.precision import Precision
 from stretto.schedule import Delays, Rules
 from stretto.seeding import derive
 from stretto.shards import is_sharded
-from stretto.stage import Loss, Practice, Stage
+from stretto.stage import Practice, Stage
 from stretto.sync import FullyShard, Sync
 from stretto.sync.agreement import Agreement, agreement
 from stretto.sync.peers import Peers
@@ -105,6 +106,7 @@ class Workshop:
             split=index in self.rules.split,
             recompute=index in self.rules.recompute,
             mean=self.method.combine == "mean",
+            per_update=self.rules.per_update,
             seed_forward=self._seeding(index),
             lends=self._lends(index, module),
             borrows=borrows,

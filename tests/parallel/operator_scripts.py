@@ -233,7 +233,7 @@ def emulated(mesh, method, *, sequence=False):
 
     def losses(stages):
         trainer = stretto.Trainer(
-            stages, loss=lambda out, y: nn.functional.cross_entropy(out.flatten(0, 1), y.flatten()),
+            stages, loss=stretto.losses.token_cross_entropy,
             optimizer=lambda weights: torch.optim.SGD(weights, lr=0.01, momentum=0.9), method=method,
             example=batches[0][0],
         )  # fmt: skip

@@ -17,6 +17,8 @@ RUNS = [
     ("pipedream", {"precision": "bf16"}), ("pb", {"sync": "all-reduce(hook=bf16)"}),
     ("1f1b", {"sync": "all-reduce(algorithm=ring)"}), ("pb", {"sync": "local-sgd(every=3)"}),
     ("pipedream-2bw", {"sync": "diloco(every=2)"}), ("pb", {"sync": "local-sgd(every=2,start=3)"}),
+    ("1f1b", {"ignored": 5, "clip": 0.1}), ("overlapping", {"ignored": 5}), ("paci", {"ignored": 9}),
+    ("pb", {"ignored": 3, "sync": "local-sgd(every=3)"}), ("zb-h1", {"ignored": 5, "sync": "all-reduce(hook=bf16)"}),
 ]  # fmt: skip
 POWER = ("1f1b", {"sync": "all-reduce(hook=powersgd)", "steps": 16})
 

@@ -67,14 +67,16 @@ class Loss(nn.Module):
 
     target: Tensor
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], target: Tensor) -> None:
+    def __init__(self, loss: Callable[[Any, Any], Any], target: Tensor) -> None:
         super().__init__()
         self.loss = loss
         self.register_buffer("target", target)
 
     def forward(self, output: Tensor) -> Tensor:
         """Compute it."""
-        return self.loss(output, self.target)
+        value = self.loss(output, self.target)
+        number: Tensor = value[0] if isinstance(value, tuple) else value  # a sum costs what a mean costs
+        return number
 
 
 @dataclass(frozen=True)

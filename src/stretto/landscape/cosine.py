@@ -15,8 +15,9 @@ from stretto.batch import as_tuple, first_size
 from stretto.chain import Chain
 from stretto.errors import UsageError
 from stretto.landscape.still import still
+from stretto.losses import Loss
 from stretto.schedule import Reach
-from stretto.stage import Loss, Target, head_loss
+from stretto.stage import Target, head_loss_and_weight
 
 Gradients = dict[nn.Parameter, Tensor]
 
@@ -42,7 +43,7 @@ def alignment(
     loss, and those of backpropagation. Raises UsageError where there are no examples.
     """
     local, whole = Gradients(), Gradients()
-    sums, examples = [0.0] * len(stages), 0
+    sums, weights, examples = [0.0] * len(stages), [0.0] * len(stages), 0
     parts = nn.ModuleList([each for each in (*stages, *heads) if each is not None])
     output = reach.num_stages - 1
     with still(parts):
@@ -54,15 +55,16 @@ def alignment(
             target = Target(y, inputs=inputs)
             for head in reach.heads:
                 low = head - (reach.hops[head] or 0)
-                value = segment_loss(stages[low : head + 1], given[low], heads[head], loss, target)
-                add_gradients(local, stages[low : head + 1], value, size)
-                sums[head] += float(value.detach()) * size
-            add_gradients(whole, stages, segment_loss(stages, inputs, heads[output], loss, target), size)
+                value, weight = segment_loss(stages[low : head + 1], given[low], heads[head], loss, target, size)
+                add_gradients(local, stages[low : head + 1], value, weight)
+                sums[head] += float(value.detach()) * weight
+                weights[head] += weight
+            add_gradients(whole, stages, *segment_loss(stages, inputs, heads[output], loss, target, size))
     if not examples:
         raise UsageError("alignment got no examples: the iterable of batches is empty (a used-up generator?)")
     return Alignment(
         tuple(cosine(stage, local, whole) for stage in stages),
-        tuple(sums[s] / examples if reach.hops[s] is not None else None for s in range(reach.num_stages)),
+        tuple(sums[s] / weights[s] if weights[s] else None for s in range(reach.num_stages)),
     )
 
 
@@ -77,11 +79,17 @@ def boundaries(stages: Sequence[nn.Module], inputs: tuple[Tensor, ...]) -> list[
 
 
 def segment_loss(
-    stages: Sequence[nn.Module], inputs: tuple[Tensor, ...], head: nn.Module | None, loss: Loss, target: Target
-) -> Tensor:
-    """The loss at the end of consecutive stages."""
+    stages: Sequence[nn.Module],
+    inputs: tuple[Tensor, ...],
+    head: nn.Module | None,
+    loss: Loss,
+    target: Target,
+    examples: int,
+) -> tuple[Tensor, float]:
+    """The loss at the end of consecutive stages, and how much it weighs beside those of other batches."""
     output = Chain(*stages)(*(tensor.clone() for tensor in inputs))
-    return head_loss(loss, head, output if isinstance(output, tuple) else (output,), output, target)
+    features = output if isinstance(output, tuple) else (output,)
+    return head_loss_and_weight(loss, head, features, output, target, examples=examples)
 
 
 def add_gradients(total: Gradients, stages: Sequence[nn.Module], value: Tensor, weight: float) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stretto.batch import first_size
 from stretto.errors import UsageError
 from stretto.landscape.still import flat_gradient, outputs, still
-from stretto.stage import Loss
+from stretto.losses import Loss, mean_and_weight
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def noise_scale(model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]]
     squares, sizes = list[float](), list[int]()
     with still(model) as parameters:
         for x, y in batches:
-            gradient = flat_gradient(loss(outputs(model, x), y), parameters).double()
+            gradient = flat_gradient(mean_and_weight(loss, outputs(model, x), y, 1)[0], parameters).double()
             squares.append(float(gradient @ gradient))
             sizes.append(first_size(x))
             total = gradient if total is None else total.add_(gradient)

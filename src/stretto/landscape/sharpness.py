@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stretto.batch import first_size
 from stretto.errors import UsageError
 from stretto.landscape.still import flat_gradient, outputs, still
-from stretto.stage import Loss
+from stretto.losses import Loss, mean_and_weight
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ def hessian(
     model: nn.Module, loss: Loss, batches: Sequence[tuple[Any, Any]], parameters: list[nn.Parameter]
 ) -> Callable[[Tensor], Tensor]:
     """What multiplies the Hessian and a vector, all parameters behind each other."""
-    sizes = [first_size(x) for x, _ in batches]
-    if not sum(sizes):
+    if not sum(first_size(x) for x, _ in batches):
         raise UsageError("sharpness got no examples: the iterable of batches is empty (a used-up generator?)")
+    values = [mean_and_weight(loss, outputs(model, x), y, first_size(x)) for x, y in batches]
+    whole = sum(weight for _, weight in values)
     gradients = [
-        (size / sum(sizes), flat_gradient(loss(outputs(model, x), y), parameters, differentiable=True))
-        for size, (x, y) in zip(sizes, batches, strict=True)
+        (weight / whole, flat_gradient(value, parameters, differentiable=True)) for value, weight in values if weight
     ]
 
     def product(vector: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from stretto.batch import IGNORED
 from stretto.data import Dataset
 from stretto.data.options import resolve, whole
 from stretto.errors import UsageError, nearest
+from stretto.losses import CrossEntropy, mean, token_cross_entropy
 from stretto.models.alexnet import alexnet
 from stretto.models.cnn import cnn
 from stretto.models.encoder_decoder import encoder_decoder
@@ -32,13 +33,8 @@ _TASKS = dict.fromkeys(MODELS, "classification") | {
 }  # fmt: skip
 
 
-def token_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy in nats over all tokens of all examples: output [N, T, V], target [N, T]."""
-    return cross_entropy(output.flatten(0, 1), target.flatten())
-
-
 def padded_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """The same where targets are padded: of each example the mean over its own tokens, then the mean over examples.
+    """Cross entropy where targets are padded: the mean over examples of each one's mean over its own tokens.
 
     So micro-batches add up to their minibatch, however long their examples are.
     """
@@ -47,8 +43,8 @@ def padded_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 _LOSSES: Mapping[str, Loss] = {
-    "classification": cross_entropy, "language": token_cross_entropy, "translation": padded_cross_entropy,
-    "segmentation": cross_entropy,
+    "classification": CrossEntropy(), "language": token_cross_entropy, "translation": mean(padded_cross_entropy),
+    "segmentation": CrossEntropy(),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial as bound
 from functools import reduce
 from operator import or_
@@ -30,6 +30,7 @@ from stretto.errors import UsageError
 from stretto.evaluate import Tally, evaluating
 from stretto.flat import align, tensors_of
 from stretto.interpreter import Interpreter
+from stretto.losses import Loss
 from stretto.mesh import Mesh, Placement
 from stretto.parts import pick_device
 from stretto.precision import Precision
@@ -47,7 +48,7 @@ from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.shards import release
-from stretto.stage import Loss, Stage
+from stretto.stage import Stage
 from stretto.sync import AllReduce, FullyShard, Order, ParameterServer, Sync
 from stretto.sync.peers import Peers
 from stretto.sync.servers import Servers
@@ -362,14 +363,15 @@ class Ranks(Team):
                             given = output if isinstance(output, tuple) else (output,)
                             if index == len(stages) - 1:
                                 target = target_on(y, device)
-                                tally.add(output, target, precision.loss(loss)(output, target), examples)
-        sums = torch.tensor([tally.loss, tally.examples, tally.hits, tally.targets], dtype=torch.float64)
+                                tally.add(output, target, precision.loss(loss), examples)
+        sums = torch.tensor([*astuple(tally)], dtype=torch.float64)
         for stage in here:
             release(stage)
         self._settle()  # what another replica, or another part of it, has sent is not part of the answer
         with reaching(told if told != me else (me + 1) % self.size):
             dist.broadcast(sums, group_src=told, group=self.group)
-        return Tally(float(sums[0]), *(int(number) for number in sums[1:])).result()
+        total, weight, *counts = sums.tolist()
+        return Tally(total, weight, *map(int, counts)).result()
 
     def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
         """Names as text in bytes, then tensor after tensor. Those of replica 0."""

@@ -17,12 +17,13 @@ from stretto.cost.workers import Workers
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads.solo import SharedReadout
+from stretto.losses import Loss
 from stretto.plan.models import outputs
 from stretto.report.predicted import OWN, Prediction
 from stretto.report.turns import mean_durations, turn_starts
 from stretto.simulate import simulate
 from stretto.simulate.simulate import no_bytes
-from stretto.stage import Loss, Target, head_loss
+from stretto.stage import Target, head_loss
 from stretto.study.prepare import Prepared, prepare, stages_of
 from stretto.study.single import traced
 from stretto.study.store import RUN, read_run

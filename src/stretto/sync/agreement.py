@@ -18,6 +18,7 @@ class Agreement(ABC):
 
     remembers = False  # whether it knows anything of the past that a checkpoint must hold
     staleness: int | None = None  # how many updates of others came before the last one, where it is asynchronous
+    steps = False  # whether an update without gradients has to be told to others all the same
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -37,6 +38,10 @@ class Agreement(ABC):
         """The norms of gradients, from those of what this copy has of each."""
         return own
 
+    def add_counts(self, counts: Sequence[Tensor], then: Then) -> None:
+        """Make counts of a minibatch's parts those of the whole, in place, then call `then`; here a part is a whole."""
+        then()
+
     @property
     def is_next(self) -> bool:
         """Whether an update may be made now."""
@@ -54,7 +59,15 @@ class Agreement(ABC):
         """Go on from `state_dict`."""
 
 
-class Gradients(Agreement):
+class Summed(Agreement):
+    """All copies together train on one minibatch."""
+
+    def add_counts(self, counts: Sequence[Tensor], then: Then) -> None:
+        """Over all copies."""
+        self._peers.add_up(counts, then)
+
+
+class Gradients(Summed):
     """Every copy gets the sum of all copies' gradients. Each loss carries its share of the minibatch's examples."""
 
     @torch.no_grad()
@@ -87,7 +100,7 @@ class Gradients(Agreement):
         self._peers.add_up_gradients([*gradients, found], drop)
 
 
-class Shares(Agreement):
+class Shares(Summed):
     """Each copy has the sum of its share of the gradients already: backwards have left it (`weights/sharded.py`)."""
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:

@@ -48,6 +48,7 @@ class Served(Agreement):
         self._link, self._cut, self._parameters = link, cut, parameters
 
     remembers = True
+    steps = True
 
     @property
     def is_next(self) -> bool:

@@ -1,0 +1,19 @@
+"""What a loss may return, the losses that Stretto understands, and the check that a mean is one over examples."""
+
+from stretto.losses.cross_entropy import CrossEntropy, next_token_cross_entropy, token_cross_entropy
+from stretto.losses.mean_check import MeanCheck
+from stretto.losses.value import Loss, MeanOverExamples, Sum, call, mean, mean_and_weight, understand
+
+__all__ = [
+    "CrossEntropy",
+    "Loss",
+    "MeanCheck",
+    "MeanOverExamples",
+    "Sum",
+    "call",
+    "mean",
+    "mean_and_weight",
+    "next_token_cross_entropy",
+    "token_cross_entropy",
+    "understand",
+]

@@ -1,0 +1,98 @@
+"""Cross entropy as a sum and a count: its mean is over the targets that count.
+
+Parts of a minibatch have unequally many of those.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stretto.batch import IGNORED
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CrossEntropy:
+    """torch's cross entropy, or its `nll_loss`, with their options; called, it is the mean that torch computes.
+
+    The mean divides by the number of targets other than `ignore_index`, or by the sum of their classes' weights.
+    `tokens`: output [N, T, V] and target [N, T], as language models have them. `shift`: the target is the input, and
+    each position is compared with the next one's token (Hugging Face's `labels`).
+    """
+
+    function: Callable[..., Tensor] = functional.cross_entropy
+    weight: Tensor | None = None
+    ignore_index: int = IGNORED
+    label_smoothing: float = 0.0
+    tokens: bool = False
+    shift: bool = False
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over the targets that count."""
+        return self._reduced(*self._flat(output, target), "mean")
+
+    def sum_and_count(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum over the targets that count, and their number, or the sum of their weights. Classes, not shares."""
+        output, target = self._flat(output, target)
+        counts = target != self.ignore_index
+        count = counts.sum() if self.weight is None else self.weight.to(target.device)[target[counts]].sum()
+        return self._reduced(output, target, "sum"), count
+
+    def uneven(self, target: Any) -> bool:
+        """Whether parts of these targets may have unequally much that counts: then a sum and a count are needed."""
+        if not isinstance(target, Tensor) or target.is_floating_point():
+            return False
+        return self.weight is not None or bool((target == self.ignore_index).any())
+
+    def _flat(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        if self.shift:
+            output, target = output[:, :-1], target[:, 1:]
+        return (output.flatten(0, 1), target.flatten()) if self.tokens else (output, target)
+
+    def _reduced(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
+        options = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        weight = None if self.weight is None else self.weight.to(output.device, output.dtype)
+        return self.function(
+            output, target, weight=weight, ignore_index=self.ignore_index, reduction=reduction, **options
+        )
+
+
+token_cross_entropy = CrossEntropy(tokens=True)
+"""Mean cross entropy in nats over all tokens but those of -100: output [N, T, V], target [N, T]."""
+
+next_token_cross_entropy = CrossEntropy(tokens=True, shift=True)
+"""The same where the target is Hugging Face's `labels`: position t is compared with the label of position t + 1."""
+
+_FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
+_MODULES = {nn.CrossEntropyLoss: functional.cross_entropy, nn.NLLLoss: functional.nll_loss}
+_OPTIONS = frozenset({"weight", "ignore_index", "label_smoothing"})
+
+
+def recognise(loss: Any) -> CrossEntropy | None:
+    """torch's own mean cross entropy, given as a function, a partial of one, or a module; None for anything else."""
+    if loss in _FUNCTIONS:
+        return CrossEntropy(function=loss)
+    if isinstance(loss, functools.partial) and loss.func in _FUNCTIONS and not loss.args:
+        options = {name: value for name, value in loss.keywords.items() if (name, value) != ("reduction", "mean")}
+        return CrossEntropy(function=loss.func, **options) if options.keys() <= _OPTIONS else None
+    function = _MODULES.get(type(loss))
+    if function is None or loss.reduction != "mean":
+        return None
+    options = {name: getattr(loss, name) for name in _OPTIONS & inspect.signature(type(loss)).parameters.keys()}
+    return CrossEntropy(function=function, **options)
+
+
+def as_count(value: Any, like: Tensor) -> Tensor | None:
+    """A count as a float64 number on the device of `like`; None for what is no number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+        return None
+    count = torch.as_tensor(value).detach().to(like.device, torch.float64)
+    if count.numel() != 1:
+        return None
+    readable = type(count) is Tensor and count.device.type == "cpu"  # a device would have to be waited for
+    return count.reshape(()) if not readable or 0 <= float(count) < float("inf") else None

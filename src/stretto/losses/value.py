@@ -1,0 +1,125 @@
+"""What a loss gives: a mean over examples, or a sum and the count that the whole minibatch's sum is divided by.
+
+Micro-batches and replicas each see a part of a minibatch. A mean over examples adds up from theirs, each weighted by
+its share of the examples; a mean over tokens that count, or one with class weights, does not: the parts have unequally
+many. So a loss may return `(sum, count)`, and training divides by the count of the whole minibatch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.errors import UsageError
+from stretto.losses.cross_entropy import as_count, recognise
+
+Loss = Callable[[Any, Any], Any]  # (output, target) -> mean over the examples, or (sum, count)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sum:
+    """A sum over a batch's targets, and how many of them count (or how much): `count` is float64, without gradient."""
+
+    total: Tensor
+    count: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Sum over count; 0 where nothing counts."""
+        return self.total / torch.where(self.count > 0, self.count, 1.0).to(self.total.dtype)
+
+    @property
+    def pair(self) -> Tensor:
+        """Both numbers, [2], float64: what is told of a micro-batch's loss."""
+        return torch.stack((self.total.detach().to(torch.float64), self.count))
+
+
+@dataclass(frozen=True, eq=False)
+class MeanOverExamples:
+    """A loss of which the user knows that it is a mean over examples."""
+
+    loss: Loss
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        """The loss's own value."""
+        return self.loss(output, target)
+
+
+def mean(loss: Loss) -> MeanOverExamples:
+    """Say that `loss` is a mean over the examples of a batch, whatever the targets: Trainer does not check it then.
+
+    For a loss whose value on a batch is the mean of its values on each example. A mean over tokens is one only if all
+    examples have equally many that count.
+    """
+    if not callable(loss):
+        raise UsageError(f"stretto.mean({loss!r}): give a function (output, target) -> mean loss over the examples")
+    return MeanOverExamples(loss)
+
+
+def understand(loss: Loss) -> Loss:
+    """The loss, as a `CrossEntropy` where it is torch's own."""
+    return recognise(loss) or loss
+
+
+def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tensor | Sum:
+    """What the loss gives; a `CrossEntropy`'s sum and count where these are asked for (`counted`), else its mean.
+
+    Raises UsageError for anything but a number with a gradient, or that and a count.
+    """
+    sums = getattr(loss, "sum_and_count", None) if counted else None
+    targets_classes = not (isinstance(target, Tensor) and target.is_floating_point())
+    value = sums(output, target) if sums is not None and targets_classes else loss(output, target)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.reshape(())
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor) and value[0].numel() == 1:
+        count = as_count(value[1], value[0])
+        if count is not None:
+            return Sum(value[0].reshape(()), count)
+    raise UsageError(
+        f"the loss returned {described(value)}: it returns a tensor with one number, the mean over the batch's "
+        "examples, or (sum, count), a sum over the batch and what the whole minibatch's sum is divided by, at least 0"
+    )
+
+
+def described(value: Any) -> str:
+    """A loss's value for a message."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(described, value)) + ")"
+    return repr(value)[:80]
+
+
+def mean_and_weight(loss: Loss, output: Any, target: Any, examples: int) -> tuple[Tensor, float]:
+    """The mean over a batch, and how much the batch weighs beside others: its count, or its number of examples."""
+    value = call(understand(loss), output, target)
+    return (value.mean, float(value.count)) if isinstance(value, Sum) else (value, float(examples))
+
+
+def divided(value: Sum, whole: Tensor, share: float) -> Tensor:
+    """A replica's mean, from its sum: times its `share` of the minibatch, its gradient is that of the minibatch's mean.
+
+    `whole` is the count of all replicas' sums together. It may be told only after this, in place: the backward reads
+    it. Nothing counted gives no gradient.
+    """
+    mean: Tensor = Divided.apply(value.total, value.count, whole, share)  # type: ignore[no-untyped-call]
+    return mean
+
+
+class Divided(torch.autograd.Function):
+    """The operation of `divided`."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, count: Tensor, whole: Tensor, share: float) -> Tensor:
+        """The mean over what this replica counts."""
+        ctx.whole, ctx.share = whole, share
+        return Sum(total, count).mean
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """Over this replica's share of the count of all."""
+        (gradient,) = gradients
+        divisor = (ctx.whole * ctx.share).to(gradient.dtype)
+        return torch.where(divisor > 0, gradient / divisor, torch.zeros_like(gradient)), None, None, None
