@@ -15,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy, cross_entropy, log_softmax
 
 import stretto
 from stretto import UsageError
+from stretto.losses.mean_check import sample
 
 CLASSES, LENGTH, WIDTH = 5, 6, 8
 SYNCHRONOUS = [
@@ -344,6 +345,17 @@ def test_a_loss_that_takes_only_probabilities_is_looked_at_with_probabilities():
     trainer = stretto.Trainer(stages, uneven, sgd, "1f1b(microbatches=3)")
     with pytest.raises(UsageError, match="not a mean over examples"):
         train(trainer, batches(1))
+
+
+def test_large_outputs_are_sampled():
+    """No more numbers are made up than MOST says, but for one example of each of two parts."""
+    y = torch.arange(1000)
+    some, sizes = sample((y, 7), [300, 300, 300, 100], 40)
+    assert sizes == (10, 10, 10, 10)
+    assert some[0].tolist() == [start + each for start in (0, 300, 600, 900) for each in range(10)]
+    assert some[1] == 7
+    assert sample(y, [300, 300, 300, 100], 0)[0].tolist() == [0, 300]
+    assert sample(y, [500, 500], 1000)[0] is y
 
 
 def test_marks_that_come_later_are_looked_at_when_they_come():

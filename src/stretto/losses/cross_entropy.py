@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def recognise(loss: Any) -> CrossEntropy | None:
 
 def as_count(value: Any, like: Tensor) -> Tensor | None:
     """A count as a float64 number on the device of `like`; None for what is no number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+    if isinstance(value, bool) or not isinstance(value, Real | Tensor):
         return None
     count = torch.as_tensor(value).detach().to(like.device, torch.float64)
     if count.numel() != 1:

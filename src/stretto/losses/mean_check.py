@@ -5,6 +5,7 @@ targets is compared with the sum of its parts' losses, each times its share of t
 of which some are marked as ignored, as padding of later minibatches may be.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from stretto.generator import PreservedGenerator
 from stretto.losses.value import Loss, MeanOverExamples, Sum, call
 
 FIRST = 4  # minibatches that are looked at in any case; after them each whose number is a power of two
+MOST = 1 << 22  # numbers of made-up outputs: of large ones some examples of each part are enough
 
 REMEDY = """\
 Its parts cannot make up for that: training would follow another loss. Return a sum and what it is divided by:
@@ -50,10 +52,29 @@ class MeanCheck:
             return None
 
         def check(output: Any) -> None:
-            refuse_uneven(self._loss, output, target, sizes, first, written_in=kind not in self._kinds)
+            numbers = sum(leaf.numel() for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor))
+            some, own = sample(target, sizes, MOST * first // max(numbers, 1))
+            refuse_uneven(self._loss, output, some, own, first, written_in=kind not in self._kinds)
             self._kinds.add(kind)
 
         return check
+
+
+def sample(target: Any, sizes: Sequence[int], most: int) -> tuple[Any, tuple[int, ...]]:
+    """About `most` of the examples, at least one of each of two parts: their targets, and how many of each part."""
+    if sum(sizes) <= most:
+        return target, tuple(sizes)
+    parts = min(len(sizes), max(2, most))
+    each = max(1, most // parts)
+    starts = [*itertools.accumulate(sizes, initial=0)]
+    own = [(start, min(size, each)) for start, size in zip(starts, sizes[:parts], strict=False)]
+    chosen = torch.cat([torch.arange(start, start + size) for start, size in own])
+
+    def rows_of(leaf: Any) -> Any:
+        fits = isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == starts[-1]
+        return leaf[chosen.to(leaf.device)] if fits else leaf
+
+    return tree_map(rows_of, target), tuple(size for _, size in own)
 
 
 def kind_of(target: Any) -> tuple[Any, ...]:
