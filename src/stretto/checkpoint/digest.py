@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stretto.errors import UsageError
+from stretto.names import in_path
 
 
 class FileDigest(NamedTuple):
@@ -30,7 +31,7 @@ def digest_of(folder: Path) -> dict[str, FileDigest]:
 def check(folder: Path, digest: Digest, *, sizes_only: bool = False) -> None:
     """Raise UsageError, naming the file and what is wrong with it, if one is not as `digest` says."""
     for name, (size, wanted) in digest.items():
-        file = folder / name
+        file = folder / in_path(name, f"{folder}: the name of a file", hidden=True)
         try:
             found = file.stat().st_size
             if found != size:

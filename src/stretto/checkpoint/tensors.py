@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from stretto.names import in_path
+
 METADATA = "torch.distributed.checkpoint.metadata"
 CONSISTS_OF = {
     (METADATA, "Metadata"),
@@ -54,6 +56,8 @@ class Reader(FileSystemReader):
         """The content of `.metadata`. Raises pickle.UnpicklingError if it names anything else."""
         with (Path(self.path) / ".metadata").open("rb") as file:
             metadata: Metadata = _Unpickler(file).load()
+        for place in (metadata.storage_data or {}).values():
+            in_path(place.relative_path, f"{self.path}: the name of a file with tensors")
         return metadata
 
 

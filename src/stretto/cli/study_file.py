@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError, nearest
+from stretto.names import in_path
 from stretto.report.heading import Heading
 
 SIZES = ("small", "full")
@@ -70,6 +71,7 @@ class StudyFile:
         parts = self.content.get("parts", {})
         self._check_table("[parts.NAME]", parts)
         for name, table in parts.items():
+            in_path(name, f"{self.path}: the name of a part")
             self._check_table(f"[parts.{name}]", table)
             for size in SIZES:
                 self._check_table(f"[parts.{name}.{size}]", table.get(size, {}))

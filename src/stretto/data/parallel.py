@@ -7,6 +7,7 @@ from stretto.data.options import whole
 from stretto.data.text import SPLITS
 from stretto.data.translation import UNKNOWN, Pair, translation
 from stretto.errors import UsageError
+from stretto.names import in_path
 
 NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 PREPARE = "https://github.com/facebookresearch/fairseq/blob/main/examples/translation/prepare-iwslt14.sh"
@@ -22,6 +23,8 @@ def parallel(
     their number of lines.
     """
     owner = "data set 'parallel'"
+    for name, language in (("source", source), ("target", target)):
+        in_path(language, f"{owner}: {name}")
     whole(owner, "context", context)
     whole(owner, "vocabulary", vocabulary, least=UNKNOWN + 2)
 

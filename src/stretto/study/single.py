@@ -5,6 +5,7 @@ from typing import Any
 
 from stretto.config import TrainSettings
 from stretto.errors import UsageError
+from stretto.names import in_path
 from stretto.report.record import Record
 from stretto.study.saved import Checkpoints
 from stretto.study.store import RUN, read_run
@@ -14,7 +15,8 @@ from stretto.tracing import Recording, read_recordings
 
 def default_folder(settings: TrainSettings) -> Path:
     """A folder named after everything the run depends on: the same run is found again, others get their own."""
-    return Path("runs") / f"train-{settings.model}-{settings.data}-{settings.id}-{settings.digest}"
+    name = f"train-{settings.model}-{settings.data}-{settings.id}-{settings.digest}"
+    return Path("runs") / in_path(name, "the name of the run's folder")
 
 
 def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> bool:

@@ -136,7 +136,10 @@ def replace_into(written: Path, folder: Path) -> None:
 
 
 def write_run(folder: Path, files: Mapping[str, str]) -> None:
-    """Write down a finished run that was made elsewhere: all but its weights."""
+    """Write down a finished run that was made elsewhere: all but its weights. Raises UsageError for other files."""
+    if files.keys() != {RUN, EVENTS} or not all(isinstance(text, str) for text in files.values()):
+        names = ", ".join(map(repr, files))
+        raise UsageError(f"the storage has {names} for {folder}: a run has {RUN} and {EVENTS}, as texts")
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.fetched")
     with writing(folder):
         beside.mkdir(parents=True, exist_ok=True)

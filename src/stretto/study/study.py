@@ -10,6 +10,7 @@ from typing import Any
 
 from stretto.config import CompareSettings, Settings, TrainSettings, known
 from stretto.errors import UsageError
+from stretto.names import in_path
 from stretto.report import Record
 from stretto.report.heading import Heading
 from stretto.study.choice import choose
@@ -67,10 +68,14 @@ def open_study(settings: CompareSettings, out: Path | None = None, heading: Head
     resolved = settings.to_json()
     if out is None:
         name = heading.folder if heading else f"compare-{settings.model}-{settings.data}"
-        out = Path("runs") / f"{name}-{settings.digest}"
+        out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
     check_folder(out, resolved)
-    tasks = tuple(Task(run, out / "runs" / run.id) for run in settings.runs())
-    return Study(settings, out, tasks, choice.left_out, heading)
+    return Study(settings, out, tasks_in(out, settings), choice.left_out, heading)
+
+
+def tasks_in(out: Path, settings: CompareSettings) -> tuple[Task, ...]:
+    """Every run of a study, in a folder of its own."""
+    return tuple(Task(run, out / "runs" / in_path(run.id, f"{out}: the name of a run")) for run in settings.runs())
 
 
 def sample(settings: CompareSettings, method: str) -> TrainSettings:
@@ -144,8 +149,7 @@ def read_study(out: Path) -> Study:
         heading = Heading.from_json(content["heading"]) if content.get("heading") else None
     except TypeError as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    tasks = tuple(Task(run, out / "runs" / run.id) for run in settings.runs())
-    return Study(settings, out, tasks, content.get("left_out", {}), heading)
+    return Study(settings, out, tasks_in(out, settings), content.get("left_out", {}), heading)
 
 
 def study_of_run(folder: Path) -> Study:
