@@ -193,7 +193,8 @@ def test_what_calibrate_keeps_is_what_training_goes_by(capsys, tmp_path):
     assert "".join(said.split()) in "".join(capsys.readouterr().out.split())  # in lines of 80 columns
     file.write_text("damaged")
     assert main([*words, "--out", str(tmp_path / "other")]) == 2
-    assert "is no calibration" in capsys.readouterr().err
+    assert "is no calibration" in capsys.readouterr().err  # before any process starts
+    assert not (tmp_path / "other").exists()
     file.unlink()
     assert main(["doctor", "--json"]) == 0
     checks = {each["name"]: each for each in json.loads(capsys.readouterr().out)["checks"]}

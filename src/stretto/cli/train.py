@@ -108,7 +108,7 @@ def train(
 
 
 def tell_algorithm(prepared: "Prepared", output: Output) -> None:
-    """Say what all-reduce(algorithm=auto) goes by, on processes."""
+    """Say which calibration all-reduce(algorithm=auto) goes by; where there is none, the first process warns."""
     from stretto.sync import AllReduce
 
     sync, replicas = prepared.trainer.sync, prepared.trainer.mesh.data
@@ -118,7 +118,9 @@ def tell_algorithm(prepared: "Prepared", output: Output) -> None:
     from stretto.runtime.world import machines_of
 
     ranks = prepared.trainer.placement.replicas_of(0)
-    output.say(f"{sync} goes by {basis(replicas, machines_of(ranks), sync.calibration).words}")
+    found = basis(replicas, machines_of(ranks), sync.calibration)
+    if found.calibration is not None:
+        output.say(f"{sync} goes by {found.words}")
 
 
 def place_of(
