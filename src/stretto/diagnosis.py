@@ -13,7 +13,7 @@ from stretto.batch import inputs_on
 from stretto.errors import UsageError
 from stretto.methods import METHODS, Method, method
 from stretto.parts import wake
-from stretto.splitting import split
+from stretto.splitting import Stages, divide
 from stretto.splitting.lists import whole_list
 from stretto.stage import begins_in_place, leaf
 from stretto.trace import describe, trace
@@ -69,6 +69,8 @@ class Diagnosis:
     modules: tuple[Finding, ...]
     objections: tuple[Objection, ...]
     remarks: tuple[Remark, ...]
+    shares: tuple[float, ...] = ()  # of the cost, by stage, where the model was split
+    uneven: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -91,7 +93,8 @@ def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Dia
         modules += found
         objections += against
     remarks = (*norms(model), *in_place(stages, names), *shared(stages))
-    return Diagnosis(len(stages), describe(given[0]), tuple(modules), tuple(objections), remarks)
+    balance = (tuple(stages.shares), stages.uneven) if isinstance(stages, Stages) else ()
+    return Diagnosis(len(stages), describe(given[0]), tuple(modules), tuple(objections), remarks, *balance)
 
 
 def look_at(
@@ -199,7 +202,7 @@ def shared(stages: Sequence[nn.Module]) -> Iterator[Remark]:
 def cut(model: nn.Module, num_stages: int | None, path: str | None, example: Any) -> Sequence[nn.Module]:
     """The stages to look at: as many as wanted, else one for each layer of a list, else the model as one."""
     if num_stages is not None:
-        return split(model, num_stages, example=example, path=path)
+        return divide(model, num_stages, example=example, path=path)
     if path is not None:
         raise UsageError(f"path={path!r} says where the model can be cut: say in how many stages, too")
     if isinstance(model, nn.Sequential | nn.ModuleList) and whole_list(model):

@@ -145,6 +145,10 @@ def in_words(name: str, found: "Diagnosis") -> list[str]:
     lines += ["With any other method no weights change between a forward and its backward: every module will do.", ""]
     for why in found.objections:
         lines.append(f"{why.module} ({why.kind}), {' and '.join(why.mechanisms)}: {why.reason}; {why.remedy}")
+    if found.shares:
+        lines.append(f"stages have {', '.join(f'{share:.1%}' for share in found.shares)} of the cost")
+    if found.uneven:
+        lines.append(f"mind: {found.uneven}")
     alike: dict[tuple[str, str], list[str]] = {}
     for remark in found.remarks:
         alike.setdefault((remark.kind, remark.remark), []).append(remark.module)

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from torch import fx, nn
 
 from stretto.splitting.arguments import find_call
-from stretto.splitting.carry import num_leaves
 from stretto.splitting.cost import Inputs
-from stretto.splitting.parts import tally, tied
-from stretto.splitting.recording import REMEDY, TraceError, record
-from stretto.splitting.traced import Traced
+from stretto.splitting.parts import tied
+from stretto.splitting.recording import TraceError, record
+from stretto.splitting.units import Units
 
 
-class Blocks(Traced):
+class Blocks(Units):
     """The traced forward of a model, in as many units as there are blocks.
 
     What comes before the first block belongs to the first unit, everything else to the unit of the block before it:
@@ -56,42 +55,13 @@ class Blocks(Traced):
             return f"block {names[start]} ({type(self._blocks[names[start]]).__name__}){around}"
         return f"blocks {names[start]} to {names[stop - 1]}"
 
-    def kinds(self, start: int, stop: int) -> str:
-        """The classes of the modules called, the blocks and those around them."""
-        called = (node.target for node in self._graph.nodes if node.op == "call_module" and self._in(node, start, stop))
-        return tally(self._targets[str(target)] for target in called)
+    def divisible(self, index: int) -> bool:
+        """Whether a block has modules in it, or others around it."""
+        block = list(self._blocks.values())[index]
+        return index in (0, len(self) - 1) or any(True for _ in block.children())
 
-    def notes(self, bounds: Sequence[int]) -> list[str]:
-        """What travels besides the last block's output, and what had to stay together."""
-        carried = []
-        for index, position in enumerate(bounds[1:-1]):
-            live = self._travels(position)
-            if sum(num_leaves(self._forms[node]) for node in live) > 1:
-                names = ", ".join(node.name for node in live)
-                carried.append(f"carried from stage {index} to stage {index + 1}: {names}")
-        given = [f"output: {', '.join(self._outputs)}"] if self._outputs else []
-        return carried + given + super().notes(bounds)
-
-    def _why_different(self) -> str:
-        return (
-            "between its blocks, its forward decides by something that tracing changes, such as "
-            f"isinstance(x, torch.Tensor). {REMEDY}"
-        )
-
-    def _number(self) -> dict[fx.Node, int]:
-        units: dict[fx.Node, int] = {}
-        num_called = 0
-        for node in self._graph.nodes:
-            num_called += node.op == "call_module" and node.target in self._blocks
-            units[node] = max(num_called - 1, 0)
-        return units
-
-    def _first(self, position: int, live: Sequence[fx.Node]) -> fx.Node | None:
-        # What the last block gave, or was made of it.
-        nodes = self._members[position - 1]
-        calls = [i for i, node in enumerate(nodes) if node.op == "call_module" and node.target in self._blocks]
-        since = set(nodes[calls[0] :])
-        return next((node for node in live if node in since), None)
+    def _begins(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and node.target in self._blocks
 
 
 def check_calls(model: nn.Module, blocks: Sequence[str], graph: fx.Graph) -> None:

@@ -21,11 +21,15 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Costs:
-    """One whole number a piece (FLOPs, nanoseconds or parameters), how to print it, and how it was obtained."""
+    """One whole number a piece (FLOPs, nanoseconds or parameters), how to print it, and how it was obtained.
+
+    `known`: they are what was asked for, and not something that stands for it.
+    """
 
     values: list[int]
     show: Callable[[int], str]
     how: str
+    known: bool = True
 
     def together(self, bounds: Sequence[int]) -> "Costs":
         """The costs of runs of pieces: entry s is that of the pieces bounds[s] up to bounds[s + 1]."""
@@ -38,7 +42,7 @@ def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | 
     if by == "parameters":
         return parameters(pieces, "number of parameters")
     if inputs is None:
-        return parameters(pieces, "number of parameters (to count FLOPs, give one input batch, example=x)")
+        return stand_in(pieces, "number of parameters (to count FLOPs, give one input batch, example=x)")
     if by == "time":
         values = seconds(pieces, names, inputs)
         return Costs(
@@ -48,7 +52,7 @@ def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | 
         )
     values = flops(pieces, names, inputs)
     if not any(values):
-        return parameters(pieces, "number of parameters (the example's forward has no FLOPs that torch counts)")
+        return stand_in(pieces, "number of parameters (the example's forward has no FLOPs that torch counts)")
     return Costs(values, show_flops, f"forward FLOPs counted on the example, {describe(inputs)}")
 
 
@@ -56,8 +60,13 @@ def parameters(pieces: Sequence[nn.Module], how: str) -> Costs:
     """Numbers of parameters; 1 each where there are none at all."""
     values = [sum(p.numel() for p in piece.parameters()) for piece in pieces]
     if not any(values):
-        return Costs([1] * len(values), str, f"1 each, for all would cost 0; asked for: {how}")
+        return Costs([1] * len(values), str, f"1 each, for all would cost 0; asked for: {how}", known=False)
     return Costs(values, lambda cost: f"{cost:,}", how)
+
+
+def stand_in(pieces: Sequence[nn.Module], how: str) -> Costs:
+    """Numbers of parameters, for want of FLOPs."""
+    return replace(parameters(pieces, how), known=False)
 
 
 def flops(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> list[int]:

@@ -1,22 +1,20 @@
 """Any model, cut where the least has to travel: the last resort, by torch.export."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import fx, nn
 
 from stretto.splitting.arguments import find_call
-from stretto.splitting.assembly import assemble
 from stretto.splitting.balance import cheapest
 from stretto.splitting.carry import Kind, num_leaves
 from stretto.splitting.cost import Inputs
 from stretto.splitting.exporting import REMEDY, export
-from stretto.splitting.look import Look
+from stretto.splitting.look import Look, held_together
 from stretto.splitting.modes import path_of
 from stretto.splitting.parts import tally, tied
 from stretto.splitting.traced import Traced
-from stretto.splitting.undisturbed import home, undisturbed
 
 
 class Exported(Traced):
@@ -71,6 +69,10 @@ class Exported(Traced):
         given = [f"output: {', '.join(self._outputs)}"] if self._outputs else []
         return [f"cut by torch.export: {self._because}", *sent, *given, *super().notes(bounds)]
 
+    def divisible(self, index: int) -> bool:
+        """No piece is: each is one costly operation, or what cannot be parted."""
+        return False
+
     def choose(self, costs: Sequence[int], units: Sequence[int], num_stages: int) -> list[int]:
         """Stages about as even as can be, then those with the fewest bytes between them."""
         return cheapest(costs, [self._bytes[unit] for unit in units], num_stages)
@@ -109,9 +111,6 @@ class Exported(Traced):
         self._bytes[len(self._starts)] = 0
         return {node: bisect_right(self._starts, place) - 1 for node, place in self._units.items()}
 
-    def _computes(self, node: fx.Node) -> bool:
-        return node.op not in ("placeholder", "output") and not self._own(node)
-
     def _fine(self, order: Sequence[fx.Node]) -> dict[fx.Node, int]:
         # Each operation a unit; what stages compute for themselves is with the next one.
         units, position = {}, 0
@@ -119,17 +118,6 @@ class Exported(Traced):
             units[node] = min(position, len(order) - 1)
             position += self._computes(node)
         return units
-
-    def _look(self) -> Iterator[Look]:
-        # In evaluation, then in training.
-        assert self._inputs is not None
-        module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
-        for training in (False, True):
-            with undisturbed([self._model, module], home([module])):
-                module.train(training)
-                look = Look(module)
-                look.run(*self._inputs)
-            yield look
 
     def _anchors(self, order: Sequence[fx.Node], look: Look) -> list[fx.Node]:
         def reads_matrix(node: fx.Node) -> bool:
@@ -159,28 +147,3 @@ def several_rows(inputs: Inputs) -> Inputs:
     if inputs[0].dim() and len(inputs[0]) == 1:
         return tuple(torch.cat([x, x]) if x.dim() and len(x) == 1 else x for x in inputs)
     return inputs
-
-
-def held_together(order: Sequence[fx.Node], looks: Sequence[Look]) -> set[int]:
-    """Where no cut may fall: position p is before operation p.
-
-    What is changed in place must be in the stage that made it, views of it too; a buffer that changes, in one stage.
-    """
-    barred: set[int] = set()
-    for look in looks:
-        changed = {place for node in order for place in look.seen[node].changes}
-        touched: dict[int, list[int]] = {}
-        changes: dict[int, int] = {}
-        made = {place for node in order for place in look.seen[node].gives}
-        kept = {p for n, sight in look.seen.items() if n.op == "get_attr" for p in sight.gives}
-        for position, node in enumerate(order):
-            sight = look.seen[node]
-            for place in changed & (sight.gives | sight.reads):
-                touched.setdefault(place, []).append(position)
-                if place in sight.changes:
-                    changes[place] = position
-        for place, positions in touched.items():
-            last = positions[-1] if place in kept else changes[place]
-            barred.update(range(positions[0] + 1, last + 1))
-        assert changed <= made | kept | {p for n, s in look.seen.items() if n.op == "placeholder" for p in s.gives}
-    return barred

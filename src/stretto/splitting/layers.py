@@ -1,9 +1,9 @@
 """A list of layers, called one after the other."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,35 +11,52 @@ from torch import nn
 from stretto.chain import Chain
 from stretto.errors import UsageError
 from stretto.splitting.cost import Inputs, attempt
+from stretto.splitting.lists import opens, whole_tuples
 from stretto.splitting.parts import Joint, Parts, tally, tied
 from stretto.splitting.undisturbed import home, undisturbed
 from stretto.trace import describe
+
+
+class Layer(NamedTuple):
+    """A module, its name in each sequence that it is in, and those sequences; the outermost list is none of them."""
+
+    path: tuple[str, ...]
+    module: nn.Module
+    sequences: tuple[nn.Module, ...]
 
 
 class Layers(Parts):
     """Layers by name. A stage's layers keep their names, so `f"{stage}.{name}"` is a key of the trained model.
 
     An nn.Sequential (`whole`) hands a tuple on as one argument; in a list of layers, as between stages, the members
-    of a tuple become arguments. So an nn.Sequential cannot be cut where a tuple passes.
+    of a tuple become arguments. So an nn.Sequential cannot be cut where a tuple passes. `opened`: of a plain
+    nn.Sequential among the layers, each layer counts.
     """
 
     noun = "layer"
 
     def __init__(
-        self, layers: Sequence[tuple[str, nn.Module]], inputs: Inputs | None, *, whole: bool, together: bool
+        self,
+        layers: Sequence[tuple[str, nn.Module]],
+        inputs: Inputs | None,
+        *,
+        whole: bool,
+        together: bool,
+        opened: bool = False,
     ) -> None:
-        self._layers = list(layers)
+        given = [Layer((name,), layer, ()) for name, layer in layers]
+        self._layers = [inner for layer in given for inner in within(layer)] if opened else given
         self._whole = whole
         names = [self.name(index, index + 1) for index in range(len(self))]
         joints = {} if inputs is None else self._follow(names, inputs)
         for index in range(1, len(self)):
-            if in_place(layers[index][1]):
+            if in_place(self._layers[index].module):
                 joints.setdefault(
                     index,
                     Joint(f"{names[index]} overwrites what {names[index - 1]} gives", "build it with inplace=False"),
                 )
-        shared = tied([dict(layer.named_parameters()) for _, layer in layers], names) if together else {}
-        self.joints = dict(sorted({**joints, **shared}.items()))
+        owned = [dict(layer.module.named_parameters()) for layer in self._layers]
+        self.joints = dict(sorted({**joints, **(tied(owned, names) if together else {})}.items()))
 
     def __len__(self) -> int:
         """Number of layers."""
@@ -48,21 +65,25 @@ class Layers(Parts):
     def cut(self, bounds: Sequence[int]) -> list[nn.Module]:
         """Each stage an nn.Sequential of its layers."""
         kind = nn.Sequential if self._whole else Chain
-        return [kind(OrderedDict(self._layers[start:stop])) for start, stop in pairwise(bounds)]
+        return [kind(nested(self._layers[start:stop])) for start, stop in pairwise(bounds)]
 
     def name(self, start: int, stop: int) -> str:
         """The layers start up to stop."""
         if stop == start + 1:
-            return f"layer {start} ({type(self._layers[start][1]).__name__})"
+            return f"layer {start} ({type(self._layers[start].module).__name__})"
         return f"layers {start} to {stop - 1} ({self.kinds(start, stop)})"
 
     def kinds(self, start: int, stop: int) -> str:
         """The layers' classes."""
-        return tally(layer for _, layer in self._layers[start:stop])
+        return tally(layer.module for layer in self._layers[start:stop])
+
+    def divisible(self, index: int) -> bool:
+        """Whether a layer has others in it."""
+        return any(True for _ in self._layers[index].module.children())
 
     def _follow(self, names: Sequence[str], inputs: Inputs) -> dict[int, Joint]:
         # One run of the example: do the layers fit each other, and where do tuples pass?
-        modules = [layer for _, layer in self._layers]
+        modules = [layer.module for layer in self._layers]
         if self._whole and len(inputs) != 1:
             raise UsageError(
                 f"the example has {len(inputs)} tensors, {describe(inputs)}, but an nn.Sequential takes one: give its "
@@ -73,14 +94,49 @@ class Layers(Parts):
         with undisturbed(modules, home(modules)), torch.no_grad():
             for index, layer in enumerate(modules):
                 output = attempt(layer, names[index], arguments)
-                if isinstance(output, tuple) and self._whole:
+                spread = isinstance(output, tuple) and not self._hands_whole(index)
+                if isinstance(output, tuple) and not spread:
                     joints[index + 1] = Joint(
                         f"{names[index]} hands a tuple on as one argument",
                         "let the next layer take the members as arguments, and give list(model)",
                     )
-                arguments = output if isinstance(output, tuple) and not self._whole else (output,)
+                arguments = output if spread else (output,)
         joints.pop(len(modules), None)
         return joints
+
+    def _hands_whole(self, index: int) -> bool:
+        # Whether a layer's tuple reaches the next one as one argument: what calls both decides.
+        following = self._layers[index + 1].sequences if index + 1 < len(self) else ()
+        both = [one for one, other in zip(self._layers[index].sequences, following, strict=False) if one is other]
+        return whole_tuples(both[-1]) if both else self._whole
+
+
+def within(layer: Layer) -> Iterator[Layer]:
+    """The layers of a plain sequence, and of such sequences in it; of any other layer itself."""
+    if not opens(layer.module):
+        yield layer
+        return
+    for name, module in layer.module._modules.items():
+        assert module is not None, "an nn.Sequential without a module could not be called"
+        yield from within(Layer((*layer.path, name), module, (*layer.sequences, layer.module)))
+
+
+def nested(layers: Sequence[Layer], depth: int = 0) -> OrderedDict[str, nn.Module]:
+    """The layers by name, in the sequences that they are in: those themselves if all their layers are there."""
+    found: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, group in groupby(layers, key=lambda layer: layer.path[depth]):
+        members = list(group)
+        if len(members[0].path) == depth + 1:
+            found[name] = members[0].module
+            continue
+        sequence = members[0].sequences[depth]
+        if len(members) == len(list(within(Layer(("",), sequence, ())))):
+            found[name] = sequence
+        else:
+            kind = nn.Sequential if whole_tuples(sequence) else Chain
+            found[name] = kind(nested(members, depth + 1))
+            found[name].training = sequence.training
+    return found
 
 
 def in_place(layer: nn.Module) -> bool:

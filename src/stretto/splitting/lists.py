@@ -22,6 +22,13 @@ def whole_tuples(model: object) -> bool:
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
+def opens(module: nn.Module) -> bool:
+    """Whether a module is nothing but the modules in it, called one after the other."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    own = (*module._parameters, *module._buffers, *(hook for name in hooks for hook in getattr(module, name)))
+    return isinstance(module, nn.Sequential) and whole_list(module) and len(module) > 0 and not own
+
+
 def is_list(value: object) -> bool:
     """Whether a value is a list of modules."""
     return isinstance(value, (nn.ModuleList, nn.Sequential)) or (

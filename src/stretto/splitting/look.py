@@ -1,5 +1,6 @@
 """What each operation of a graph does, seen as the example runs: bytes, FLOPs, shared storage, changes in place."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,3 +75,28 @@ def tensors(value: Any) -> list[Tensor]:
 def differs(x: Tensor, values: Tensor | None) -> bool:
     """Whether a buffer has been changed."""
     return values is not None and not torch.equal(x, values)
+
+
+def held_together(order: Sequence[fx.Node], looks: Sequence[Look]) -> set[int]:
+    """Where no cut may fall: position p is before operation p.
+
+    What is changed in place must be in the stage that made it, views of it too; a buffer that changes, in one stage.
+    """
+    barred: set[int] = set()
+    for look in looks:
+        changed = {place for node in order for place in look.seen[node].changes}
+        touched: dict[int, list[int]] = {}
+        changes: dict[int, int] = {}
+        made = {place for node in order for place in look.seen[node].gives}
+        kept = {p for n, sight in look.seen.items() if n.op == "get_attr" for p in sight.gives}
+        for position, node in enumerate(order):
+            sight = look.seen[node]
+            for place in changed & (sight.gives | sight.reads):
+                touched.setdefault(place, []).append(position)
+                if place in sight.changes:
+                    changes[place] = position
+        for place, positions in touched.items():
+            last = positions[-1] if place in kept else changes[place]
+            barred.update(range(positions[0] + 1, last + 1))
+        assert changed <= made | kept | {p for n, s in look.seen.items() if n.op == "placeholder" for p in s.gives}
+    return barred

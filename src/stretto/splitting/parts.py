@@ -44,6 +44,10 @@ class Parts(ABC):
     def kinds(self, start: int, stop: int) -> str:
         """What those pieces are made of, in a few words."""
 
+    def divisible(self, index: int) -> bool:
+        """Whether a finer way to cut may part what is in one piece."""
+        return True
+
     def verify(self, stages: Sequence[nn.Module]) -> None:  # noqa: B027
         """Raise UsageError if stages, cut from these pieces, do not compute what the model does."""
 

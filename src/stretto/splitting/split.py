@@ -1,23 +1,20 @@
 """A model into balanced stages."""
 
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from stretto.batch import several
 from stretto.errors import UsageError, nearest
-from stretto.splitting.blocks import Blocks
-from stretto.splitting.cost import Inputs, measure
-from stretto.splitting.layers import Layers
-from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
-from stretto.splitting.parts import Parts, parted
-from stretto.splitting.recording import TraceError
+from stretto.splitting.cost import Inputs
+from stretto.splitting.find import find
+from stretto.splitting.parts import parted
 from stretto.splitting.stages import Stages, explain
 from stretto.splitting.undisturbed import home
+from stretto.splitting.ways import FAIR, Cut, measured, most_even, uneven, ways
 
 LOGGER = logging.getLogger("stretto")
 BY = ("flops", "time", "parameters")
@@ -61,33 +58,43 @@ def split(
             one stage, as methods need whose stages have losses of their own.
 
     The most expensive stage is as cheap as can be, then the sum of squares is least (of an exported graph: at most a
-    tenth above that, then the bytes that travel are least). The result is a list; its
-    `explanation` says what was chosen and why, and is logged on "stretto" (INFO); its `model_state` gives gathered
-    weights the names that they have in the model. The model keeps its modes,
-    statistics and gradients, and no random number is drawn.
+    tenth above that, then the bytes that travel are least). Where that is more than 1.3 times a fair share, an example
+    is given and no path, the model is cut elsewhere if that makes fairer stages: between layers within layers, between
+    the modules that its forward calls (torch.fx), or, if one of those is too large, within it (torch.export). If even
+    so a stage is larger, a UserWarning says shares and remedy.
+
+    The result is a list; its `shares` are the stages' shares of the cost; its `explanation` says what was chosen and
+    why, and is logged on "stretto" (INFO); its `model_state` gives gathered weights the names that they have in the
+    model. The model keeps its modes, statistics and gradients, and no random number is drawn.
 
     Raises UsageError where that cannot be done, with what to do instead.
     """
+    stages = divide(model, num_stages, example=example, path=path, by=by, tied=tied)
+    if stages.uneven:
+        warnings.warn(stages.uneven, stacklevel=2)
+    return stages
+
+
+def divide(
+    model: nn.Module | Sequence[nn.Module],
+    num_stages: int | Sequence[int],
+    *,
+    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    path: str | None = None,
+    by: str = "flops",
+    tied: str = "apart",
+) -> Stages:
+    """As `split`, without a warning: what it would say is in `uneven`."""
     check(model, num_stages, example, path, by, tied)
+    names, inputs = given(model, example)
     num_wanted = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
-    parts, inputs, units = cuttable(model, example, path, tied, num_wanted)
-    if isinstance(num_stages, int):
-        check_enough(parts, len(units) - 1, num_stages)
-    else:
-        check_bounds(parts, units, num_stages)
-    costs = measure(parts.cut(units), [parts.name(start, stop) for start, stop in pairwise(units)], inputs, by)
-    if isinstance(num_stages, int):
-        chosen = parts.choose(costs.values, units, num_stages)
-    else:
-        chosen = [units.index(bound) for bound in num_stages]
-    bounds = [units[position] for position in chosen]
-    kinds = [parts.kinds(start, stop) for start, stop in pairwise(bounds)]
-    stages = parts.cut(bounds)
-    parts.verify(stages)
-    notes = [*parts.notes(bounds), *parted(stages)]
-    explanation = explain(parts.noun, bounds, kinds, costs.together(chosen), notes)
+    found = ways(model, inputs, names, path, num_wanted, together=tied == "together")
+    cut, stages = most_even(found, inputs, by, num_stages)
+    unfair = isinstance(num_stages, int) and cut.imbalance > FAIR and cut.costs.known
+    says = uneven(cut, path) if unfair else ""
+    explanation = explained(cut, stages)
     LOGGER.info("%s", explanation)
-    return Stages(stages, model=model, bounds=bounds, explanation=explanation)
+    return Stages(stages, model=model, bounds=cut.bounds, explanation=explanation, shares=cut.shares, uneven=says)
 
 
 def pieces(
@@ -97,101 +104,37 @@ def pieces(
     path: str | None = None,
     tied: str = "apart",
 ) -> Stages:
-    """As `split`, into as many stages as there can be: what stages are made of."""
+    """As `split`, into as many stages as there can be: what two stages would be made of."""
     check(model, 1, example, path, BY[0], tied)
-    parts, _, units = cuttable(model, example, path, tied, 2)
-    return Stages(parts.cut(units), model=model, bounds=units, explanation=f"{len(units) - 1} pieces")
-
-
-def cuttable(
-    model: nn.Module | Sequence[nn.Module], example: Any, path: str | None, tied: str, num_wanted: int
-) -> tuple[Parts, Inputs | None, list[int]]:
-    """What a model is made of, the example where it is, and where it can be cut, both ends included."""
-    names = list(example) if isinstance(example, Mapping) else None
-    inputs = at_home(model, tuple(example.values()) if isinstance(example, Mapping) else example)
-    parts = find(model, inputs, names, path, num_wanted, together=tied == "together")
-    return parts, inputs, openings(parts)
-
-
-def openings(parts: Parts) -> list[int]:
-    """Where stages can begin, and the end."""
-    return [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
-
-
-def find(
-    model: nn.Module | Sequence[nn.Module],
-    inputs: Inputs | None,
-    names: Sequence[str] | None,
-    path: str | None,
-    num_wanted: int,
-    *,
-    together: bool,
-) -> Parts:
-    """The layers of a list; or the blocks that a path names, or that there are; or pieces of an exported graph."""
-    if path is not None:
-        assert isinstance(model, nn.Module)
-        return find_blocks(model, inputs, names, path, together=together)
-    if not whole_list(model):
-        return find_unnamed(model, inputs, names, num_wanted, together=together)
-    if names is not None:
-        raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
-    layers = entries(model, "the list of layers")
-    check_layers(layers, "the list of layers")
-    return Layers(layers, inputs, whole=whole_tuples(model), together=together)
-
-
-def find_blocks(
-    model: nn.Module, inputs: Inputs | None, names: Sequence[str] | None, path: str, *, together: bool
-) -> Blocks:
-    """The blocks of the list that a path names."""
-    blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
-    check_layers(list(blocks.items()), repr(path))
-    return Blocks(model, blocks, inputs, names, together=together)
-
-
-def find_unnamed(
-    model: nn.Module | Sequence[nn.Module],
-    inputs: Inputs | None,
-    names: Sequence[str] | None,
-    num_wanted: int,
-    *,
-    together: bool,
-) -> Parts:
-    """The blocks of the one list that may be meant; if they will not do, the model's graph, exported."""
-    refusal = None
-    if isinstance(model, nn.Module) and (path := main_list(model)) is not None:
-        try:
-            blocks = find_blocks(model, inputs, names, path, together=together)
-        except TraceError as error:
-            refusal = str(error)
-        else:
-            num_units = len(openings(blocks)) - 1
-            if inputs is None or num_wanted <= num_units:
-                return blocks
-            refusal = shortage(blocks, num_units, num_wanted)
-    if isinstance(model, nn.Module) and inputs is not None:
-        return find_exported(model, inputs, names, refusal, together=together)
-    raise UsageError(
-        refusal
-        or f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
-        f"blocks is, path=...; {candidates(model)}. Or give one input batch, example=x, and its graph is cut wherever "
-        "that can be done (torch.export)"
+    names, inputs = given(model, example)
+    together = tied == "together"
+    try:
+        cut, _ = most_even(ways(model, inputs, names, path, 2, together=together), inputs, BY[0], 2)
+    except UsageError:  # there is one piece; or it is said again
+        cut = measured(find(model, inputs, names, path, 2, together=together), inputs, BY[0])
+    finest = cut.into(len(cut.units) - 1)
+    return Stages(
+        finest.parts.cut(finest.bounds),
+        model=model,
+        bounds=finest.bounds,
+        explanation=f"{len(finest.shares)} pieces",
+        shares=finest.shares,
     )
 
 
-def find_exported(
-    model: nn.Module, inputs: Inputs, names: Sequence[str] | None, refusal: str | None, *, together: bool
-) -> Parts:
-    """The last resort; `refusal` says why the model's blocks would not do."""
-    from stretto.splitting.exported import Exported  # torch.export takes its time
+def given(
+    model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None
+) -> tuple[list[str] | None, Inputs | None]:
+    """The names of the example's tensors, if it has any, and the tensors, where the model is."""
+    names = list(example) if isinstance(example, Mapping) else None
+    return names, at_home(model, tuple(example.values()) if isinstance(example, Mapping) else example)
 
-    because = f"{type(model).__name__} has no one list of blocks" if refusal is None else refusal.partition(". ")[0]
-    try:
-        return Exported(model, inputs, names, because, together=together)
-    except UsageError as error:
-        if refusal is None:
-            raise
-        raise UsageError(f"{refusal}. Nor can its graph be cut: {error}") from error
+
+def explained(cut: Cut, stages: Sequence[nn.Module]) -> str:
+    """The table of `Stages.explanation`."""
+    kinds = [cut.parts.kinds(start, stop) for start, stop in pairwise(cut.bounds)]
+    notes = [*cut.parts.notes(cut.bounds), *parted(stages)]
+    return explain(cut.parts.noun, cut.bounds, kinds, cut.costs.together(cut.chosen), notes)
 
 
 def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
@@ -211,55 +154,6 @@ def check(model: object, num_stages: int | Sequence[int], example: object, path:
         raise UsageError("by='time' measures the layers on one input batch: give example=x, or by='parameters'")
     if path is not None and (not isinstance(model, nn.Module) or isinstance(model, nn.ModuleList)):
         raise UsageError(f"path={path!r} is given, but a {type(model).__name__} has no forward: leave the path out")
-
-
-def check_enough(parts: Parts, num_units: int, num_stages: int) -> None:
-    """Refuse more stages than there are pieces to put into them."""
-    if num_stages > num_units:
-        raise UsageError(shortage(parts, num_units, num_stages))
-
-
-def shortage(parts: Parts, num_units: int, num_stages: int) -> str:
-    """Why so many stages cannot be made of these parts."""
-    have = f"{num_stages} stages from {len(parts)} {parts.noun}s"
-    if num_stages > len(parts):
-        return (
-            f"{have}: a stage holds at least one {parts.noun}. Ask for at most {num_units} stages, or give smaller "
-            f"{parts.noun}s (a list of the layers within them)"
-        )
-    joints = dict.fromkeys(parts.joints.values())
-    why = "; ".join(f"{joint.reason} ({joint.remedy})" for joint in list(joints)[:3])
-    return (
-        f"{have}, but only {num_units} {'piece' if num_units == 1 else 'pieces'} can be parted: {why}. Ask for at most "
-        f"{num_units} {'stage' if num_units == 1 else 'stages'}, or part them as said"
-    )
-
-
-def check_bounds(parts: Parts, units: Sequence[int], bounds: Sequence[int]) -> None:
-    """Refuse stages that begin where there is nothing, or where nothing can be parted."""
-    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(parts) or any(a >= b for a, b in pairwise(bounds)):
-        raise UsageError(
-            f"num_stages={list(bounds)}: stages begin at 0 and at larger and larger {parts.noun}s, and the last number "
-            f"is that of the {parts.noun}s, {len(parts)}"
-        )
-    for bound in bounds:
-        if bound not in units:
-            joint = parts.joints[bound]
-            raise UsageError(
-                f"num_stages={list(bounds)}: no stage can begin at {bound}: {joint.reason}; {joint.remedy}"
-            )
-
-
-def check_layers(layers: Sequence[tuple[str, nn.Module]], what: str) -> None:
-    """Refuse an empty list, and lazy layers: they are nothing until a batch has come through."""
-    if not layers:
-        raise UsageError(f"{what} is empty: there is nothing to split")
-    for name, layer in layers:
-        if any(is_lazy(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
-            raise UsageError(
-                f"layer {name} ({type(layer).__name__}) is lazy and has no shapes yet: call the model once on a batch "
-                "before it is split"
-            )
 
 
 def at_home(model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | None) -> Inputs | None:

@@ -12,7 +12,9 @@ class Stages(list[nn.Module]):
     """Stages in order, as `stretto.Trainer` takes them; a plain list otherwise.
 
     `explanation` is a text table: what each stage holds and costs, how the cost was obtained, what had to stay
-    together. Stage s holds the layers (blocks, if the model was cut between blocks) `bounds[s]` up to `bounds[s + 1]`.
+    together. `shares` are the stages' shares of that cost, `uneven` what there is to say if one of them is too large,
+    and what to do about it. Stage s holds the layers (blocks, modules or pieces of a
+    graph, if the model was cut between those) `bounds[s]` up to `bounds[s + 1]`.
     """
 
     def __init__(
@@ -22,10 +24,14 @@ class Stages(list[nn.Module]):
         model: nn.Module | Sequence[nn.Module],
         bounds: Sequence[int],
         explanation: str,
+        shares: Sequence[float],
+        uneven: str = "",
     ) -> None:
         super().__init__(stages)
         self.bounds = list(bounds)
         self.explanation = explanation
+        self.shares = list(shares)
+        self.uneven = uneven
         self._model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
         self._names = names_in(self._model, self)
 

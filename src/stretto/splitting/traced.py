@@ -1,7 +1,7 @@
 """A model's forward as a graph, cut between units of it."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from stretto.splitting.assembly import assemble
 from stretto.splitting.carry import Form, Kind, Watch, guess_forms, leaves, num_leaves, outline, pack, rebuild, stand_in
 from stretto.splitting.cost import Inputs
 from stretto.splitting.decisions import asks
+from stretto.splitting.look import Look
 from stretto.splitting.parts import Joint, Parts
 from stretto.splitting.recording import Record
 from stretto.splitting.undisturbed import home, members, trainable, undisturbed
@@ -89,6 +90,20 @@ class Traced(Parts):
         with undisturbed([self._model, module], home([module])), trainable(self._model):
             watch.run(*inputs)
         return watch.forms
+
+    def _look(self) -> Iterator[Look]:
+        # In evaluation, then in training.
+        assert self._inputs is not None
+        module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
+        for training in (False, True):
+            with undisturbed([self._model, module], home([module])):
+                module.train(training)
+                look = Look(module)
+                look.run(*self._inputs)
+            yield look
+
+    def _computes(self, node: fx.Node) -> bool:
+        return node.op not in ("placeholder", "output") and not self._own(node)
 
     def _divide(self, units: dict[fx.Node, int]) -> None:
         # What follows from where the units are.

@@ -16,7 +16,7 @@ from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.optim import LAMB, LARS, cosine, scale_for_batch, warmup
-from stretto.splitting import split
+from stretto.splitting import divide
 from stretto.sync import find as find_sync
 from stretto.trainer import Trainer
 from stretto.translate import find_bleu
@@ -133,7 +133,7 @@ def prepare(settings: config.TrainSettings) -> Prepared:
 def stages_of(settings: config.TrainSettings, model: models.Model, example: torch.Tensor) -> list[nn.Module]:
     """The model cut where the settings say, or evenly."""
     if settings.bounds is None:
-        return split(model.layers, config.known(settings.stages), example=example)
+        return divide(model.layers, config.known(settings.stages), example=example)
     bounds, blocks = settings.bounds, len(model.layers)
     rising = all(after > before for before, after in pairwise(bounds))
     if len(bounds) != config.known(settings.stages) + 1 or bounds[0] != 0 or bounds[-1] != blocks or not rising:
