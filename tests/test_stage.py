@@ -157,7 +157,7 @@ def test_the_scheduler_steps_with_each_update():
 
 def test_errors_say_where():
     stage = make()
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(UsageError, match=r"stage 1 \(Linear\) cannot take what stage 0 gives, \[2, 9\]") as error:
         forward(stage, 4, torch.zeros(2, 9).double(), torch.zeros(2, 3).double())
     assert error.value.__notes__ == ["in action 1F4: stage 1, micro-batch 4"]
 

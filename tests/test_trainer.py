@@ -197,7 +197,7 @@ def test_modes_are_restored_one_by_one():
     before = frozen.running_mean.clone()
     trainer.step(x, y)
     assert torch.equal(frozen.running_mean, before)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(UsageError, match=r"evaluate: the model or the loss cannot take batch 0, x Tensor \["):
         trainer.evaluate([(x[:, :, :2], y)])
     assert not frozen.training
     assert trainer.stages[0].training

@@ -22,7 +22,15 @@ from stretto.heads.solo import readings
 from stretto.losses import Loss
 from stretto.mesh import Mesh, Placement
 from stretto.methods import Method
-from stretto.parts import StageLike, build_stage, check_heads, check_sharing, check_stage, wake
+from stretto.parts import (
+    StageLike,
+    build_stage,
+    check_heads,
+    check_sharing,
+    check_stage,
+    refuse_lazy,
+    wake,
+)
 from stretto.phase import Phase
 from stretto.precision import Precision
 from stretto.schedule import Delays, Rules, Schedule
@@ -185,6 +193,7 @@ class Construction:
             head.to(self._of.device) if head is not None and not isinstance(stage, Elsewhere) else None
             for head, stage in zip(heads, self.stages, strict=True)
         ]
+        refuse_lazy(stage for stage in self.stages if not isinstance(stage, Elsewhere))
         for built in own:
             if built is not None:
                 self._of.team.within.prepare_head(built)

@@ -1,12 +1,22 @@
 """From a minibatch to what is loaded of each micro-batch: every replica's part of it, and how much its loss counts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from stretto.batch import as_tuple, cut, entries, first_size, inputs_on, target_on
+from stretto.batch import (
+    check_examples,
+    check_names,
+    cut,
+    entries,
+    first_size,
+    inputs_of,
+    inputs_on,
+    target_of,
+    target_on,
+)
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, Loss, MeanCheck
 from stretto.parting import part_sizes
@@ -21,7 +31,7 @@ class Dealer:
 
     This process reads inputs, or targets, only where it says so. Replicas that `merges` weights count the mean loss of
     their own examples; others add up gradients, and have shares of the whole minibatch's mean. `tells_x`: a head's loss
-    here wants the inputs, too.
+    here wants the inputs, too. `arguments` are stage 0's, if it lives here: what a dict of inputs may name.
     """
 
     def __init__(
@@ -34,10 +44,12 @@ class Dealer:
         reads_x: bool,
         reads_y: bool,
         tells_x: bool = False,
+        arguments: tuple[Mapping[str, bool] | None, str] | None = None,
         loss: Loss,
         precision: Precision,
         device: torch.device,
     ) -> None:
+        self._arguments = arguments
         self._loss = loss
         self._mean_check = MeanCheck(loss)
         self._pieces = pieces
@@ -58,6 +70,14 @@ class Dealer:
                 raise UsageError(
                     f"{name} is None in this process, where {where}: every process passes the same batches"
                 )
+        if self._device.type == "meta":
+            raise UsageError("the trainer's device is 'meta', which holds no numbers: nothing can be trained there")
+        x = inputs_of(x) if self._reads_x else x
+        y = target_of(y) if self._reads_y else y
+        read = x if self._reads_x else None
+        check_examples(read, y if self._reads_y else None, cuts=self._pieces * self._replicas > 1)
+        if read is not None and self._arguments is not None:
+            check_names(read, *self._arguments)
         examples = first_size(y if x is None else x) if self._pieces * self._replicas > 1 else 1
         if examples < self._pieces * self._replicas and (self._reads_x or self._reads_y):
             among = f" for each of {self._replicas} replicas" if self._replicas > 1 else ""
@@ -87,12 +107,14 @@ class Dealer:
             first = part_sizes(sizes[0], self._replicas)[self._own[0]]
             if not self._merges:
                 sizes = tuple(size for piece in sizes for size in part_sizes(piece, self._replicas))
-            targets[self._own[0]][0].check = self._mean_check.due(y, sizes, first)
+            check = self._mean_check.due(y, sizes, first)
+            if check is not None:
+                targets[self._own[0]][0].check = lambda output: check(self._precision.outputs(output))
         return targets
 
     def _parted(self, value: Any) -> list[list[Any]]:
         # Of each replica its micro-batches: each micro-batch is dealt out, so that its examples are what they were.
-        pieces = cut(as_tuple(value), self._pieces)
+        pieces = cut(value, self._pieces)
         parted = [cut(piece, self._replicas, "parts, one for each replica") for piece in pieces]
         return [list(own) for own in zip(*parted, strict=True)]
 

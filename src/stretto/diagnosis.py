@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stretto import ties
-from stretto.batch import inputs_on
+from stretto.batch import call, inputs_on, like
 from stretto.errors import UsageError
 from stretto.methods import METHODS, Method, method
 from stretto.parts import wake
@@ -101,7 +101,7 @@ def look_at(
     index: int, stage: nn.Module, inputs: Sequence[Tensor], names: Mapping[int, str]
 ) -> tuple[list[Finding], list[Objection]]:
     """One stage: its modules that have weights, and what stands in the way of some."""
-    found = survey(stage, tuple(leaf(tensor, index > 0) for tensor in inputs))
+    found = survey(stage, like(inputs, [leaf(tensor, index > 0) for tensor in inputs]))
     if not begins_in_place(stage) and changes_input(stage, inputs):
         found.append(weights.Objection("", MECHANISMS, *IN_PLACE))
     parts = dict(stage.named_modules())
@@ -130,7 +130,7 @@ def changes_input(stage: nn.Module, inputs: Sequence[Tensor]) -> bool:
     given = [tensor.clone() for tensor in inputs]
     before = [tensor._version for tensor in given]
     with torch.no_grad(), left_alone(stage):
-        stage(*given)
+        call(stage, like(inputs, given))
     return before != [tensor._version for tensor in given]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.batch import IGNORED, inputs_on, target_on
+from stretto.batch import IGNORED, call, inputs_on, target_on
 from stretto.errors import UsageError
 from stretto.losses import Loss, mean_and_weight
 from stretto.precision import Precision
@@ -66,7 +66,7 @@ def evaluate(
         for x, y in batches:
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
             with precision.forward(device):
-                output = model(*tensors)
+                output = call(model, tensors)
                 tally.add(output, target, precision.loss(loss), tensors[0].shape[0])
     return tally.result()
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from stretto.arguments import shown, whole
 from stretto.errors import UsageError
 
 INNER = ("tensor", "height", "width")
@@ -24,12 +25,14 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.space, tuple | list) and len(self.space) == 2):
-            raise UsageError(f"space={self.space!r}: give two numbers, the slabs of height and width: space=(2, 1)")
+            raise UsageError(
+                f"space={shown(self.space)}: give two numbers, the slabs of height and width: space=(2, 1)"
+            )
         object.__setattr__(self, "space", tuple(self.space))
         for axis, length in (("data", self.data), ("tensor", self.tensor), *(("space", each) for each in self.space)):
             if not (isinstance(length, int) and not isinstance(length, bool) and length >= 1):
                 value = getattr(self, axis)
-                raise UsageError(f"{axis}={value!r}: the length of an axis is a whole number of at least 1")
+                raise UsageError(f"{axis}={shown(value)}: the length of an axis is a whole number of at least 1")
 
     @property
     def inside(self) -> int:
@@ -38,6 +41,7 @@ class Mesh:
 
     def pipeline(self, processes: int) -> int:
         """How many workers hold stages. Raises UsageError if the axes do not multiply to `processes`."""
+        whole("processes", processes, 1)
         others = self.data * self.inside
         if processes % others:
             less, more = processes // others * others, (processes // others + 1) * others

@@ -4,6 +4,7 @@ import logging
 
 from torch import nn
 
+from stretto.arguments import is_whole, of_kind, shown
 from stretto.errors import UsageError
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -19,8 +20,9 @@ def group_norm(module: nn.Module, *, group_size: int = 2) -> nn.Module:
     bias stay the same parameters, so an optimizer made before goes on training them; eps is kept, running statistics
     are dropped. How many were replaced goes to the logger "stretto". Raises UsageError if there is none.
     """
-    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-        raise UsageError(f"group_size={group_size!r}: a whole number of channels, at least 1")
+    of_kind("module", module, nn.Module, "an nn.Module with BatchNorms in it")
+    if not is_whole(group_size) or group_size < 1:
+        raise UsageError(f"group_size={shown(group_size)}: a whole number of channels, at least 1")
     lazy = [name or type(part).__name__ for name, part in module.named_modules() if isinstance(part, LAZY)]
     if lazy:
         raise UsageError(f"group_norm: {', '.join(lazy)} do not know their channels yet: run a forward first")

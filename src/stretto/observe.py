@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.linalg import vector_norm
 
+from stretto.batch import call, like
 from stretto.generator import PreservedGenerator
 from stretto.interpreter import Interpreter
 from stretto.schedule import Action
@@ -218,7 +219,7 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
     alive: list[Any] = []  # whatever is freed gives its place to the next, which would then not be counted
     hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
     with PreservedGenerator(inputs[0].device), hooks, stage.context():
-        alive.append(module(*given))
+        alive.append(call(module, like(graph.inputs, given)))
         if target is not None:
             features = alive[0] if isinstance(alive[0], tuple) else (alive[0],)
             alive.append(head_loss(stage.loss, head, features, alive[0], target))

@@ -2,12 +2,14 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from stretto.arguments import called, is_number, refuse, shown
 from stretto.errors import UsageError
 from stretto.generator import PreservedGenerator
 from stretto.mesh import Mesh
@@ -25,7 +27,7 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
             f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
         )
     for name, value, fits, wanted in (
-        ("stages", stages, isinstance(stages, Iterable), "a list of modules"),
+        ("stages", stages, is_list(stages), "a list of modules, such as stretto.split(model, 4, example=x) makes"),
         ("loss", loss, callable(loss), "a function (output, target) -> mean loss"),
         ("scheduler", scheduler, scheduler is None or callable(scheduler), "a function of the optimizer"),
         ("heads", heads, heads is None or isinstance(heads, Sequence | nn.ModuleList), "a list, one entry a stage"),
@@ -34,13 +36,11 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
         ("clip", clip, clip is None or is_positive(clip), "a positive number, or None"),
     ):
         if not fits:
-            raise UsageError(f"{name}={value!r}: give {wanted}")
+            refuse(name, value, wanted)
 
 
-def check_mesh(mesh: Any, sync: Sync) -> None:
-    """Refuse what is no mesh, and two ways to share one stage."""
-    if not isinstance(mesh, Mesh):
-        raise UsageError(f"mesh={mesh!r}: give stretto.Mesh(data=2)")
+def check_mesh(mesh: Mesh, sync: Sync) -> None:
+    """Refuse two ways to share one stage."""
     if mesh.tensor > 1 and mesh.space != (1, 1):
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
     if mesh.inside > 1 and mesh.data > 1 and isinstance(sync, ParameterServer):
@@ -52,6 +52,11 @@ def check_mesh(mesh: Any, sync: Sync) -> None:
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or shared out among replicas ({sync}), not both")
 
 
+def is_list(value: Any) -> bool:
+    """Whether a value can be gone through, one stage after the other."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | torch.Tensor | nn.ModuleDict)
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is an int; True is none."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -59,13 +64,13 @@ def is_whole(value: Any) -> bool:
 
 def is_positive(value: Any) -> bool:
     """Whether a value is a number above 0; infinity is one."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return is_number(value) and value > 0
 
 
 def pick_device(device: str | torch.device) -> torch.device:
     """Turn "auto" into the best device there is; refuse one that is not there."""
     if not isinstance(device, str | torch.device):
-        raise UsageError(f"device={device!r}: give 'auto', a name such as 'cpu' or 'cuda:1', or a torch.device")
+        raise UsageError(f"device={shown(device)}: give 'auto', a name such as 'cpu' or 'cuda:1', or a torch.device")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -82,6 +87,17 @@ def check_stage(stage: Any, index: int) -> None:
         raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
 
 
+def arguments_of(stage: nn.Module) -> tuple[dict[str, bool] | None, str]:
+    """What a forward takes, and whether it must be given; None if any name will do. And the stage, for messages."""
+    inner = getattr(stage, "_orig_mod", stage)  # of a compiled one
+    parameters = inspect.signature(inner.forward).parameters.values()
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    title = f"stage 0, {type(inner).__name__}.forward({', '.join(each.name for each in named)})"
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None, title
+    return {each.name: each.default is each.empty for each in named}, title
+
+
 def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
     """A stage as a module, built here if it came as a function."""
     if isinstance(stage, nn.Module):
@@ -89,11 +105,33 @@ def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
     else:
         with PreservedGenerator(torch.device("cpu")) as generator:
             generator.seed(derive(seed, "stage", index))
-            built = stage()
+            built = called(f"stage {index}", stage, wanted="an nn.Module, or a function that builds one")
     if not isinstance(built, nn.Module):
         raise UsageError(f"stage {index}: its function returned {type(built).__name__}, not an nn.Module")
     refuse_dtensors(built, index)
+    refuse_meta(built, f"stage {index}")
     return built
+
+
+def refuse_meta(module: nn.Module, what: str) -> None:
+    """Refuse weights without numbers."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise UsageError(
+                f"{what}: {name} is on the meta device and holds no numbers: build the module on the CPU or a GPU, or "
+                "give its weights values after module.to_empty(device='cpu')"
+            )
+
+
+def refuse_lazy(stages: Iterable[nn.Module]) -> None:
+    """Refuse weights without shapes."""
+    for index, stage in enumerate(stages):
+        for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
+            if is_lazy(tensor):
+                raise UsageError(
+                    f"stage {index}: {name} is lazy and has no shape yet: run the model on a batch before, or give "
+                    "the Trainer one, example=x"
+                )
 
 
 def refuse_dtensors(stage: nn.Module, index: int) -> None:
@@ -131,7 +169,9 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
         raise UsageError(f"heads has {len(given)} entries for {reach.num_stages} stages: give one (or None) for each")
     for stage, head in enumerate(given):
         if head is not None and not isinstance(head, nn.Module):
-            raise UsageError(f"heads[{stage}] is {head!r}: give an nn.Module, or None to have it built")
+            raise UsageError(f"heads[{stage}] is {shown(head)}: give an nn.Module, or None to have it built")
+        if head is not None:
+            refuse_meta(head, f"heads[{stage}]")
         if head is not None and stage == reach.num_stages - 1:
             raise UsageError(
                 f"heads[{stage}]: the last stage's output is the model's output; put the head into the stage"
@@ -151,7 +191,7 @@ def wake(stages: Sequence[nn.Module]) -> None:
 
 def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
     """Call the user's function and make sure that what it gave can be stepped without a metric."""
-    made = scheduler(optimizer)
+    made = called("scheduler", scheduler, optimizer, wanted="a function of the optimizer that returns a scheduler")
     if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UsageError("ReduceLROnPlateau wants a metric, which a stage's update does not have: choose a scheduler "
                          "that depends on the number of updates alone")  # fmt: skip
@@ -169,7 +209,8 @@ def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter
             f"optimizer is a {type(optimizer).__name__}: each stage has its own, so give a function of the parameters, "
             "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
         )
-    made = optimizer(parameters)
+    wanted = "a function of parameters, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+    made = called("optimizer", optimizer, parameters, wanted=wanted)
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(f"optimizer returned {type(made).__name__}, not a torch.optim.Optimizer")
     if "closure" in inspect.signature(made.step).parameters and isinstance(made, torch.optim.LBFGS):

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.arguments import shown
+from stretto.batch import like
 from stretto.errors import UsageError, nearest
 from stretto.losses import CrossEntropy, Loss
 from stretto.optim import Masters
@@ -27,8 +29,10 @@ class Precision:
     """
 
     def __init__(self, name: str | None) -> None:
-        if name is not None and name not in PRECISIONS:
-            raise UsageError(f"unknown precision {name!r}: {nearest(str(name), PRECISIONS)}; None for the modules' own")
+        if name is not None and not (isinstance(name, str) and name in PRECISIONS):
+            raise UsageError(
+                f"unknown precision {shown(name)}: {nearest(str(name), PRECISIONS)}; None for the modules' own"
+            )
         self.name = name
 
     def masters(self, parts: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> Masters:
@@ -50,7 +54,11 @@ class Precision:
         """What stage 0 is given."""
         if self.name != "bf16":
             return tensors
-        return tuple(tensor.to(LOW) if tensor.is_floating_point() else tensor for tensor in tensors)
+        return like(tensors, [tensor.to(LOW) if tensor.is_floating_point() else tensor for tensor in tensors])
+
+    def outputs(self, output: Any) -> Any:
+        """What a loss is given of an output."""
+        return output if self.name != "bf16" else raised(output)
 
     def loss(self, loss: Loss) -> Loss:
         """The loss of a low-precision output."""

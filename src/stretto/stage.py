@@ -9,21 +9,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto.arguments import shown
+from stretto.batch import like, tensors_in
 from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.value import Loss, Sum, call, mean_and_weight
+from stretto.misfit import is_misfit, told
 from stretto.optim import Masters
-from stretto.schedule import Reach
+from stretto.schedule import KINDS, Reach
 from stretto.shards import gathered, is_sharded, local, shares, whole
 from stretto.sync.agreement import Agreement
 from stretto.ties import Borrower, Lender, taken
+from stretto.trace import describe, summary
 from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]
 Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
+Kinds = tuple[tuple[torch.dtype, torch.Size], ...]
 Norms = Callable[[Sequence[Tensor]], Tensor]  # of parameters' gradients, [number of gradients]
 
 
@@ -139,6 +144,7 @@ class Stage:
         self._split = split
         self._recompute = recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
+        self._took: Kinds | None = None  # of the first micro-batch that came through
         self._tried = False  # whether a forward has been run whose graph was not kept
         self._is_last = index == reach.num_stages - 1
         self._has_loss = reach.hops[index] is not None
@@ -189,14 +195,42 @@ class Stage:
                 wanted = self.updates if version is None else version
                 run = self._first_forward if self._recompute else self._forward
                 with self.context():
-                    return run(microbatch, operands, wanted)
+                    made = run(microbatch, operands, wanted)
+                if self._took is None:
+                    self._took = kinds_of(operands)
+                return made
             if kind == "C":
                 with self.context():
                     return self._second_forward(microbatch, operands)
             return self._run[kind](operands)
         except Exception as error:
-            error.add_note(f"in action {self.index}{kind}{microbatch}: stage {self.index}, micro-batch {microbatch}")
+            where = f"in action {self.index}{kind}{microbatch}: stage {self.index}, micro-batch {microbatch}"
+            misfit = self._misfit(kind, operands, error)
+            if misfit is not None:
+                misfit.add_note(where)
+                raise misfit from error
+            error.add_note(where)
             raise
+
+    def _misfit(self, kind: str, operands: Mapping[str, Any], error: Exception) -> UsageError | None:
+        # What to say in an error's place, if it comes of a batch of another kind than this stage has trained with.
+        if not is_misfit(error):
+            return None
+        found = kinds_of(operands) if "activation" in operands else self._took
+        if self._took == found and self.updates and not isinstance(error, IndexError):
+            return None
+        target = operands.get("target")
+        came = f"stage {self.index - 1} gives" if self.index else "it is given"
+        what = (
+            f"cannot take what {came}, {describe(operands['activation'])}"
+            if "activation" in operands
+            else (f"fails in its {KINDS[kind]}")
+        )
+        against = f", with the target {shown(target.value)}" if target is not None else ""
+        return UsageError(
+            f"stage {self.index} ({summary(self.module)}) {what}{against}: {told(error)}. Give batches that the stages "
+            "and the loss can take; Trainer(example=x) checks the stages before"
+        )
 
     def adopt(self, practice: Practice, recompute: bool) -> None:
         """Train otherwise from now on; nothing may be in flight."""
@@ -259,8 +293,8 @@ class Stage:
             self._seed_forward(microbatch)
         if isinstance(self.head, SharedReadout):
             self.head.receive(operands.get("tied-weight", ()))
-        inputs = tuple([leaf(tensor, self._sends) for tensor in operands["activation"]])
-        given = tuple(tensor.clone() for tensor in inputs) if self._changes_input else inputs
+        inputs = like(operands["activation"], [leaf(tensor, self._sends) for tensor in operands["activation"]])
+        given = like(inputs, [tensor.clone() for tensor in inputs]) if self._changes_input else inputs
         before = [tensor._version for tensor in given]
         output, version, tied = self._run_module(given, operands, wanted, seen)
         if not self._changes_input and before != [tensor._version for tensor in given]:
@@ -497,6 +531,13 @@ class Stage:
             self.head.receive(unread)
         if self._borrows is not None:
             self._borrows.settle()
+
+
+def kinds_of(operands: Mapping[str, Any]) -> Kinds:
+    """The types and shapes, but for the number of examples, of what a forward is given."""
+    target = operands.get("target")
+    tensors = [*operands["activation"], *(part for _, part in tensors_in(target and target.value, ""))]
+    return tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors)
 
 
 IN_PLACE = (

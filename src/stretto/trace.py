@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.batch import inputs_on
+from stretto.batch import call, inputs_on
 from stretto.errors import UsageError
 from stretto.evaluate import evaluating
 
@@ -23,7 +23,7 @@ def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first
     with torch.no_grad(), evaluating(stages):
         for index, stage in enumerate(stages, start=first):
             try:
-                output = stage(*tensors)
+                output = call(stage, tensors)
             except Exception as error:
                 came = f"stage {index - 1}" if index else "the example"
                 raise UsageError(

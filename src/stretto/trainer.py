@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.arguments import flag, of_kind, positive, whole
+from stretto.arguments import path as check_path
+from stretto.batches import Batches
 from stretto.chain import Chain
 from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.construction import Construction, Wanted
@@ -23,7 +26,7 @@ from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.observe import Observer
-from stretto.parts import StageLike, check_kinds, check_mesh
+from stretto.parts import StageLike, arguments_of, check_kinds, check_mesh
 from stretto.precision import Precision
 from stretto.shards import is_sharded
 from stretto.sync import Order, ParameterServer, Sync
@@ -31,7 +34,7 @@ from stretto.sync import find as find_sync
 from stretto.team import State, find_team
 from stretto.tracing import Recording
 
-Batch = Any  # a tensor, or a tuple of tensors
+Batch = Any  # stretto.batch.FORMS
 
 
 class Trainer:
@@ -107,7 +110,9 @@ class Trainer:
         sync: str | Sync = "all-reduce",
         timeout: float = 600,
     ) -> None:
+        positive("timeout", timeout)
         self.mesh = Mesh() if mesh is None else mesh
+        of_kind("mesh", self.mesh, Mesh, "stretto.Mesh(data=2)")
         self._team = find_team(timeout, self.mesh)
         with self._team.together():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
@@ -153,6 +158,7 @@ class Trainer:
             reads_y=any(head in self._stages for head in self.rules.reach.heads),
             tells_x=tells_x,
             loss=self.loss,
+            arguments=arguments_of(self.stages[0]) if 0 in self._stages else None,
             precision=self.precision,
             device=self.device,
         )
@@ -227,6 +233,7 @@ class Trainer:
 
         On several processes each asks after each step; it takes a look into their store, some 0.1 ms.
         """
+        flag("stops: wanted", wanted)
         with self._team.together():
             last = self._team.last_step(self._entered, self.lag, wanted)
         return last is not None and self._entered >= last
@@ -304,10 +311,11 @@ class Trainer:
         output's largest entry hits, but for those of -100, which ask for nothing (as in torch's cross entropy);
         without such targets there is no such key. Raises UsageError without examples.
         """
+        given = Batches("evaluate", batches)
         self._pause()
-        with self._team.together():
+        with self._team.together(), given.fitting():
             self._team.refresh(self._stages, self.rules)
-            return self._team.evaluate(self.stages, self.loss, batches, self.device, self.precision)
+            return self._team.evaluate(self.stages, self.loss, given, self.device, self.precision)
 
     def together(self) -> AbstractContextManager[None]:
         """What all processes do at the same time, besides training: an error in one of them ends all."""
@@ -329,6 +337,7 @@ class Trainer:
         Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
         `figures()`.
         """
+        whole("observe: minibatches", minibatches, 1)
         if any(map(is_sharded, self.stages)):
             raise UsageError(
                 f"sync={self.sync.name}: no process has whole weights to observe; observe on one process, where the "
@@ -377,6 +386,9 @@ class Trainer:
         replaced; if that fails (UsageError, OSError) it is still there. On several processes a collective: they all
         see the same files, and each writes its own stages.
         """
+        check_path("save: path", path)
+        if extra is not None:
+            of_kind("save: extra", extra, Mapping, "a dict of numbers, text, lists and dicts")
         self.flush()
         manifest = Manifest(
             method=str(self.method),
@@ -397,6 +409,7 @@ class Trainer:
         Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
         seed or precision, or a method that is another or written otherwise.
         """
+        check_path("load: path", path)
         self._pause()
         with self._team.together():
             manifest = read_manifest(path)

@@ -161,6 +161,8 @@ def hidden(path: Path, role: str) -> Path:
 
 def _find(path: StrPath) -> Path:
     path = Path(path)
+    if not _real(path).name:
+        raise UsageError(f"{path} is the root of all folders and no checkpoint: name the folder that save wrote")
     former = hidden(_real(path), "former")
     if _complete(former) and not _complete(path):  # killed between two renames
         return former
@@ -175,6 +177,8 @@ def _find(path: StrPath) -> Path:
 
 
 def _refuse_to_replace(path: Path) -> None:
+    if not path.name:
+        raise UsageError(f"{path} is the root of all folders: name a folder for the checkpoint")
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file, and a checkpoint a folder: remove it, or save under another name")
     other = [entry.name for entry in path.iterdir() if not PARTS.fullmatch(entry.name)] if path.exists() else []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto.arguments import path
 from stretto.collectives.formulas import Link, formula
 from stretto.collectives.library.double_tree import blocks_of
 from stretto.collectives.library.hierarchical import nodes_of
@@ -69,6 +70,7 @@ class Calibration:
     @classmethod
     def read(cls, file: str | Path) -> "Calibration":
         """What `stretto calibrate --collectives --out FILE` wrote. Raises UsageError if it is something else."""
+        path("file", file)
         remedy = f"write one with stretto calibrate --collectives --workers N --out {file}"
         try:
             content = tomllib.loads(Path(file).read_text(encoding="utf-8"))

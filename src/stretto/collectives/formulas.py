@@ -3,10 +3,13 @@
 P processes, N bytes. They stand beside the plans and share nothing with them; tests compare the two.
 """
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import floor, log2
 from typing import NamedTuple
+
+from stretto.arguments import number, one_of, whole
 
 
 class Terms(NamedTuple):
@@ -24,6 +27,10 @@ class Link:
     latency: float
     seconds_per_byte: float
     reduction_seconds_per_byte: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            number(field.name, getattr(self, field.name), 0)
 
     def seconds(self, terms: Terms) -> float:
         """How long they take."""
@@ -99,7 +106,11 @@ FORMULAS: dict[str, Callable[[int, float], Terms]] = {
 
 
 def formula(algorithm: str, P: int, N: float, *, blocks: int = 1, per_node: int = 1) -> Terms:
-    """The closed form of an algorithm by its name."""
+    """The closed form of an algorithm by its name. Raises UsageError for an unknown one, or no sizes."""
+    one_of("algorithm", algorithm, [*FORMULAS, "double-tree", "hierarchical"])
+    for name, value in (("P", P), ("blocks", blocks), ("per_node", per_node)):
+        whole(name, value, 1, sys.maxsize)
+    number("N", N, 0)
     if algorithm == "double-tree":
         return double_tree(P, N, blocks)
     if algorithm == "hierarchical":

@@ -1,10 +1,12 @@
 """What plans cost, read off their steps: messages, elements, and time on paper."""
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from stretto.arguments import number, of_kind, sequence, whole
 from stretto.collectives.step import ADD, SEND, Plan, Step
 from stretto.errors import ScheduleError
 
@@ -18,8 +20,17 @@ class Traffic(NamedTuple):
 
 def traffic(plan: Plan) -> Traffic:
     """How many messages a plan sends, and how many elements in all of them."""
+    check_plan(plan)
     sends = [step for step in plan if step.kind == SEND]
     return Traffic(len(sends), sum(step.length for step in sends))
+
+
+def check_plan(plan: Plan, size: int = sys.maxsize) -> None:
+    """Refuse what is no plan, or not one among so many processes."""
+    sequence("plan", plan, "what stretto.collectives.plan(...) returned")
+    for step in plan:
+        of_kind("a step of the plan", step, Step, "a stretto.collectives.Step")
+        whole("a step's peer", step.peer, 0, size - 1)
 
 
 @dataclass
@@ -56,6 +67,11 @@ def price(plans: Sequence[Plan], latency: float = 1, per_element: float = 0, red
     With (1, 0, 0) the result is the number of messages one after the other, with (0, 1, 0) that of elements. Raises
     ScheduleError for plans that deadlock, or that leave messages over.
     """
+    sequence("plans", plans, "what stretto.collectives.plans(...) returned: a plan for each process")
+    for plan in plans:
+        check_plan(plan, len(plans))
+    for name, value in (("latency", latency), ("per_element", per_element), ("reduction", reduction)):
+        number(name, value, 0)
     processes = [Process(deque(plan)) for plan in plans]
     moved = True
     while moved:

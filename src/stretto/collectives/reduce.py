@@ -8,13 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stretto.arguments import of_kind, one_of, refuse, whole
 from stretto.collectives.calibration import NOMINAL, Calibration, cheapest
 from stretto.collectives.execute import execute
 from stretto.collectives.program import Program, lower
-from stretto.collectives.table import NESTED, plan
+from stretto.collectives.table import ALGORITHMS, NESTED, plan
 from stretto.errors import StrettoError, UsageError
 
 AUTO = "auto"
+KNOWN = (*ALGORITHMS, AUTO)
 PIECE = 1 << 20  # bytes of a long message that travel at a time
 AHEAD = 2  # addends that are received ahead
 OWN_TAGS = 1 << 30  # tags from here on: a user's own messages have small ones
@@ -47,6 +49,11 @@ def all_reduce(
     """
     group = member_of(group)
     check(tensor)
+    one_of("algorithm", algorithm, KNOWN)
+    if per_node is not None:
+        whole("per_node", per_node, 1)
+    if calibration is not None:
+        of_kind("calibration", calibration, Calibration, "Calibration.read(file), or None")
     rank, size, length, dtype = group.rank(), group.size(), tensor.numel(), tensor.dtype
     if algorithm == AUTO:
         algorithm = chosen(calibration, size, length * dtype.itemsize)
@@ -79,6 +86,8 @@ def member_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def check(tensor: Tensor) -> None:
     """Raise UsageError for a tensor that cannot be summed here."""
+    if not isinstance(tensor, Tensor):
+        refuse("tensor", tensor, "a tensor; it is summed in place")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise UsageError(f"a {tensor.layout} tensor on {tensor.device}: only dense ones on the CPU travel over gloo")
     if tensor.dtype == torch.bool:

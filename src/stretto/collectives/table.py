@@ -1,7 +1,9 @@
 """The all-reduce algorithms by name."""
 
+import sys
 from collections.abc import Callable, Iterable
 
+from stretto.arguments import shown, whole
 from stretto.collectives.library.double_tree import double_tree
 from stretto.collectives.library.hierarchical import hierarchical
 from stretto.collectives.library.parameter_server import parameter_server
@@ -24,14 +26,27 @@ ALGORITHMS: dict[str, Callable[[int, int, int], Iterable[Step]]] = {
 NESTED = "hierarchical"
 
 
+MOST_PROCESSES = 100_000
+
+
+def check(algorithm: str, size: int, length: int, per_node: int | None) -> None:
+    """Refuse what no plan can be made for."""
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise UsageError(f"algorithm={shown(algorithm)}: {nearest(str(algorithm), [*ALGORITHMS, 'auto'])}")
+    whole("size", size, 1, MOST_PROCESSES)
+    whole("length", length, 0, sys.maxsize)
+    if per_node is not None:
+        whole("per_node", per_node, 1)
+
+
 def plan(algorithm: str, rank: int, size: int, length: int, *, per_node: int | None = None) -> Plan:
     """What process `rank` of `size` does to sum `length` elements.
 
     `per_node` is for the hierarchical algorithm: how many consecutive ranks are a node. Raises UsageError for a name
     that is not known, and for nodes that are not alike.
     """
-    if algorithm not in ALGORITHMS:
-        raise UsageError(f"algorithm={algorithm!r}: {nearest(algorithm, [*ALGORITHMS, 'auto'])}")
+    check(algorithm, size, length, per_node)
+    whole("rank", rank, 0, size - 1)
     if algorithm == NESTED:
         return without_empty(hierarchical(rank, size, length, per_node))
     if per_node is not None:
@@ -41,4 +56,5 @@ def plan(algorithm: str, rank: int, size: int, length: int, *, per_node: int | N
 
 def plans(algorithm: str, size: int, length: int, *, per_node: int | None = None) -> list[Plan]:
     """What each process does."""
+    check(algorithm, size, length, per_node)
     return [plan(algorithm, rank, size, length, per_node=per_node) for rank in range(size)]

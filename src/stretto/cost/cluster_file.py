@@ -7,6 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stretto.arguments import of_kind
+from stretto.arguments import path as check_path
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.errors import UsageError, nearest
 from stretto.folders import write_whole
@@ -22,15 +24,18 @@ def names() -> list[str]:
 
 def find_cluster(name: str) -> Cluster:
     """A cluster by its name, or from a file. Raises UsageError where there is none, or one that cannot be."""
+    of_kind("cluster", name, str, f"a name or the path of a TOML file; names are {', '.join(names())}")
     if name in names():
         return parse(HOME.joinpath(f"{name}.toml").read_text(encoding="utf-8"), f"cluster {name}")
-    if not name.endswith(".toml") and not Path(name).is_file():
+    if "\0" in name or (not name.endswith(".toml") and not Path(name).is_file()):
         raise UsageError(f"no cluster {name!r}: {nearest(name, names())}; or give a file, written by stretto calibrate")
     return read_cluster(Path(name))
 
 
-def read_cluster(file: Path) -> Cluster:
+def read_cluster(file: str | Path) -> Cluster:
     """A cluster from a file. Raises UsageError with what is wrong in it."""
+    check_path("file", file)
+    file = Path(file)
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -42,9 +47,13 @@ def read_cluster(file: Path) -> Cluster:
     return parse(text, str(file))
 
 
-def write_cluster(cluster: Cluster, file: Path) -> None:
+def write_cluster(cluster: Cluster, file: str | Path) -> None:
     """Write what `read_cluster` reads; the file is there whole or not at all."""
-    write_whole(file, to_toml(cluster))
+    of_kind("cluster", cluster, Cluster, "a stretto.cost.Cluster")
+    check_path("file", file)
+    if Path(file).is_dir():
+        raise UsageError(f"{file} is a folder: name a file, such as cluster.toml")
+    write_whole(Path(file), to_toml(cluster))
 
 
 def to_toml(cluster: Cluster) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from stretto.arguments import of_kind, shown
 from stretto.cost.flops import Flops, count, durations, paper
 from stretto.errors import UsageError, nearest
 from stretto.methods.phases import Phases
@@ -53,9 +54,10 @@ def measure(trainer: Trainer, x: Any, y: Any, accounting: str = "counted") -> Co
 
     Reference: the table "Cost of a run" for `accounting="paper"`; see NOTES for what each accounting means.
     """
+    of_kind("trainer", trainer, Trainer, "a stretto.Trainer")
     known: tuple[Accounting, ...] = get_args(Accounting)
     for name in known:
-        if name == accounting:
+        if isinstance(accounting, str) and name == accounting:
             counted = count(trainer, x, y)
             flops = counted if name == "counted" else paper(counted)
             share = 1 / trainer.schedule.per_turn
@@ -65,4 +67,4 @@ def measure(trainer: Trainer, x: Any, y: Any, accounting: str = "counted") -> Co
                 return costs
             schedule, rules = trainer.method.synchronous_plan(len(trainer.stages), trainer.schedule.num_workers)
             return replace(costs, synchronous=period(schedule, rules, time), phases=trainer.method.phases)
-    raise UsageError(f"unknown accounting {accounting!r}: {nearest(accounting, known)}")
+    raise UsageError(f"unknown accounting {shown(accounting)}: {nearest(str(accounting), known)}")

@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from stretto import ties
+from stretto.arguments import flag, function, of_kind, refuse, sequence
+from stretto.batch import size as examples
 from stretto.cost.live import Live, returning
 from stretto.cost.operators import Operators
 from stretto.cost.table import Affine, LayerCost, ModelCosts, Peaks, Tied, Work, Works, highest
@@ -41,10 +43,9 @@ def layer_costs(
 
     Raises UsageError for a layer that cannot take what reaches it.
     """
+    check(layers, example, names, loss, target, fake)
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
-    if (loss is None) != (target is None):
-        raise UsageError("a loss has costs for a target: give both, loss= and target=, or neither")
     sweep = faked if fake else real
     runs = []
     for times in (1, 2):
@@ -55,6 +56,27 @@ def layer_costs(
         for (name, module), few, many in zip([*named, *ends], *runs, strict=True)
     ]
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, ties.find(layers))))
+
+
+def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: Any) -> None:
+    """Refuse what is no list of layers, no batch for them, and no loss."""
+    sequence("layers", layers, "a list of modules")
+    for index, layer in enumerate(layers):
+        of_kind(f"layers[{index}]", layer, nn.Module, "an nn.Module")
+    for number, tensor in enumerate(example if isinstance(example, tuple) else (example,)):
+        of_kind(f"example[{number}]", tensor, Tensor, "a tensor, or a tuple of tensors")
+        examples(tensor, f"example[{number}]")
+    if names is not None:
+        sequence("names", names, f"{len(layers)} names")
+        if len(names) != len(layers) or not all(isinstance(name, str) for name in names):
+            refuse("names", names, f"{len(layers)} names, one a layer")
+    if (loss is None) != (target is None):
+        raise UsageError("a loss has costs for a target: give both, loss= and target=, or neither")
+    if loss is not None:
+        function("loss", loss, "a function (output, target) -> mean loss")
+        of_kind("target", target, Tensor, "a tensor")
+        examples(target, "target")
+    flag("fake", fake)
 
 
 def tied(shared: ties.Tied) -> Tied:

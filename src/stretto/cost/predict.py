@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from stretto.arguments import of_kind, positive, shown
 from stretto.cost.cluster import Cluster, Device
 from stretto.cost.table import Affine, Kind, LayerCost, ModelCosts, Work
 from stretto.errors import UsageError, nearest
@@ -41,8 +42,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 def optimizer_of(name: str) -> Optimizer:
     """What is known of an optimizer. Raises UsageError if nothing is."""
-    if name not in OPTIMIZERS:
-        raise UsageError(f"unknown optimizer {name!r}: {nearest(name, OPTIMIZERS)}")
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        raise UsageError(f"unknown optimizer {shown(name)}: {nearest(str(name), OPTIMIZERS)}")
     return OPTIMIZERS[name]
 
 
@@ -216,6 +217,10 @@ def stage_times(
     of their own, loss included; None for others and for the last. `silent` stages tell nobody a gradient of their
     inputs, and compute none. Raises UsageError for what does not fit the cluster.
     """
+    of_kind("costs", costs, ModelCosts, "what stretto.cost.layer_costs(...) returned")
+    of_kind("cluster", cluster, Cluster, "what stretto.cost.find_cluster(name) returned")
+    positive("examples", examples)
+    optimizer_of(optimizer)
     stages = costs.stages(bounds)
     places = [[s] for s in range(len(stages))] if workers is None else [list(each) for each in workers]
     if len(places) != len(stages) or not all(places) or len({len(each) for each in places}) > 1:

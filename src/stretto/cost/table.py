@@ -7,6 +7,7 @@ from functools import reduce
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
+from stretto.arguments import sequence, whole
 from stretto.errors import UsageError
 
 Kind = Literal["F", "B", "I", "W"]
@@ -224,6 +225,9 @@ class ModelCosts:
 
         Raises UsageError for bounds that leave layers out, or a stage without any.
         """
+        sequence("bounds", bounds, "a list of whole numbers, where each stage begins, and the number of layers")
+        for bound in bounds:
+            whole("bounds", bound)
         number = len(self.layers)
         if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != number or any(b <= a for a, b in pairwise(bounds)):
             raise UsageError(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from stretto.arguments import is_number, shown
 from stretto.data.dataset import Dataset, Split
 from stretto.errors import UsageError
 
@@ -16,10 +17,10 @@ def randomised(dataset: Dataset, share: object) -> Dataset:
 
     Validation and test keep theirs. Raises UsageError for text, and for what is no share.
     """
-    if share is False or share == 0:
+    if share is False or (is_number(share) and share == 0):
         return dataset
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise UsageError(f"data set {dataset.name!r}: {RANDOM}={share!r} must be true, or a share from 0 to 1")
+        raise UsageError(f"data set {dataset.name!r}: {RANDOM}={shown(share)} must be true, or a share from 0 to 1")
     if dataset.task != "classification":
         raise UsageError(
             f"data set {dataset.name!r} is for {dataset.task}: {RANDOM} is for classes; take digits or cifar10"

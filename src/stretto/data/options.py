@@ -4,7 +4,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stretto.arguments import shown
 from stretto.errors import UsageError, nearest
+
+MOST = 10**12
 
 
 def resolve(owner: str, function: Callable[..., Any], options: Mapping[str, object]) -> dict[str, object]:
@@ -24,13 +27,15 @@ def resolve(owner: str, function: Callable[..., Any], options: Mapping[str, obje
 def whole(owner: str, option: str, value: object, *, least: int = 1) -> None:
     """Refuse a `value` that is not a whole number of at least `least`; True is not a number here."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{owner}: {option}={value!r} must be a whole number of at least {least}")
+        raise UsageError(f"{owner}: {option}={shown(value)} must be a whole number of at least {least}")
+    if value > MOST:
+        raise UsageError(f"{owner}: {option}={value} must be at most {MOST:,}")
 
 
 def choose(owner: str, option: str, value: object, choices: Sequence[object]) -> None:
     """Refuse a `value` that is none of the choices."""
-    if value not in choices:
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         among = (
             nearest(value, map(str, choices)) if isinstance(value, str) else f"choose {', '.join(map(str, choices))}"
         )
-        raise UsageError(f"{owner}: {option}={value!r}; {among}")
+        raise UsageError(f"{owner}: {option}={shown(value)}; {among}")

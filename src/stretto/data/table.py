@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from stretto.arguments import shown
 from stretto.data.cifar import cifar10, cifar100
 from stretto.data.dataset import Dataset
 from stretto.data.digit_masks import digit_masks
@@ -32,8 +33,8 @@ def load(name: str, **options: object) -> Dataset:
 
     Raises `UsageError` for an unknown name or option, naming the nearest known one.
     """
-    if name not in DATASETS:
-        raise UsageError(f"unknown data set {name!r}; {nearest(name, DATASETS)}")
+    if not isinstance(name, str) or name not in DATASETS:
+        raise UsageError(f"unknown data set {shown(name)}; {nearest(str(name), DATASETS)}")
     own = {key: value for key, value in options.items() if key != RANDOM}
     resolved = resolve(f"data set {name!r}", DATASETS[name], own)
     with torch.device("cpu"):  # whatever the default device is

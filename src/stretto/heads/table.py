@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from stretto.arguments import of_kind, refuse, whole
 from stretto.data.options import resolve
 from stretto.errors import UsageError, nearest
 from stretto.heads import plain
@@ -31,6 +32,17 @@ def build(
     "auto" chooses by the number of dimensions. Options stand behind a name, "two-layer(width=64)". `network` is what
     some heads are built from. Raises UsageError where no kind fits, or more than one.
     """
+    of_kind("head", name, str, f"the name of a head, one of {', '.join(HEADS)}, auto")
+    whole("stage", stage)
+    for what, tensors in (("features", features), ("output", (output,))):
+        if (
+            not isinstance(tensors, tuple | list)
+            or not tensors
+            or not all(isinstance(each, Tensor) for each in tensors)
+        ):
+            refuse(what, tensors, "tensors: what the stage and the model give for one batch")
+        if not all(each.dim() for each in tensors):
+            refuse(what, tensors, "tensors whose first dimension is the examples'")
     bare, options = parse(name, "head")
     if bare != "auto" and bare not in HEADS:
         raise UsageError(f"unknown head {bare!r}: {nearest(bare, [*HEADS, 'auto'])}")

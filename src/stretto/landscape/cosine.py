@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.batch import as_tuple, first_size
+from stretto.arguments import of_kind, sequence
+from stretto.batch import call, first_size, inputs_of, like
+from stretto.batches import Batches
 from stretto.chain import Chain
 from stretto.errors import UsageError
 from stretto.landscape.still import still
@@ -42,15 +44,17 @@ def alignment(
     Dropout and batch statistics are off, nothing of the modules changes. It costs a forward and a backward for each
     loss, and those of backpropagation. Raises UsageError where there are no examples.
     """
+    check(stages, heads, reach)
+    given_batches = Batches("alignment", batches)
     local, whole = Gradients(), Gradients()
     sums, weights, examples = [0.0] * len(stages), [0.0] * len(stages), 0
     parts = nn.ModuleList([each for each in (*stages, *heads) if each is not None])
     output = reach.num_stages - 1
-    with still(parts):
-        for x, y in batches:
+    with still(parts), given_batches.fitting():
+        for x, y in given_batches:
             size = first_size(x)
             examples += size
-            inputs = as_tuple(x if isinstance(x, tuple | list) else (x,))
+            inputs = inputs_of(x)
             given = boundaries(stages, inputs)
             target = Target(y, inputs=inputs)
             for head in reach.heads:
@@ -68,12 +72,24 @@ def alignment(
     )
 
 
+def check(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], reach: Reach) -> None:
+    """Refuse parts that are none, or of another number of stages."""
+    of_kind("reach", reach, Reach, "trainer.rules.reach")
+    for name, parts in (("stages", stages), ("heads", heads)):
+        sequence(name, parts, f"a list with an entry for each stage, such as trainer.{name}")
+        if len(parts) != reach.num_stages:
+            raise UsageError(f"alignment: {len(parts)} {name} for a reach of {reach.num_stages} stages")
+        for index, part in enumerate(parts):
+            if part is not None or name == "stages":
+                of_kind(f"{name}[{index}]", part, nn.Module, "an nn.Module")
+
+
 @torch.no_grad()
 def boundaries(stages: Sequence[nn.Module], inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
     """What each stage is given."""
     given = [inputs]
     for stage in stages[:-1]:
-        made = stage(*(tensor.clone() for tensor in given[-1]))  # it may work in place
+        made = call(stage, like(given[-1], [tensor.clone() for tensor in given[-1]]))  # it may work in place
         given.append(made if isinstance(made, tuple) else (made,))
     return given
 
@@ -87,7 +103,7 @@ def segment_loss(
     examples: int,
 ) -> tuple[Tensor, float]:
     """The loss at the end of consecutive stages, and how much it weighs beside those of other batches."""
-    output = Chain(*stages)(*(tensor.clone() for tensor in inputs))
+    output = call(Chain(*stages), like(inputs, [tensor.clone() for tensor in inputs]))
     features = output if isinstance(output, tuple) else (output,)
     return head_loss_and_weight(loss, head, features, output, target, examples=examples)
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stretto.batch import first_size
+from stretto.batches import Batches
 from stretto.errors import UsageError
 from stretto.landscape.still import flat_gradient, outputs, still
 from stretto.losses import Loss, mean_and_weight
@@ -52,8 +53,9 @@ def noise_scale(model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]]
     """
     total: Tensor | None = None
     squares, sizes = list[float](), list[int]()
-    with still(model) as parameters:
-        for x, y in batches:
+    given = Batches("noise_scale", batches)
+    with still(model) as parameters, given.fitting():
+        for x, y in given:
             gradient = flat_gradient(mean_and_weight(loss, outputs(model, x), y, 1)[0], parameters).double()
             squares.append(float(gradient @ gradient))
             sizes.append(first_size(x))

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stretto.batch import IGNORED
+from stretto.arguments import of_kind, sequence, shown
+from stretto.batch import IGNORED, check_examples, with_numbers
+from stretto.errors import UsageError
 from stretto.evaluate import evaluating
 from stretto.landscape.cosine import boundaries
+from stretto.misfit import fitting
 
 Examples = tuple[Tensor, Tensor]
 
@@ -27,12 +30,30 @@ def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tupl
     y are whole numbers, one for each example or one for each position; those of -100 ask for nothing, and do not count.
     None where a stage's first output is not of numbers, or has no place for each target.
     """
-    with evaluating(stages):
+    check(stages, train, test)
+    at = fitting(
+        lambda: "probes: the stages cannot take these examples", "Give train=(x, y) and test=(x, y) as in training"
+    )
+    with evaluating(stages), at:
         fitted, tested = ([placed(each, y) for each in outputs(stages, x)] for x, y in (train, test))
     return tuple(
         None if one is None or other is None else probe((one, train[1]), (other, test[1]))
         for one, other in zip(fitted, tested, strict=True)
     )
+
+
+def check(stages: Sequence[nn.Module], train: Examples, test: Examples) -> None:
+    """Refuse what are no stages, and no examples with whole numbers for targets."""
+    sequence("stages", stages, "a list of modules, such as trainer.stages")
+    for index, stage in enumerate(stages):
+        of_kind(f"stages[{index}]", stage, nn.Module, "an nn.Module")
+    for name, pair in (("train", train), ("test", test)):
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(each, Tensor) for each in pair):
+            raise UsageError(f"{name}={shown(pair)}: give a pair of tensors (x, y)")
+        x, y = (with_numbers(each, f"the {part} of {name}") for each, part in zip(pair, "xy", strict=True))
+        check_examples((x,), y, cuts=False)
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or int(y.min()) < IGNORED:
+            raise UsageError(f"{name}: y is {shown(y)}: give classes as whole numbers from 0 on, {IGNORED} for none")
 
 
 def outputs(stages: Sequence[nn.Module], x: Tensor) -> list[Tensor]:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.arguments import number, whole
 from stretto.batch import first_size
+from stretto.batches import Batches
 from stretto.errors import UsageError
 from stretto.landscape.still import flat_gradient, outputs, still
 from stretto.losses import Loss, mean_and_weight
@@ -38,8 +40,12 @@ def sharpness(
     a second iteration, on H minus it, finds the largest one. Dropout and batch statistics are off. The graphs of all
     batches are held at once; a product costs about two backwards.
     """
-    with still(model) as parameters:
-        product = hessian(model, loss, list(batches), parameters)
+    number("sharpness: tolerance", tolerance, 0)
+    whole("sharpness: products", products, 1)
+    whole("sharpness: seed", seed, -(1 << 63), (1 << 63) - 1)
+    given = Batches("sharpness", batches)
+    with still(model) as parameters, given.fitting():
+        product = hessian(model, loss, list(given), parameters)
         start = random_direction(parameters, seed)
         found = iterate(product, start, tolerance, products)
         if found.value >= 0:

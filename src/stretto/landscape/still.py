@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stretto.arguments import of_kind
+from stretto.batch import call, inputs_of
 from stretto.errors import UsageError
 from stretto.evaluate import evaluating
 
@@ -15,6 +17,7 @@ from stretto.evaluate import evaluating
 @contextmanager
 def still(model: nn.Module) -> Iterator[list[nn.Parameter]]:
     """Its trainable parameters, while dropout and batch statistics are off. Raises UsageError where there are none."""
+    of_kind("model", model, nn.Module, "an nn.Module, such as trainer.model")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError("the model has no trainable parameters: there is no gradient to look at")
@@ -25,7 +28,7 @@ def still(model: nn.Module) -> Iterator[list[nn.Parameter]]:
 
 def outputs(model: nn.Module, x: Any) -> Any:
     """What the model makes of a batch, one tensor or several."""
-    return model(*x) if isinstance(x, tuple | list) else model(x)
+    return call(model, inputs_of(x))
 
 
 def flat_gradient(

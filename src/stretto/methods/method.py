@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+from stretto.arguments import MOST_STAGES, is_whole, of_kind, one_of, sequence, shown, whole
 from stretto.errors import UsageError
 from stretto.methods.cure import Cure
 from stretto.methods.phases import Phases
@@ -56,14 +57,17 @@ class Method:
 
     def lag(self, num_stages: int) -> int:
         """How many minibatches `Trainer.step`'s loss is behind: no worker runs further ahead than that."""
+        whole("num_stages", num_stages, 1)
         return 0 if self.synchronous else 2 * num_stages
 
     def delays(self, schedule: Schedule) -> Delays:
         """How old the gradients are that the stages of `schedule` work with."""
+        of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
         return Delays(schedule, buffered=self._buffered(schedule))
 
     def versions(self, schedule: Schedule) -> tuple[int, ...]:
         """How many versions of its weights each stage holds in the steady state, the current one included."""
+        of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
         if self.weights == "stash":
             return tuple(delay + 1 for delay in self.delays(schedule).steady)
         return (2 if self._buffered(schedule) else 1,) * schedule.num_stages
@@ -120,6 +124,9 @@ class Method:
         return self._laid_out(num_stages, num_workers).worker_of
 
     def _laid_out(self, num_stages: int, num_workers: int | None) -> Schedule:
+        whole("num_stages", num_stages, 1, MOST_STAGES)
+        if num_workers is not None:
+            whole("num_workers", num_workers, 1, MOST_STAGES)
         return self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
 
     def _recomputing(self, plain: Schedule) -> Schedule:
@@ -137,6 +144,10 @@ def planned(
     delays: Delays, reach: Reach, reduce: bool, ties: Pairs, reads: Readings, agreement: Agreement | None
 ) -> tuple[Schedule, Rules]:
     """A schedule, with R before its updates and A or M beside them if asked for, and its rules; checked."""
+    check_ties("ties", ties, 2, delays.schedule.num_stages)
+    check_ties("reads", reads, 3, delays.schedule.num_stages)
+    if agreement is not None:
+        one_of("agreement", agreement, get_args(Agreement))
     schedule = with_reduce(delays.schedule) if reduce else delays.schedule
     if agreement is not None:
         schedule = with_agreement(schedule, agreement)
@@ -144,3 +155,13 @@ def planned(
     rules = Rules.of(schedule, reach, ties=borrowed)
     check(schedule, rules)
     return schedule, rules
+
+
+def check_ties(name: str, given: Sequence[tuple[int, ...]], length: int, num_stages: int) -> None:
+    """Refuse what does not name stages: the first two numbers of each are two different ones."""
+    sequence(name, given, f"a list of tuples of {length} whole numbers")
+    for each in given:
+        if not isinstance(each, tuple | list) or len(each) != length or not all(map(is_whole, each)):
+            raise UsageError(f"{name}: {shown(each)}: give {length} whole numbers")
+        if each[0] == each[1] or not all(0 <= stage < num_stages for stage in each[:2]):
+            raise UsageError(f"{name}: {shown(each)}: two different stages from 0 to {num_stages - 1} come first")

@@ -8,6 +8,7 @@ They give plain training's gradients and differ in bubble, memory and messages: 
 
 from collections.abc import Callable
 
+from stretto.arguments import is_whole, shown
 from stretto.errors import UsageError
 from stretto.methods.backprop import whole_network
 from stretto.methods.method import Method, one_each
@@ -19,19 +20,20 @@ from stretto.schedule.library.one_f_one_b import one_f_one_b as one_f_one_b_sche
 from stretto.schedule.library.zero_bubble import zb_h1 as zb_h1_schedule
 from stretto.schedule.library.zero_bubble import zb_v as zb_v_schedule
 
+MOST = 100_000
 Lay = Callable[[int, int, int], Schedule]  # (stages, workers, micro-batches)
 
 
 def check_count(name: str, option: str, value: int | None) -> None:
     """Refuse what is no count."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"{name}({option}={value!r}): a whole number of at least 1")
+    if value is not None and (not is_whole(value) or not 1 <= value <= MOST):
+        raise UsageError(f"{name}({option}={shown(value)}): a whole number of at least 1 (and at most {MOST:,})")
 
 
 def check_flag(name: str, option: str, value: object) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
-        raise UsageError(f"{name}({option}={value!r}): choose True or False")
+        raise UsageError(f"{name}({option}={shown(value)}): choose True or False")
 
 
 def synchronous(

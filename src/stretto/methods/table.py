@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from stretto.arguments import shown
 from stretto.errors import UsageError, nearest
 from stretto.methods.backprop import backprop, whole_network
 from stretto.methods.local_updates import chunked, greedy, overlapping
@@ -62,7 +63,7 @@ def method(name: str | Method, **options: Any) -> Method:
             raise UsageError(f"{name} is a method already; its options {', '.join(options)} cannot be changed")
         return name
     if not isinstance(name, str):
-        raise UsageError(f"method={name!r}: give a name, or what stretto.method(name, ...) returns")
+        raise UsageError(f"method={shown(name)}: give a name, or what stretto.method(name, ...) returns")
     bare, written = parse(name)
     build = METHODS.get(bare)
     if build is None:

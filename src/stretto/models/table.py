@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from stretto.arguments import of_kind, shown
+from stretto.arguments import whole as check_whole
 from stretto.batch import IGNORED
 from stretto.data import Dataset
 from stretto.data.options import resolve, whole
@@ -55,8 +57,10 @@ def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> M
     i only: not on the blocks before it, nor on how many workers hold them. The global random state stays as it was.
     Raises `UsageError` for an unknown model or option, or one that does not fit the data.
     """
-    if name not in MODELS:
-        raise UsageError(f"unknown model {name!r}; {nearest(name, MODELS)}")
+    if not isinstance(name, str) or name not in MODELS:
+        raise UsageError(f"unknown model {shown(name)}; {nearest(str(name), MODELS)}")
+    of_kind("dataset", dataset, Dataset, "what stretto.data.load(name) returned")
+    check_whole("seed", seed)
     if dataset.task != _TASKS[name]:
         fitting = ", ".join(model for model, task in _TASKS.items() if task == dataset.task)
         raise UsageError(

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto.arguments import flag, refuse
 from stretto.optim.layerwise import (
     check_range,
     cohorts,
     gradients,
     norms,
     one_where_a_norm_is_zero,
+    registering,
     scaled,
     with_gradients,
 )
@@ -45,10 +47,14 @@ class LAMB(torch.optim.Optimizer):
     ) -> None:
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             check_range(name, value, 0, float("inf"))
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            refuse("betas", betas, "two numbers, (0.9, 0.999)")
         for index, beta in enumerate(betas):
             check_range(f"betas[{index}]", beta, 0, 1)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "vectors": vectors}
-        super().__init__(params, defaults)
+        flag("vectors", vectors)
+        with registering(params):
+            super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto.arguments import flag
 from stretto.optim.layerwise import (
     check_range,
     cohorts,
     gradients,
     norms,
     one_where_a_norm_is_zero,
+    registering,
     scaled,
     with_gradients,
 )
@@ -51,7 +53,9 @@ class LARS(torch.optim.Optimizer):
         for name, value in (("weight_decay", weight_decay), ("trust", trust), ("eps", eps)):
             check_range(name, value, 0, float("inf"))
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
-        super().__init__(params, {**defaults, "vectors": vectors})
+        flag("vectors", vectors)
+        with registering(params):
+            super().__init__(params, {**defaults, "vectors": vectors})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

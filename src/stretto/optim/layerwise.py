@@ -1,12 +1,14 @@
 """What LARS and LAMB share: which parameters have a step of their own size, and how large it is."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stretto.arguments import is_number, shown
 from stretto.errors import UsageError
 
 
@@ -61,8 +63,18 @@ def with_gradients(closure: Callable[[], float] | None) -> float | None:
         return closure()
 
 
+@contextmanager
+def registering(params: object) -> Iterator[None]:
+    """What torch.optim.Optimizer says of parameters that it cannot take becomes UsageError."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        wanted = "parameters, such as model.parameters(), or dicts of them, {'params': ..., 'lr': 0.1}"
+        raise UsageError(f"params={shown(params)}: {error}; give {wanted}") from error
+
+
 def check_range(name: str, value: float, low: float, below: float) -> None:
     """Raise UsageError for a hyperparameter that could not train."""
-    if not low <= value < below:
+    if not (is_number(value) and low <= value < below):
         remedy = f"from {low:g} up to, but not including, {below:g}" if below < float("inf") else f"of {low:g} or more"
-        raise UsageError(f"{name}={value!r}: choose a value {remedy}")
+        raise UsageError(f"{name}={shown(value)}: choose a value {remedy}")

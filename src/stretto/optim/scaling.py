@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable
 
+from stretto.arguments import is_number, is_whole, shown
 from stretto.errors import UsageError, nearest
 
+MOST = 10**12  # examples of a batch
 Rule = Callable[[float, float, float], tuple[float, float]]
 
 
@@ -39,13 +41,13 @@ def scale_for_batch(
     scale the rate of any optimizer and leave the momentum: sgd is scaled linearly where steps are small against the
     noise, Adam and LAMB by the root as a rule. Large rates want `stretto.optim.warmup`.
     """
-    if not 0 < lr < math.inf:
-        raise UsageError(f"lr={lr!r}: a learning rate is a positive number")
-    if not 0 <= momentum < 1:
-        raise UsageError(f"momentum={momentum!r}: choose a value from 0 up to, but not including, 1")
+    if not (is_number(lr) and 0 < lr < math.inf):
+        raise UsageError(f"lr={shown(lr)}: a learning rate is a positive number")
+    if not (is_number(momentum) and 0 <= momentum < 1):
+        raise UsageError(f"momentum={shown(momentum)}: choose a value from 0 up to, but not including, 1")
     for name, size in (("batch_size", batch_size), ("to", to)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"{name}={size!r}: a whole number of examples, at least 1")
-    if rule not in RULES:
-        raise UsageError(f"unknown rule {rule!r}: {nearest(rule, RULES)}")
+        if not is_whole(size) or not 1 <= size <= MOST:
+            raise UsageError(f"{name}={shown(size)}: a whole number of examples, at least 1 (and at most {MOST:,})")
+    if not isinstance(rule, str) or rule not in RULES:
+        raise UsageError(f"unknown rule {shown(rule)}: {nearest(str(rule), RULES)}")
     return RULES[rule](lr, momentum, to / batch_size)

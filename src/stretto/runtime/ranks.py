@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stretto import checkpoint
-from stretto.batch import inputs_on, target_on
+from stretto.batch import call, inputs_on, target_on
 from stretto.checkpoint import Manifest
 from stretto.collectives import Calibration
 from stretto.collectives.kept import Basis, basis
@@ -359,7 +359,7 @@ class Ranks(Team):
                         if before != home:
                             examples, given = self._from(before, device).receive()
                         with precision.forward(device), self.within.working():
-                            output = stages[index](*given)
+                            output = call(stages[index], given)
                             given = output if isinstance(output, tuple) else (output,)
                             if index == len(stages) - 1:
                                 target = target_on(y, device)

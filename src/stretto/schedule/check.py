@@ -3,10 +3,11 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
+from stretto.arguments import of_kind, whole
 from stretto.errors import ScheduleError
 from stretto.schedule.action import Action
 from stretto.schedule.rules import Edge, Rules
-from stretto.schedule.schedule import Schedule
+from stretto.schedule.schedule import MOST_TURNS, Schedule
 
 SENDS = ("buffered", "rendezvous")
 
@@ -24,6 +25,10 @@ def check(schedule: Schedule, rules: Rules, turns: int | None = None) -> None:
     A single channel for each pair of workers would be too strict: zb-v's workers exchange activations and gradients
     both ways, and taking them in the order they are made would cost half as much memory again.)
     """
+    of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
+    of_kind("rules", rules, Rules, "stretto.schedule.Rules.of(schedule, reach)")
+    if turns is not None:
+        whole("turns", turns, 0, MOST_TURNS)
     turns = 2 * schedule.drain + 3 + rules.lookback if turns is None else turns
     complete(schedule, rules, turns)
     try:

@@ -2,6 +2,7 @@
 
 from functools import cached_property
 
+from stretto.arguments import flag, of_kind
 from stretto.errors import ScheduleError
 from stretto.schedule.rules import Tie
 from stretto.schedule.schedule import Schedule
@@ -22,6 +23,8 @@ class Delays:
     """
 
     def __init__(self, schedule: Schedule, *, buffered: bool = False) -> None:
+        of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
+        flag("buffered", buffered)
         self.schedule = schedule
         self.buffered = buffered
         self._of_turn = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from stretto.arguments import is_whole, shown
 from stretto.errors import ScheduleError
 
 
@@ -25,6 +26,8 @@ class Reach:
     hops: tuple[int | None, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.hops, tuple) or not all(hop is None or is_whole(hop) for hop in self.hops):
+            raise ScheduleError(f"reach {shown(self.hops)}: give None or a whole number for each stage, (None, 1)")
         if not self.hops or self.hops[-1] is None:
             raise ScheduleError(f"reach {self.hops}: the last stage must have a head, it is the model's output")
         for stage, hops in enumerate(self.hops):

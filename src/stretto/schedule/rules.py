@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from stretto.arguments import of_kind, sequence, whole
 from stretto.errors import ScheduleError
 from stretto.schedule.action import Action
 from stretto.schedule.reach import Reach
@@ -108,6 +109,15 @@ class Rules:
     @classmethod
     def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None, ties: tuple[Tie, ...] = ()) -> "Rules":
         """The rules of a schedule: who splits the backward, who recomputes, who reduces stands in its body."""
+        of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
+        of_kind("reach", reach, Reach, "a stretto.schedule.Reach")
+        if reach.num_stages != schedule.num_stages:
+            raise ScheduleError(f"a schedule of {schedule.num_stages} stages with a reach of {reach.num_stages}")
+        if per_update is not None:
+            whole("per_update", per_update, 1)
+        sequence("ties", ties, "a tuple of Tie, such as Delays.tie(owner, user) makes")
+        for tie in ties:
+            of_kind("a tie", tie, Tie, "what Delays.tie(owner, user) makes")
         kinds = {(action.kind, action.stage) for actions in schedule.body for action in actions}
         recompute, keep = segments_of(schedule)
         return cls(

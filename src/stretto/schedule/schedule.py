@@ -4,8 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from stretto.arguments import is_whole, shown, whole
 from stretto.errors import ScheduleError
 from stretto.schedule.action import KINDS, Action
+
+MOST_TURNS = 1_000_000
+Body = tuple[tuple[Action, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -21,16 +25,19 @@ class Schedule:
     or a stage that is missing.
     """
 
-    body: tuple[tuple[Action, ...], ...]
+    body: Body
     per_turn: int = 1
 
     def __post_init__(self) -> None:
+        if not is_whole(self.per_turn):
+            raise ScheduleError(f"per_turn={shown(self.per_turn)}: give a whole number of micro-batches, at least 1")
         if self.per_turn < 1:
             raise ScheduleError(f"per_turn is {self.per_turn}: at least one micro-batch must enter in a turn")
         seen: set[Action] = set()
         home: dict[int, int] = {}
-        for worker, actions in enumerate(self.body):
+        for worker, actions in enumerate(rows(self.body)):
             for action in actions:
+                check_action(action, worker)
                 if action.kind not in KINDS:
                     raise ScheduleError(f"worker {worker}: {action} has the unknown kind {action.kind!r}; "
                                         f"kinds are {', '.join(KINDS)}")  # fmt: skip
@@ -81,6 +88,8 @@ class Schedule:
 
     def unroll(self, worker: int, turns: int) -> list[Action]:
         """Everything `worker` does when `turns` turns enter and the pipeline drains."""
+        whole("worker", worker, 0, self.num_workers - 1)
+        whole("turns", turns, 0, MOST_TURNS)
         until = turns * self.per_turn
         return [action for n in range(turns + self.drain) for action in self.turn(worker, n, until)]
 
@@ -95,3 +104,25 @@ class Schedule:
             for action in actions:
                 found[action.stage].append(action)
         return {stage: tuple(own) for stage, own in found.items()}
+
+
+def rows(body: Body) -> Body:
+    """The body, which has to be a list of actions for each worker."""
+    if not isinstance(body, tuple | list):
+        raise ScheduleError(f"body={shown(body)}: give a tuple of actions for each worker")
+    for worker, actions in enumerate(body):
+        if not isinstance(actions, tuple | list):
+            raise ScheduleError(f"worker {worker}: {shown(actions)}: give a tuple of actions, (Action('F', 0, 0), ...)")
+    return body
+
+
+def check_action(action: Action, worker: int) -> None:
+    """Refuse what is no action."""
+    if not isinstance(action, Action):
+        raise ScheduleError(f"worker {worker}: {shown(action)} is no action: write stretto.schedule.Action('F', 0, 0)")
+    kind, stage, microbatch = action
+    if not isinstance(kind, str) or not is_whole(stage) or stage < 0 or not is_whole(microbatch):
+        raise ScheduleError(
+            f"worker {worker}: Action({shown(kind)}, {shown(stage)}, {shown(microbatch)}): give a kind, a stage from 0 "
+            "on and the offset of a micro-batch, Action('F', 0, 0)"
+        )

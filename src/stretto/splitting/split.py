@@ -7,8 +7,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from stretto.batch import several
-from stretto.errors import UsageError, nearest
+from stretto.arguments import of_kind, one_of
+from stretto.batch import Named, inputs_of
+from stretto.errors import UsageError
 from stretto.splitting.cost import Inputs
 from stretto.splitting.find import find
 from stretto.splitting.parts import parted
@@ -126,8 +127,13 @@ def given(
     model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None
 ) -> tuple[list[str] | None, Inputs | None]:
     """The names of the example's tensors, if it has any, and the tensors, where the model is."""
-    names = list(example) if isinstance(example, Mapping) else None
-    return names, at_home(model, tuple(example.values()) if isinstance(example, Mapping) else example)
+    if example is None:
+        return None, None
+    tensors = inputs_of(example, "example")
+    roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
+    device = home(roots)
+    names = list(tensors.names) if isinstance(tensors, Named) else None
+    return names, tuple(tensor.to(device) for tensor in tensors)
 
 
 def explained(cut: Cut, stages: Sequence[nn.Module]) -> str:
@@ -142,24 +148,14 @@ def check(model: object, num_stages: int | Sequence[int], example: object, path:
     whole = isinstance(num_stages, int) and num_stages >= 1
     if not whole and not (isinstance(num_stages, Sequence) and all(isinstance(each, int) for each in num_stages)):
         raise UsageError(f"num_stages={num_stages!r}: ask for at least one stage, or say where they begin: [0, 2, 5]")
-    if by not in BY:
-        raise UsageError(f"by={by!r}: {nearest(str(by), BY)}")
-    if tied not in TIED:
-        raise UsageError(f"tied={tied!r}: {nearest(str(tied), TIED)}")
-    tensors = tuple(example.values()) if isinstance(example, Mapping) else several(example)
-    if example is not None and (not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors)):
-        kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
-        raise UsageError(f"example is ({kinds}): give one input batch, a tensor, or a tuple or dict of tensors")
+    one_of("by", by, BY)
+    one_of("tied", tied, TIED)
+    if path is not None:
+        of_kind("path", path, str, "the dotted name of the model's list of blocks, 'transformer.h'")
+    if example is not None:
+        inputs_of(example, "example")
     if by == "time" and example is None:
         raise UsageError("by='time' measures the layers on one input batch: give example=x, or by='parameters'")
     if path is not None and (not isinstance(model, nn.Module) or isinstance(model, nn.ModuleList)):
         raise UsageError(f"path={path!r} is given, but a {type(model).__name__} has no forward: leave the path out")
 
-
-def at_home(model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | None) -> Inputs | None:
-    """The example as a tuple, where the model is."""
-    if example is None:
-        return None
-    roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
-    device = home(roots)
-    return tuple(tensor.to(device) for tensor in several(example))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from stretto.arguments import mapping, of_kind
 from stretto.errors import UsageError, nearest
 from stretto.splitting.cost import Costs
 
@@ -41,12 +42,14 @@ class Stages(list[nn.Module]):
         Heads are left out; what no stage uses is as the model has it. On one process the model itself is trained, and
         there is no need of this. Raises UsageError for weights that are no stage's.
         """
+        mapping("gathered", gathered, "what trainer.gather() returned on rank 0: a dict of tensors by name")
         state: dict[str, Tensor] = dict(self._model.state_dict())
         for key, value in gathered.items():
             if not key.startswith("heads."):
                 plain = key.replace("_orig_mod.", "")  # of a compiled stage
                 if plain not in self._names:
                     raise UsageError(f"{key!r} is no weight of these {len(self)} stages: {nearest(plain, self._names)}")
+                of_kind(f"gathered[{key!r}]", value, Tensor, "a tensor")
                 state.update(dict.fromkeys(self._names[plain], value))
         return state
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from stretto.arguments import shown
 from stretto.errors import UsageError, nearest
 from stretto.methods.method import Method
 from stretto.methods.table import WORDS, parse
@@ -221,7 +222,7 @@ def find(sync: str | Sync) -> Sync:
     if isinstance(sync, Sync):
         return sync
     if not isinstance(sync, str):
-        raise UsageError(f"sync={sync!r}: give a name, such as 'all-reduce', or stretto.LocalSGD(every=8)")
+        raise UsageError(f"sync={shown(sync)}: give a name, such as 'all-reduce', or stretto.LocalSGD(every=8)")
     bare, options = parse(sync, "sync")
     if bare not in CHOICES:
         raise UsageError(f"unknown sync {bare!r}: {nearest(bare, CHOICES)}")

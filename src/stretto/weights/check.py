@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stretto.batch import call
 from stretto.errors import UsageError
 from stretto.weights import guard
 from stretto.weights.origins import Copy, Kind, Origins, place, tensors_in
@@ -150,7 +151,7 @@ def watched(
                 stack.enter_context(inside(watch, name, part))
         stack.enter_context(saved_tensors_hooks(save, unpack if unpack is not None else lambda kept: kept))
         stack.enter_context(watch)
-        output = module(*inputs)
+        output = call(module, inputs)
     for detour in detours(output):
         watch.refuse("", *detour)
     return output, [watch.names[where] for where in watch.read]

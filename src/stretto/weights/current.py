@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stretto.batch import call
 from stretto.weights.weights import Weights
 
 
@@ -22,7 +23,7 @@ class Current(Weights):
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
         """Call the module."""
         assert behind == 0, f"weights {behind} updates back are asked for; only the current ones exist"
-        return self.module(*inputs), None
+        return call(self.module, inputs), None
 
     def leaves(self, version: Any) -> list[Tensor]:
         """The trainable parameters themselves."""

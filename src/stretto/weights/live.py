@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from stretto.batch import call
 from stretto.errors import UsageError
 from stretto.weights import check, guard
 from stretto.weights.current import Current
@@ -38,7 +39,7 @@ class Live(Current):
         if pack is None and guard.innermost_hook() is not None:  # around the stage; those inside it, `run` has seen
             check.refuse("", self.module, *check.HOOKED)
         with saved_tensors_hooks(pack, self._unpack) if pack is not None else nullcontext():
-            return self.module(*inputs), None
+            return call(self.module, inputs), None
 
     def update(self, step: Callable[[], object]) -> None:
         """Change the weights under the graphs in flight. Raises UsageError if they are replaced, not changed."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.batch import call, like
 from stretto.errors import UsageError
 from stretto.weights import guard
 from stretto.weights.check import watched
@@ -38,7 +39,7 @@ def changes_with(module: nn.Module, inputs: Sequence[Any], name: str) -> bool:
     wanted: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
     wanted += [value.requires_grad_() for value in given if isinstance(value, Tensor) and value.is_floating_point()]
     copies = [value.clone() if isinstance(value, Tensor) else value for value in given]  # it may work in place
-    outputs = [tensor for tensor in tensors_in([module(*copies)]) if tensor.requires_grad]
+    outputs = [tensor for tensor in tensors_in([call(module, like(inputs, copies))]) if tensor.requires_grad]
     cotangents = [torch.randn_like(tensor) for tensor in outputs]
 
     def gradients() -> list[Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from stretto.batch import Named
 from stretto.weights import check
 from stretto.weights.weights import Weights
 
@@ -64,6 +65,8 @@ class Stash(Weights):
         return self._call(version, inputs), version
 
     def _call(self, version: Version, inputs: Sequence[Tensor]) -> Any:
+        if isinstance(inputs, Named):
+            return functional_call(self.module, dict(version.leaves), (), dict(zip(inputs.names, inputs, strict=True)))
         return functional_call(self.module, dict(version.leaves), tuple(inputs))
 
     def leaves(self, version: Version) -> list[Tensor]:

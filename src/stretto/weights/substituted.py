@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from stretto.batch import call
 from stretto.weights import check
 from stretto.weights.reads import Read, Reads
 from stretto.weights.rules import CurrentRule, Rule
@@ -71,7 +72,7 @@ class Substituted(Weights):
                 self._checked.add(circumstances)
                 return output, None
             with saved_tensors_hooks(reads.pack, self._unpack):
-                return self.module(*inputs), None
+                return call(self.module, inputs), None
 
     def leaves(self, version: Any) -> list[Tensor]:
         """The trainable parameters themselves."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto.batch import call, like
 from stretto.errors import UsageError
 from stretto.weights import check, guard
 from stretto.weights.origins import tensors_in
@@ -84,7 +85,7 @@ def stashing(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     wanted = list(trained.values())
     with left_alone(module):
-        plain = gradients(module(*fresh(inputs)), wanted)
+        plain = gradients(call(module, fresh(inputs)), wanted)
     kept = [parameter.data for parameter in wanted]
     weights = Stash(module)
     try:
@@ -114,7 +115,7 @@ def gradients(output: Any, leaves: Sequence[Any]) -> Sequence[Tensor | None]:
 
 def fresh(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Copies that a module may change in place, and through which gradients flow to the inputs."""
-    return tuple(value.clone() if isinstance(value, Tensor) else value for value in inputs)
+    return like(inputs, [value.clone() if isinstance(value, Tensor) else value for value in inputs])
 
 
 def same(one: Tensor | None, other: Tensor | None) -> bool:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from stretto.arguments import of_kind
 from stretto.errors import UsageError
 from stretto.flat import align
 from stretto.parting import part_sizes
@@ -27,6 +28,9 @@ class Axis:
     @classmethod
     def of(cls, mesh: DeviceMesh) -> "Axis":
         """The tensor axis of a mesh, which may have other axes beside it."""
+        of_kind(
+            "mesh", mesh, DeviceMesh, 'a torch DeviceMesh: init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))'
+        )
         names = mesh.mesh_dim_names or ()
         if NAME not in names:
             raise UsageError(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
+from stretto.arguments import one_of
 from stretto.errors import UsageError, nearest
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.chains import chains
@@ -40,8 +41,7 @@ def check(module: nn.Module, said: Mapping[str, str]) -> None:
         if path not in known:
             raise UsageError(f"stretto.parallel.tensor: plan names {path!r}, and no such layer is there: "
                              f"{nearest(path, known - {''})}")  # fmt: skip
-        if style not in STYLES:
-            raise UsageError(f"stretto.parallel.tensor: plan[{path!r}] is {style!r}: {nearest(style, STYLES)}")
+        one_of(f"stretto.parallel.tensor: plan[{path!r}]", style, STYLES)
 
 
 def leaves(module: nn.Module, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:

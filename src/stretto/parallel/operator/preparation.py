@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from stretto.errors import UsageError, nearest
+from stretto.arguments import flag, mapping, of_kind, one_of
+from stretto.errors import UsageError
 from stretto.parallel.operator import attention, layers, styles
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.blocks import blocks
@@ -56,8 +57,11 @@ def tensor(
     plain. Raises UsageError where a plan does not fit, a process would have no head, or no block is known.
     """
     axis = Axis.of(mesh)
-    if parameters not in PARAMETERS:
-        raise UsageError(f"stretto.parallel.tensor: parameters={parameters!r}: {nearest(parameters, PARAMETERS)}")
+    of_kind("stretto.parallel.tensor: module", module, nn.Module, "an nn.Module")
+    one_of("stretto.parallel.tensor: parameters", parameters, PARAMETERS)
+    flag("stretto.parallel.tensor: sequence", sequence)
+    if plan is not None:
+        mapping("stretto.parallel.tensor: plan", plan, 'a dict of styles by path, {"0": "column"}')
     if any(True for _ in pieces(module)) or any(isinstance(each, DTensor) for each in module.parameters()):
         raise UsageError(
             "stretto.parallel.tensor: this module, or a part of it, has been prepared already: once is all"
@@ -98,6 +102,8 @@ def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
 
     With `gradients` those of all parameters that have one, by the same names.
     """
+    of_kind("stretto.parallel.gather: module", module, nn.Module, "an nn.Module")
+    flag("stretto.parallel.gather: gradients", gradients)
     cut = dict(pieces(module))
     held: dict[str, Tensor] = module.state_dict(keep_vars=True)
     if gradients:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from stretto.arguments import of_kind
 from stretto.errors import UsageError
 from stretto.flat import joined, split_like
 from stretto.parallel.space.route import Place
@@ -33,6 +34,9 @@ class Grid:
     @classmethod
     def of(cls, mesh: DeviceMesh) -> "Grid":
         """The spatial part of a mesh, which may have other axes beside it."""
+        of_kind(
+            "mesh", mesh, DeviceMesh, 'a torch DeviceMesh: init_device_mesh("cpu", (2,), mesh_dim_names=("height",))'
+        )
         names = mesh.mesh_dim_names or ()
         axes = tuple(axis for axis in AXES if axis in names)
         if not axes:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves, tree_map
 
+from stretto.arguments import of_kind, refuse
 from stretto.errors import UsageError
 from stretto.parallel.space.exchange import Collect, Scatter
 from stretto.parallel.space.geometry import cuts
@@ -38,6 +39,7 @@ def spatial(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     runs.
     """
     grid = Grid.of(mesh)
+    of_kind("stretto.parallel.spatial: module", module, nn.Module, "an nn.Module")
     for name, part in module.named_modules():
         if type(part) in REFUSED:
             where = f"{type(part).__name__}{f' ({name})' if name else ''}"
@@ -58,6 +60,7 @@ def scatter(x: Tensor, mesh: DeviceMesh) -> Tensor:
     Of an image that needs a gradient, every process gets all of it.
     """
     grid = Grid.of(mesh)
+    check_image("scatter: x", x)
     dims = positions(grid, x.ndim, "scatter")
     cut = Cut(grid, dims, ()).resized(tuple(x.size(dim) for dim in dims), "scatter")
     own: Tensor = Scatter.apply(x, cut)  # type: ignore[no-untyped-call]
@@ -66,8 +69,15 @@ def scatter(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 def collect(slab: Tensor, mesh: DeviceMesh) -> Tensor:
     """The whole image, on every process. Its backward is the local slice: a loss of the image counts once."""
+    check_image("collect: slab", slab)
     image: Tensor = Collect.apply(slab, learned(slab, Grid.of(mesh), "collect"))  # type: ignore[no-untyped-call]
     return image
+
+
+def check_image(name: str, x: Tensor) -> None:
+    """Refuse what is no dense tensor with numbers in it."""
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
+        refuse(f"stretto.parallel.{name}", x, "a dense tensor, [N, C, ..., H, W]")
 
 
 class Entry:

@@ -1,0 +1,123 @@
+"""Checks of single arguments, before anything is done with them. No torch.
+
+Each raises UsageError with the argument's name, its value and what to give instead.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from stretto.errors import UsageError, nearest
+
+LONGEST = 80  # characters of a value in a message
+MOST_STAGES = 10_000
+"""A schedule of more stages is a slip of the hand: its lists would not end."""
+
+
+def shown(value: Any) -> str:
+    """A value for a message, on one line; a tensor or an array by its shape, type and device."""
+    kind, shape, dtype = type(value), getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None and not isinstance(value, type):
+        device = getattr(value, "device", None)
+        where = "" if device is None or str(device) == "cpu" else f" on {device}"
+        return f"{kind.__name__} {list(shape)} of {dtype}{where}"
+    text = repr(value)
+    if "\n" in text or len(text) > LONGEST:
+        text = text.partition("\n")[0]
+        return f"{text[: LONGEST - 4]} ..."
+    return text
+
+
+def refuse(name: str, value: Any, wanted: str) -> NoReturn:
+    """Say that an argument will not do."""
+    raise UsageError(f"{name}={shown(value)}: give {wanted}")
+
+
+def of_kind(name: str, value: Any, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Refuse what is no instance of `kind`."""
+    if not isinstance(value, kind):
+        refuse(name, value, wanted)
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> None:
+    """Refuse a word that is not among those that are known, and name the nearest."""
+    words = list(known)
+    if not isinstance(value, str):
+        refuse(name, value, f"one of {', '.join(words)}")
+    if value not in words:
+        raise UsageError(f"{name}={value!r}: {nearest(value, words)}")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an int; True is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or a float, and not nan; True is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def whole(name: str, value: Any, least: int = 0, most: int | None = None) -> None:
+    """Refuse what is no whole number from `least` to `most`."""
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        upper = f"at least {least}" if most is None else f"{least} to {most}"
+        refuse(name, value, f"a whole number, {upper}")
+
+
+def number(name: str, value: Any, low: float = -math.inf, below: float = math.inf) -> None:
+    """Refuse what is no finite number from `low` up to, but not including, `below`."""
+    if is_number(value) and low <= value < below and abs(value) < math.inf:
+        return
+    if below < math.inf:
+        refuse(name, value, f"a number from {low:g} up to, but not including, {below:g}")
+    refuse(name, value, "a number" if low == -math.inf else f"a number of {low:g} or more")
+
+
+def positive(name: str, value: Any) -> None:
+    """Refuse what is no finite number above 0."""
+    if not (is_number(value) and 0 < value < math.inf):
+        refuse(name, value, "a positive number")
+
+
+def flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    of_kind(name, value, bool, "True or False")
+
+
+def function(name: str, value: Any, wanted: str) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        refuse(name, value, wanted)
+
+
+def path(name: str, value: Any, wanted: str = "a path, such as 'runs/one'") -> None:
+    """Refuse what is no path: neither text nor a Path, empty, or with a character that no file system takes."""
+    given = isinstance(value, str | os.PathLike)
+    text = os.fspath(value) if given else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        refuse(name, value, wanted)
+
+
+def sequence(name: str, value: Any, wanted: str) -> None:
+    """Refuse what has no length and no order. Text is not meant, a list of modules is."""
+    ordered = hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type)
+    if not ordered or isinstance(value, str | bytes) or hasattr(value, "keys") or hasattr(value, "dtype"):
+        refuse(name, value, wanted)
+
+
+def mapping(name: str, value: Any, wanted: str) -> None:
+    """Refuse what is no dict with names for keys."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        refuse(name, value, wanted)
+
+
+def called(name: str, value: Callable[..., Any], *arguments: Any, wanted: str) -> Any:
+    """What a user's function gives. Its own errors become UsageError: it was called with what it was to expect."""
+    try:
+        return value(*arguments)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{name}={shown(value)} failed with {type(error).__name__}: {error}. Give {wanted}") from error
