@@ -53,7 +53,7 @@ class Trainer:
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
         method: a name, "chunked(chunks=4)", or what `stretto.method` returned.
-        example: one input batch. From it come the shapes that auxiliary heads need, and the check that the stages fit
+        example: one input batch, as `step` takes them. From it come the shapes that auxiliary heads need, and the check that the stages fit
             each other. May be left out if no heads are needed, if all are given, or if every stage begins and ends
             in a Linear.
         heads: None to build them as the method says; or one entry a stage: a module, or None to have it built.
@@ -174,7 +174,11 @@ class Trainer:
     # -- training ---------------------------------------------------------------------------------------------------
 
     def step(self, x: Batch, y: Any) -> float | None:
-        """One minibatch enters: x [N, ...] (or a tuple of such), y whatever the loss takes.
+        """One minibatch enters: x [N, ...], y whatever the loss takes.
+
+        x is a tensor, a tuple or list of tensors for stage 0's arguments in their order, or a dict of them for its
+        arguments by name (`{"input_ids": ids, "attention_mask": mask}`); y may be such a tuple or dict, too, and the
+        loss gets it so. NumPy arrays are tensors. All are cut into micro-batches along their first dimension.
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
         the one 2S steps ago for the others, and None before that one exists. (With a parameter server of staleness k,
@@ -337,7 +341,7 @@ class Trainer:
         Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
         `figures()`.
         """
-        whole("observe: minibatches", minibatches, 1)
+        whole("observe: minibatches", minibatches, 1, 1_000_000)
         if any(map(is_sharded, self.stages)):
             raise UsageError(
                 f"sync={self.sync.name}: no process has whole weights to observe; observe on one process, where the "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from stretto.arguments import MOST_STAGES, is_whole, of_kind, one_of, sequence, shown, whole
+from stretto.arguments import MOST_STAGES, flag, is_whole, of_kind, one_of, sequence, shown, whole
 from stretto.errors import UsageError
 from stretto.methods.cure import Cure
 from stretto.methods.phases import Phases
@@ -87,6 +87,7 @@ class Method:
         agreement: Agreement | None = None,
     ) -> tuple[Schedule, Rules]:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
+        flag("reduce", reduce)
         schedule, rules = self.plan(num_stages, num_workers)
         flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
         if self.recompute:
@@ -112,6 +113,7 @@ class Method:
         ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
         recompute.
         """
+        flag("reduce", reduce)
         schedule = self._laid_out(num_stages, num_workers)
         if self.recompute:
             schedule = self._recomputing(schedule)

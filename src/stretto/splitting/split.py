@@ -44,7 +44,7 @@ def split(
         example: one input batch, a tensor or a tuple of tensors. It shows what layers cost and give; without it the
             number of parameters counts, and what passes between blocks is taken to be tensors. A dict of tensors,
             {"input_ids": x, "attention_mask": m}, says which arguments of forward they fill; the stages, and
-            `trainer.step`, take them in this order as a tuple.
+            `trainer.step`, take them as such a dict, or in this order as a tuple.
         path: the dotted name of the model's list of blocks, "transformer.h"; may be left out where there is no doubt.
             The forward is traced (torch.fx) and cut between blocks; the first stage also holds what comes before them,
             the last one what comes after. What later stages need (masks, rotary tables) travels with the tuple that a
