@@ -53,9 +53,9 @@ class Trainer:
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
         method: a name, "chunked(chunks=4)", or what `stretto.method` returned.
-        example: one input batch, as `step` takes them. From it come the shapes that auxiliary heads need, and the check that the stages fit
-            each other. May be left out if no heads are needed, if all are given, or if every stage begins and ends
-            in a Linear.
+        example: one input batch, as `step` takes them. From it come the shapes that auxiliary heads need, and the check
+            that the stages fit each other. May be left out if no heads are needed, if all are given, or if every stage
+            begins and ends in a Linear.
         heads: None to build them as the method says; or one entry a stage: a module, or None to have it built.
             A module that is a stretto.LocalLoss makes its own loss, of the model's inputs, too: x is then also read in
             its process. The last stage's output is the model's output: its entry is None.

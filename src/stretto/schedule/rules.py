@@ -111,8 +111,6 @@ class Rules:
         """The rules of a schedule: who splits the backward, who recomputes, who reduces stands in its body."""
         of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
         of_kind("reach", reach, Reach, "a stretto.schedule.Reach")
-        if reach.num_stages != schedule.num_stages:
-            raise ScheduleError(f"a schedule of {schedule.num_stages} stages with a reach of {reach.num_stages}")
         if per_update is not None:
             whole("per_update", per_update, 1)
         sequence("ties", ties, "a tuple of Tie, such as Delays.tie(owner, user) makes")
