@@ -194,3 +194,15 @@ def test_errors_of_the_users_own_code_stay_what_they_are():
     with pytest.raises(ValueError, match="bad luck") as error:
         trainer.step(X, Y)
     assert not isinstance(error.value, UsageError)
+
+
+def test_a_target_with_an_entry_for_each_token_of_an_example_is_flat_where_nothing_is_cut():
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 6, 3), torch.randint(2, (24,))
+    trainer = stretto.Trainer([nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2), nn.Flatten(0, 1))], cross_entropy, sgd)
+    with torch.no_grad():
+        expected = cross_entropy(trainer.model(x), y)
+    assert trainer.step(x, y) == pytest.approx(float(expected))
+    cut = stretto.Trainer([nn.Linear(3, 4), nn.Linear(4, 2)], cross_entropy, sgd, "gpipe(microbatches=2)")
+    with pytest.raises(UsageError, match="x has 4 examples and y has 24"):
+        cut.step(x, y)

@@ -134,7 +134,8 @@ def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
 def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> None:
     """Raise UsageError unless x and y are of as many examples, at least one. None is a part that is not read here.
 
-    What is not cut is looked at as far as it has to be: x's first tensor, and y where it is a single tensor.
+    What is not cut is looked at as far as it has to be: x's first tensor, and y where it is a single tensor, which may
+    then hold several entries for each example in one dimension.
     """
     examples = None if x is None else size(x[0], "x" if len(x) == 1 else "x's first tensor")
     if cuts and x is not None:
@@ -144,7 +145,8 @@ def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> None:
                                  "examples', which has to be as long in all of them")  # fmt: skip
     for where, part in tensors_in(y, "y") if cuts or isinstance(y, Tensor) else ():
         own = size(part, where)
-        if examples is not None and own != examples:
+        entries_each = not cuts and examples is not None and not (own % examples and examples % own)
+        if examples is not None and own != examples and not entries_each:
             raise UsageError(
                 f"x has {examples} examples and {where} has {own} ({shapes([part])}): the first dimension of both is "
                 "the examples'; a target for each token is [N, T], and the loss may flatten it"

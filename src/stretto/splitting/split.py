@@ -158,4 +158,3 @@ def check(model: object, num_stages: int | Sequence[int], example: object, path:
         raise UsageError("by='time' measures the layers on one input batch: give example=x, or by='parameters'")
     if path is not None and (not isinstance(model, nn.Module) or isinstance(model, nn.ModuleList)):
         raise UsageError(f"path={path!r} is given, but a {type(model).__name__} has no forward: leave the path out")
-
