@@ -10,7 +10,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn.functional import cross_entropy
 
 import stretto
+from stretto.cost import layer_costs
+from stretto.counter import counting
 from stretto.errors import UsageError
+from stretto.weights.survey import survey
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 STEPS = 10
@@ -173,6 +176,29 @@ def test_a_backward_in_two_halves_wants_buffers_that_are_not_donated(method, bac
         trainer = make(method, stages)
         assert train(trainer, batches()) == pytest.approx(train(plain, batches()), rel=1e-5)
     assert_same(trainer, plain)
+
+
+def counted(stage, x):
+    with counting():
+        stage(x)
+
+
+MEASURES = {
+    "doctor": lambda stage, x: survey(stage, (x,)),
+    "FLOPs": counted,
+    "layers": lambda stage, x: layer_costs([stage], x),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_what_was_measured_first_is_compiled_afterwards(measure, backend):
+    """Up to torch 2.13, torch.compile gives up for good on what first ran under a dispatch mode."""
+    torch._dynamo.reset()
+    stage, x = torch.compile(blocks()[0], backend=backend), batches()[0][0]
+    MEASURES[measure](stage, x)
+    assert not backend.ran
+    stage(x)
+    assert backend.ran
 
 
 def test_stages_of_a_split_model(backend):

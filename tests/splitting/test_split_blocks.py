@@ -109,27 +109,47 @@ def test_assertions_stay_in_force():
         stages[0](tokens(2, 17))
 
 
-def test_which_asserts_are_seen():
-    namespace = {}
-    source = """
-def forward(self, x):
-    assert x.shape[0] < 9 and x.shape[1] == 4, "both"
-    assert not x.dim() == 3
-    return self.blocks[2](self.blocks[1](self.blocks[0](x)))
+ASSERTS = {  # a statement, and shapes that it refuses; (8, 4) is what all of them take
+    "x.shape[0] < 9 and x.shape[1] == 4, 'both'": [(9, 4), (8, 5)],
+    "not x.dim() == 3": [(8, 4, 4)],
+    "4 != x.dim() - 1": [(1, 1, 1, 1, 4)],
+    "0 < x.shape[0] < 9": [(0, 4), (9, 4)],
+    "1 < x.shape[0] <= 8, 'between'": [(1, 4), (9, 4)],
+    "x.shape[1] == 4, f'" + "{x}{self}" * 200 + "'": [(8, 5)],  # so far a jump that its distance takes two instructions
+}
 
-def deciding(self, x):
-    large = bool(x.shape[0] > 3)
-    assert large
-    return forward(self, x)
-"""
-    exec(source, namespace)  # pytest rewrites the assert statements of this file
-    stages = stretto.split(Around(namespace["forward"]), 2, path="blocks")
+
+def forward_with(*lines):
+    """A forward with these lines, as Python compiles it: pytest rewrites the assert statements of this file."""
+    namespace = {}
+    blocks = "return self.blocks[2](self.blocks[1](self.blocks[0](x)))"
+    exec("\n    ".join(["def forward(self, x):", *lines, blocks]), namespace)
+    return namespace["forward"]
+
+
+@pytest.mark.parametrize("statement", ASSERTS, ids=lambda statement: statement[:30])
+def test_which_asserts_are_seen(statement):
+    stages = stretto.split(Around(forward_with(f"assert {statement}")), 2, path="blocks")
     stages[0](torch.ones(8, 4))
-    for shape in ((9, 4), (8, 5), (8, 4, 4)):
+    for shape in ASSERTS[statement]:
         with pytest.raises(AssertionError, match="assertion at"):
             stages[0](torch.ones(shape))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["large = bool(x.shape[0] > 3)", "assert large"],
+        ["assert x.shape[0] < 9 or x.shape[1] == 4"],
+        ["assert (x.shape[0], 1) != (9, 1)"],
+        ["assert x.shape[0] in (7, 8)"],
+        ["if x.shape[0] == 9: raise ValueError"],
+    ],
+    ids=str,
+)
+def test_what_is_decided_is_no_assertion(lines):
     with pytest.raises(UsageError, match="cannot be traced"):
-        stretto.split(Around(namespace["deciding"]), 2, path="blocks")
+        stretto.split(Around(forward_with(*lines)), 2, path="blocks")
 
 
 def test_the_trainer_takes_the_stages():

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 from optuna.exceptions import StorageInternalError
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
 
 from cli.processes import start, wait_for
 from stretto import UsageError, forks
@@ -247,6 +249,34 @@ def test_storages_that_cannot_be(url, message, monkeypatch, tmp_path):
     with pytest.raises(UsageError) as caught:
         open_storage(url)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_what_no_other_process_can_open_is_refused(url):
+    with pytest.raises(UsageError, match="cannot be opened"):
+        open_storage(url)
+
+
+def test_no_connection_of_sqlite_stays_open(tmp_path):
+    connections = []
+
+    def opened(connection, _):
+        connections.append(connection)
+
+    def closed(connection, _):
+        connections.remove(connection)
+
+    event.listen(Pool, "connect", opened)
+    event.listen(Pool, "close", closed)
+    try:
+        with roster(url_of("sqlite", tmp_path), open_study(SETTINGS, tmp_path / "s")) as mine:
+            assert mine.take() is not None
+            assert mine.settled is False
+            assert connections == []
+    finally:
+        event.remove(Pool, "connect", opened)
+        event.remove(Pool, "close", closed)
+    assert connections == []
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def test_a_survey_sees_weights_that_no_stash_reaches():
     assert "reads parameters as attributes" in found.remedy
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # deprecated, and supported as long as torch has it
 def test_torchscript_is_refused():
     module = torch.jit.script(nn.Linear(8, 8))
     with pytest.raises(UsageError, match=r"the stage \(RecursiveScriptModule\).*compiled"):

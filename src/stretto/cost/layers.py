@@ -259,7 +259,7 @@ def run(layers: Sequence[Runnable], inputs: Inputs) -> list[Seen]:
     before: dict[int, Tensor] = {}  # storages that graphs keep; held, so that no other one gets their place
     seen: list[Seen] = []
     tensors = inputs
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # what is compiled stays so: counter.py
         for index, layer in enumerate(layers):
             leaves = tuple(t.detach().requires_grad_(index > 0 and t.is_floating_point()) for t in tensors)
             key = (layer.alike, tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in leaves))

@@ -41,7 +41,10 @@ def gradients(parameters: Sequence[Tensor], name: str) -> list[Tensor]:
 def norms(tensors: Sequence[Tensor]) -> Tensor:
     """The norm of each, in float32 at least: half of the squares of a bfloat16 layer would be lost."""
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
-    return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=wide))
+    if tensors[0].dtype == wide:
+        return torch.stack(torch._foreach_norm(list(tensors)))
+    # Not torch._foreach_norm(dtype=): torch 2.14 does not take it for sharded tensors.
+    return torch.stack([torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors])
 
 
 def scaled(tensors: Sequence[Tensor], ratios: Tensor) -> list[Tensor]:

@@ -3,6 +3,7 @@
 import dis
 import inspect
 import operator
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -18,6 +19,16 @@ from stretto.splitting.arguments import Call
 from stretto.splitting.cost import Inputs
 from stretto.splitting.decisions import asking, decision_of, hold, settled
 from stretto.splitting.undisturbed import home, undisturbed
+
+# What a comparison asks of its first operand, or of its second one with the sides changed.
+COMPARISONS = {
+    "<": ("lt", "gt"),
+    "<=": ("le", "ge"),
+    "==": ("eq",),
+    "!=": ("ne",),
+    ">": ("gt", "lt"),
+    ">=": ("ge", "le"),
+}
 
 
 class BlockTracer(fx.Tracer):
@@ -147,7 +158,8 @@ class BlockTracer(fx.Tracer):
         frame = inspect.currentframe()
         while frame is not None and frame.f_globals.get("__name__") in (__name__, "torch.fx.proxy"):
             frame = frame.f_back
-        wanted = None if frame is None else asserted(frame.f_code, frame.f_lasti)
+        asked = getattr(obj.node.target, "__name__", "")
+        wanted = None if frame is None else asserted(frame.f_code, frame.f_lasti, asked)
         if wanted is None or frame is None:
             return bool(self._decide(obj)) if self._settled(obj.node) else super().to_bool(obj)
         held = obj if wanted else self.create_proxy("call_function", bool_not, (obj,), {})
@@ -166,20 +178,42 @@ def bool_not(value: Any) -> bool:
     return not value
 
 
-def asserted(code: CodeType, offset: int) -> bool | None:
-    """Which truth value the assert statement, if it is one, demands of the value that the jump at `offset` tests."""
-    instructions = list(dis.get_instructions(code))
-    index = next(i for i, instruction in enumerate(instructions) if instruction.offset >= offset)
-    if instructions[index].opname == "TO_BOOL":  # from Python 3.13 on
+def asserted(code: CodeType, offset: int, asked: str) -> bool | None:
+    """Which truth value an assert statement demands of the value that the instruction at `offset` tests; None if none.
+
+    `asked` names the operation that made the value. From CPython 3.13 on a comparison tests its own result; one of
+    tuples tests there, too, whether elements are equal, of which an assertion that tuples differ says nothing.
+    """
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "NOP")]
+
+    def at(offset: int) -> int:
+        return bisect_left(instructions, offset, key=lambda instruction: instruction.offset)
+
+    def fails(index: int) -> bool:  # a chained comparison first takes a value off the stack, or jumps
+        instruction = instructions[index]
+        if instruction.opname == "POP_TOP":
+            return fails(index + 1)
+        if instruction.opname == "JUMP_FORWARD":
+            return fails(at(instruction.argval))
+        return instruction.opname == "LOAD_ASSERTION_ERROR"
+
+    index = at(offset)
+    if tests(instructions[index], asked):
         index += 1
-    jump, *following = instructions[index:]
-    fails = [i.offset for i in instructions if i.opname == "LOAD_ASSERTION_ERROR"]
+    jump = instructions[index]
     on_true = jump.opname.endswith("IF_TRUE")
-    if not following or not (on_true or jump.opname.endswith("IF_FALSE")):
+    if not (on_true or jump.opname.endswith("IF_FALSE")):
         return None
-    if following[0].offset in fails:
+    if fails(index + 1):
         return on_true
-    return not on_true if jump.argval in fails else None
+    return not on_true if fails(at(jump.argval)) else None
+
+
+def tests(instruction: dis.Instruction, asked: str) -> bool:
+    """Whether an instruction tests what `asked` made for the jump that follows it, as CPython 3.13 compiles a test."""
+    if instruction.opname == "COMPARE_OP" and instruction.argrepr.startswith("bool("):
+        return asked in COMPARISONS[instruction.argval]
+    return instruction.opname == "TO_BOOL"
 
 
 @contextmanager

@@ -43,9 +43,12 @@ def data_base(url: str) -> "BaseStorage":
     from optuna.exceptions import OptunaError
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.pool import NullPool
 
     lite = url.startswith("sqlite")
-    options: dict[str, Any] = {"connect_args": {"timeout": PATIENCE}} if lite else {"pool_pre_ping": True}
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if lite:  # connections that no pool keeps are closed when they have done their work
+        options = {"connect_args": {"timeout": PATIENCE}, "poolclass": NullPool}
     for left in reversed(range(TRIES)):
         try:
             storage = RDBStorage(url, engine_kwargs=options)
@@ -78,7 +81,6 @@ def one_at_a_time(engine: Any) -> None:
     def on_begin(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    engine.dispose()  # what was opened before does not know
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
 

@@ -42,9 +42,11 @@ class Objection(NamedTuple):
 def survey(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     """All objections to a module whose forward takes `inputs`; [] if every mechanism is sure of it.
 
-    Runs the module in the mode it is in. Inputs, parameters, buffers, gradients and random state are left as they were.
+    Runs the module in the mode it is in, and what is compiled as if it were not: up to torch 2.13 torch.compile gives
+    up for good on what first ran under a dispatch mode. Inputs, parameters, buffers, gradients and random state are
+    left as they were.
     """
-    with left_alone(module), torch.enable_grad():
+    with left_alone(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         return [*copies(module, inputs), *substitution(module, inputs), *stashing(module, inputs)]
 
 
