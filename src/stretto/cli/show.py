@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Parameter
+
 from stretto.cli.output import FLAG, print_json, write
 from stretto.words import WHOLE
 
@@ -15,6 +17,7 @@ def show(
     /,
     *,
     plan: Path | None = None,
+    file: Annotated[Path | None, Parameter(name="--from")] = None,
     stages: Annotated[int, WHOLE] = 4,
     workers: Annotated[int | None, WHOLE] = None,
     microbatches: Annotated[int | None, WHOLE] = None,
@@ -32,6 +35,8 @@ def show(
         Method with its options, e.g. greedy or "overlapping(delay=1)".
     plan
         File that stretto plan wrote, instead of a method, stages and workers.
+    file
+        File with a schedule, as --csv writes it, instead of a method, stages and workers.
     stages
         Number of stages.
     workers
@@ -49,12 +54,18 @@ def show(
     from stretto.cli.layout import lay_out
     from stretto.errors import UsageError
     from stretto.plan.file import read_plan
-    from stretto.schedule import draw
+    from stretto.schedule import draw, read_csv
     from stretto.schedule.export import to_csv
     from stretto.simulate import simulate, unit_costs
 
-    if (method is None) == (plan is None):
-        raise UsageError("show draws a method or a plan: give one of both, greedy or --plan plan.toml")
+    if sum(each is not None for each in (method, plan, file)) != 1:
+        raise UsageError(
+            "show draws a method, a plan or a file: give one of them, greedy or --plan plan.toml or --from F"
+        )
+    if file is not None:
+        listed = read_csv(file)
+        method, stages, workers = f"csv(path={str(file)!r})", listed.num_stages, None
+        microbatches = microbatches or listed.per_turn
     if plan is not None:
         planned = read_plan(plan)["plan"]
         method, stages, workers = planned["method"], planned["stages"], planned["pipeline"]

@@ -53,7 +53,11 @@ class Method:
     def __str__(self) -> str:
         if not self.options:
             return self.name
-        return f"{self.name}({', '.join(f'{key}={value}' for key, value in self.options.items())})"
+        return f"{self.name}({', '.join(f'{key}={self._written(key)}' for key in self.options)})"
+
+    def _written(self, key: str) -> str:
+        # So that a name reads back as what it was.
+        return repr(self.options[key]) if key in ("path", "digest") else str(self.options[key])
 
     def lag(self, num_stages: int) -> int:
         """How many minibatches `Trainer.step`'s loss is behind: no worker runs further ahead than that."""

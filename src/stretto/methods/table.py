@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from stretto.arguments import shown
 from stretto.errors import UsageError, nearest
 from stretto.methods.backprop import backprop, whole_network
+from stretto.methods.listed import csv
 from stretto.methods.local_updates import chunked, greedy, overlapping
 from stretto.methods.method import Method
 from stretto.methods.nesterov import nesterov
@@ -47,6 +49,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
+FROM_FILES: dict[str, Callable[..., Method]] = {"csv": csv}  # they need a file: no part of `--methods all`
 PHASES = ("warmup", "finish")  # options of every asynchronous pipeline
 
 
@@ -65,9 +68,9 @@ def method(name: str | Method, **options: Any) -> Method:
     if not isinstance(name, str):
         raise UsageError(f"method={shown(name)}: give a name, or what stretto.method(name, ...) returns")
     bare, written = parse(name)
-    build = METHODS.get(bare)
+    build = METHODS.get(bare) or FROM_FILES.get(bare)
     if build is None:
-        raise UsageError(f"unknown method {bare!r}: {nearest(bare, METHODS)}")
+        raise UsageError(f"unknown method {bare!r}: {nearest(bare, [*METHODS, *FROM_FILES])}")
     chosen = {**written, **options}
     own = inspect.signature(build).parameters
     built = build(**{key: value for key, value in chosen.items() if key in own})
@@ -82,7 +85,12 @@ def method(name: str | Method, **options: Any) -> Method:
         if key not in known:
             raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")
     phases = Phases(**{key: value for key, value in chosen.items() if key in PHASES})
-    named = replace(built, name=bare, phases=phases, options={key: chosen[key] for key in known if key in chosen})
+    named = replace(
+        built,
+        name=bare,
+        phases=phases,
+        options={key: chosen[key] for key in known if key in chosen} | dict(built.options),
+    )
     return recomputing(named, chosen.get("recompute", False))
 
 
@@ -107,7 +115,7 @@ def parse(text: str, what: str = "method") -> tuple[str, dict[str, Any]]:
     if not parenthesis:
         return bare, {}
     try:
-        call = ast.parse(f"f({rest}", mode="eval").body
+        call = ast.parse(f"f({PATH.sub(quoted, rest)}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("options are written name=value")
         names = [keyword.arg or "**" for keyword in call.keywords]
@@ -118,6 +126,14 @@ def parse(text: str, what: str = "method") -> tuple[str, dict[str, Any]]:
         raise UsageError(
             f"cannot read the {what} {text!r} ({error}): write it as NAME or NAME(option=value, ...)"
         ) from error
+
+
+PATH = re.compile(r"(\bpath\s*=\s*)([^\s'\",()]+)")
+
+
+def quoted(found: re.Match[str]) -> str:
+    """A file's name that stands without quotation marks, with them."""
+    return f"{found[1]}{found[2]!r}"
 
 
 def literal(node: ast.expr) -> Any:

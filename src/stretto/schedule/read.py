@@ -1,0 +1,98 @@
+"""Schedules from files: one minibatch as `to_csv` and torch.distributed.pipelining write it.
+
+One row a worker, cells in the order of its actions, each a stage, a kind and a micro-batch; empty cells are pauses:
+
+    0F0,0F1,,0B0,0B1
+    ,1F0,1B0,1F1,1B1
+
+A list of one minibatch can only say what a synchronous method does: everything that enters is finished in it.
+"""
+
+import csv
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from stretto.arguments import path as check_path
+from stretto.errors import ScheduleError, UsageError
+from stretto.schedule.action import Action
+from stretto.schedule.check import check
+from stretto.schedule.reach import Reach
+from stretto.schedule.rules import Rules
+from stretto.schedule.schedule import Schedule
+
+CELL = re.compile(r"(\d{1,6})([A-Z_]+)(\d{1,6})?")
+READ = "FCBIWU"
+ADDED = {"R": "Trainer(clip=...)", "A": "Trainer(mesh=...)", "M": "Trainer(mesh=..., sync=...)"}
+
+
+def read_csv(path: str | os.PathLike[str]) -> Schedule:
+    """The schedule in a file; UsageError with file and line for one that is not complete, or can deadlock.
+
+    F, B (or I and W), and C, a forward run again, of each stage and micro-batch. Where there is no update (U) each
+    stage's comes after its last backward. R is left out: gradients' norms are told where `clip=` asks for it. Gradients
+    reach every stage, as in backpropagation.
+    """
+    check_path("path", path)
+    rows = {line: tuple(actions(path, line, cells)) for line, cells in lines(path)}
+    if not any(rows.values()):
+        raise UsageError(f"{path} holds no actions: give a row for each worker, 0F0,0F1,0B0,0B1")
+    body, numbers = [*rows.values()], [*rows]
+    for line, row in rows.items():
+        if not row:
+            raise UsageError(f"{path}, line {line}: a worker without actions: leave the line out")
+    try:
+        per_turn = 1 + max(action.microbatch for row in body for action in row)
+        schedule = Schedule(tuple(body), per_turn)
+        if not any(action.kind == "U" for row in body for action in row):
+            schedule = Schedule(tuple(with_updates(row, per_turn) for row in body), per_turn)
+        stages = schedule.num_stages
+        check(schedule, Rules.of(schedule, Reach((*[None] * (stages - 1), stages - 1))))
+    except ScheduleError as error:
+        worker = re.search(r"worker (\d+)", str(error))
+        where = f", line {numbers[int(worker[1])]}" if worker else ""
+        raise UsageError(f"{path}{where}: {error}; a line is a worker, the first one worker 0") from error
+    return schedule
+
+
+def lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a file with their numbers, from 1 on; empty lines at its end are none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        rows = list(csv.reader(text.rstrip().splitlines(), strict=True))
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}: give a file that stretto show --csv wrote"
+        ) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is no text in comma-separated columns: {error}") from error
+    yield from enumerate(rows, start=1)
+
+
+def actions(path: str | os.PathLike[str], line: int, cells: list[str]) -> Iterator[Action]:
+    """The actions of a row. Raises UsageError for the first cell that is none."""
+    for column, cell in enumerate(cells, start=1):
+        if not cell.strip():
+            continue
+        where = f"{path}, line {line}, column {column}: {cell.strip()[:40]!r}"
+        found = CELL.fullmatch(cell.strip())
+        if found is None or found[2] not in (*READ, *ADDED) or found[3] is None:
+            raise UsageError(
+                f"{where} is no action of a stage: write stage, kind and micro-batch, 0F3; kinds are {', '.join(READ)} "
+                "(of torch's files the ones with computation only)"
+            )
+        if found[2] in "AM":
+            raise UsageError(f"{where}: leave it out, {ADDED[found[2]]} adds it")
+        if found[2] != "R":
+            yield Action(found[2], int(found[1]), int(found[3]))
+
+
+def with_updates(row: tuple[Action, ...], per_turn: int) -> tuple[Action, ...]:
+    """A row with each stage's update after its last action."""
+    made: list[Action] = []
+    for position, action in enumerate(row):
+        made.append(action)
+        if all(later.stage != action.stage for later in row[position + 1 :]):
+            made.append(Action("U", action.stage, per_turn - 1))
+    return tuple(made)
