@@ -133,8 +133,6 @@ class Construction:
 
     def _tied(self, known: Sequence[nn.Module]) -> Sequence[ties.Tied]:
         found = ties.find(known)
-        if found and self._of.method.reach(len(known)).heads != (len(known) - 1,):
-            ties.refuse(found, self._of.method)
         if found and (self.merges or isinstance(self._of.sync, FullyShard)):
             first = found[0]
             raise UsageError(
@@ -144,6 +142,12 @@ class Construction:
         return found
 
     def _check_reading(self) -> None:
+        if self._reads and self._ties:
+            first = self._ties[0]
+            raise UsageError(
+                f"head 'solo' reads the last stage's readout, but stages {first.owner} and {first.users[0]} share "
+                f"{first.name!r} (tied weights), which stage {first.owner} trains: use head='auto'"
+            )
         if self._reads and self._of.method.recompute:
             raise UsageError(
                 f"method {self._of.method}: a forward that is run again would read a newer readout than it did; leave "

@@ -444,7 +444,7 @@ class Stage:
         if self._scale != 1:
             total = tuple(None if gradient is None else gradient * self._scale for gradient in total)
         roots, gradients = differentiable(graph.outputs, total)
-        leaves = [*self.weights.leaves(graph.version), *graph.tied.values()]
+        leaves = [*self.weights.leaves(graph.version), *(each for each in graph.tied.values() if each.requires_grad)]
         if roots and leaves:
             torch.autograd.backward(roots, gradients, inputs=leaves)
         self.weights.collect(graph.version)

@@ -4,16 +4,17 @@ The first stage owns it: its optimizer updates it, with the gradients of all use
 works on the version that the owner's forward of the same micro-batch saw, which arrives like an activation: a leaf of
 its own for each forward, never changed, whose gradient goes back to the owner. So any choice of weights for the stage's
 own parameters stays what it is.
+
+Where stages have losses of their own (local methods), a loss that does not reach the owner does not train what it owns:
+there the other stage only reads it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-
-from stretto.errors import UsageError
 
 Values = Mapping[int, Tensor]  # by the number of the tied parameter
 
@@ -48,16 +49,6 @@ def pairs(ties: Iterable[Tied]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted({(tied.owner, user) for tied in ties for user in tied.users}))
 
 
-def refuse(ties: Sequence[Tied], method: object) -> None:
-    """Raise UsageError: stages that have losses of their own do not wait for each other's gradients."""
-    tied = ties[0]
-    raise UsageError(
-        f"stages {tied.owner} and {tied.users[0]} share the parameter {tied.name!r} (tied weights), but {method} "
-        "trains stages by losses of their own, which do not wait for each other: put both into one stage, or untie "
-        "them (stretto.split(..., tied='together') does the first); pipelines and backprop can train tied weights"
-    )
-
-
 @dataclass
 class Lender:
     """What the owner's stage does about its tied parameters."""
@@ -82,6 +73,7 @@ class Borrower:
 
     module: nn.Module
     originals: Mapping[int, nn.Parameter]
+    trained: frozenset[int] = frozenset()  # those whose gradients go to the owner
     values: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,7 +108,9 @@ class Borrower:
 
     def leaves(self) -> dict[int, nn.Parameter]:
         """A leaf for each parameter, for one forward: it shares storage with the values and is never changed."""
-        return {number: nn.Parameter(value) for number, value in self.values.items()}
+        return {
+            number: nn.Parameter(value, requires_grad=number in self.trained) for number, value in self.values.items()
+        }
 
     def fixed(self) -> dict[int, nn.Parameter]:
         """Placeholders that nobody trains, for whoever asks the module for its trainable parameters."""
@@ -148,7 +142,9 @@ def lender_of(ties: Iterable[Tied], stage: int) -> Lender | None:
     return Lender(own) if own else None
 
 
-def borrower_of(ties: Iterable[Tied], stage: int, module: nn.Module) -> Borrower | None:
-    """What a stage borrows, if it borrows."""
-    borrowed = {tied.number: tied.parameter for tied in ties if stage in tied.users}
-    return Borrower(module, borrowed) if borrowed else None
+def borrower_of(ties: Iterable[Tied], stage: int, module: nn.Module, trained: Container[int]) -> Borrower | None:
+    """What a stage borrows, if it borrows; of which stages it trains it."""
+    borrowed = {tied.number: tied for tied in ties if stage in tied.users}
+    originals = {number: tied.parameter for number, tied in borrowed.items()}
+    own = frozenset(number for number, tied in borrowed.items() if tied.owner in trained)
+    return Borrower(module, originals, own) if borrowed else None

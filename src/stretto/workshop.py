@@ -67,7 +67,8 @@ class Workshop:
     def make(self, index: int, module: nn.Module, head: nn.Module | None, peers: Peers | Servers | None = None) -> Made:
         """`peers` are the stage's copies in other replicas. Raises UsageError where the method cannot train it."""
         parts = [part for part in (module, head) if part is not None]
-        borrows = ties.borrower_of(self.ties, index, module)
+        trained = {tie.owner for tie in self.rules.ties if tie.user == index and tie.trains}
+        borrows = ties.borrower_of(self.ties, index, module, trained)
         trainable = list(dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad))
         parameters = trainable if borrows is None else borrows.own(trainable)
         masters = self.precision.masters(parts, parameters)

@@ -188,9 +188,111 @@ def test_nothing_of_tied_weights_is_left_after_a_drain():
     assert trainer._stages[3].optimizer.param_groups[0]["params"] == [stages[3].norm.weight, stages[3].norm.bias]
 
 
-def test_local_methods_refuse_them():
-    with pytest.raises(stretto.UsageError, match=r"stages 0 and 3 share the parameter 'weight' .*losses of their own"):
-        stretto.Trainer(language_model(), token_loss, sgd, "greedy", example=batches(1)[0][0])
+class Reading(nn.Module):
+    """A stage in whose midst the embedding's weight is used."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.inner, self.weight = nn.Linear(VOCABULARY, WIDTH), weight
+
+    def forward(self, x):
+        return x + self.inner(tanh(linear(x, self.weight)))
+
+
+def locally_by_hand(stages, heads, hops, data, attached=False):
+    """Each head's loss trains its own stage and so many below; all of a minibatch read the same weights.
+
+    The gradient of a use that is not `attached` goes nowhere.
+    """
+    modules, heads = copy.deepcopy((nn.ModuleList(stages), heads))
+    shared = modules[0].weight
+    own = [[p for p in stage.parameters() if not s or p is not shared] for s, stage in enumerate(modules)]
+    optimizers = [
+        sgd([*parameters, *(heads[s].parameters() if heads[s] is not None else ())]) for s, parameters in enumerate(own)
+    ]
+    for x, y in data:
+        given = [x]
+        for stage in modules[:-1]:
+            given.append(stage(given[-1]).detach())
+        gradients = {}
+        for s, reach in enumerate(hops):
+            if reach is None:
+                continue
+            h = given[s - reach]
+            for index in range(s - reach, s + 1):
+                used = dict(modules[index].named_parameters())
+                if index and not attached:
+                    used = {name: p.detach() if p is shared else p for name, p in used.items()}
+                h = torch.func.functional_call(modules[index], used, (h,))
+            head = heads[s]
+            wanted = list(modules[s - reach : s + 1].parameters())
+            wanted += list(head.parameters()) if head is not None else []
+            loss = token_loss(head(h) if head is not None else h, y)
+            for p, gradient in zip(wanted, torch.autograd.grad(loss, wanted, allow_unused=True), strict=True):
+                if gradient is not None:
+                    gradients[p] = gradients.get(p, 0) + gradient
+        for optimizer in optimizers:
+            for p in optimizer.param_groups[0]["params"]:
+                p.grad = gradients.get(p)
+            optimizer.step()
+    return modules
+
+
+def heads_at(hops):
+    torch.manual_seed(1)
+    heads = [nn.Linear(WIDTH, VOCABULARY).double() if hop is not None else None for hop in hops[:-1]]
+    return nn.ModuleList([*heads, None])
+
+
+LOCAL = {"greedy": (0, 0, 0, 0), "overlapping": (None, 1, 1, 1), "chunked(chunks=2)": (None, 1, None, 1)}
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("method", LOCAL)
+def test_under_local_methods_the_first_stages_losses_train_them(method, workers):
+    """The last stage reads what the first one's forward of the same minibatch read."""
+    stages, data, hops = language_model(), batches(7), LOCAL[method]
+    heads = heads_at(hops)
+    expected = locally_by_hand(stages, heads, hops, data)
+    trainer = stretto.Trainer(stages, token_loss, sgd, method, heads=list(heads), workers=workers)
+    for x, y in data:
+        trainer.step(x, y)
+    trainer.flush()
+    assert_equal(stages, expected, 1e-11)
+    assert trainer.model[3].weight is stages[0].weight is stages[3].weight
+
+
+def test_a_loss_that_trains_both_stages_trains_them_by_both_uses():
+    """Stages of one chunk have the same losses."""
+    stages, hops, data = language_model(), LOCAL["chunked(chunks=2)"], batches(7)
+    stages = [stages[0], Reading(stages[0].weight).double(), stages[1], nn.Linear(WIDTH, VOCABULARY).double()]
+    heads = heads_at(hops)
+    expected = locally_by_hand(stages, heads, hops, data, attached=True)
+    trainer = stretto.Trainer(stages, token_loss, sgd, "chunked(chunks=2)", heads=list(heads))
+    for x, y in data:
+        trainer.step(x, y)
+    trainer.flush()
+    assert_equal(stages, expected, 1e-11)
+
+
+def test_who_trains_them_under_local_methods():
+    trainer = stretto.Trainer(language_model(), token_loss, sgd, "greedy", example=batches(1)[0][0])
+    assert [tie.trains for tie in trainer.rules.ties] == [False]
+    assert not any(leaf.requires_grad for leaf in trainer._stages[3]._borrows.leaves().values())
+    rules = stretto.method("chunked(chunks=2)").plan(4, ties=((0, 1), (0, 2)))[1]
+    assert [tie.trains for tie in rules.ties] == [True, False]
+
+
+def test_a_tied_readout_is_not_lent_and_the_remedy_works():
+    torch.manual_seed(0)
+    first, last = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+    last.weight = first.weight
+    stages, (x, y) = [first.double(), Attention(WIDTH).double(), last], batches(1)[0]
+    with pytest.raises(stretto.UsageError, match=r"stages 0 and 2 share 'weight' .* use head='auto'"):
+        stretto.Trainer(stages, token_loss, sgd, "greedy(head=solo)", example=x)
+    trainer = stretto.Trainer(stages, token_loss, sgd, stretto.method("greedy", head="auto"), example=x)
+    trainer.step(x, y)
+    trainer.flush()
 
 
 def test_costs_and_evaluation_take_them():

@@ -131,7 +131,7 @@ def tied(method, clip=None, data=1, **options):
     words = [torch.randint(11, (6,), generator=generator) for _ in range(14)]
     trainer = stretto.Trainer(
         [part.double() for part in parts], nn.functional.cross_entropy, OPTIMIZERS["sgd"], method, clip=clip,
-        mesh=stretto.Mesh(data=data), **options,
+        mesh=stretto.Mesh(data=data), example=words[0], **options,
     )  # fmt: skip
     losses = [trainer.step(x, x.roll(1)) for x in words[:5]]
     evaluated = trainer.evaluate([(words[0], words[1])])  # while versions are under way

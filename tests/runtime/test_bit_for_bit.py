@@ -56,7 +56,7 @@ def test_every_method(processes, jitter):
         assert same(told[0][number][1], weights), method
 
 
-@pytest.mark.parametrize(("method", "clip"), [("1f1b", 0.05), ("pb", None)])
+@pytest.mark.parametrize(("method", "clip"), [("1f1b", 0.05), ("pb", None), ("greedy(head=linear)", None)])
 def test_tied_weights_travel(method, clip):
     told = launch(3, "runtime.scripts:tied", method, clip)
     *wanted, weights = scripts.tied(method, clip, workers=3)

@@ -111,7 +111,8 @@ class Method:
         """The schedule and its rules for so many stages, on as many workers as suit the method.
 
         `reduce` makes the updates of a synchronous method wait until all stages have told each other how large their
-        gradients are. `ties` are pairs of stages, the second of which works on weights of the first; `reads` are such
+        gradients are. `ties` are pairs of stages, the second of which works on weights of the first, and trains them if
+        its losses reach that far; `reads` are such
         that the second does not train, with the number of updates after which it gets them. `agreement` is
         what replicas of the pipeline do at each update (`schedule/replicas.py`). Raises
         ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
@@ -157,7 +158,8 @@ def planned(
     schedule = with_reduce(delays.schedule) if reduce else delays.schedule
     if agreement is not None:
         schedule = with_agreement(schedule, agreement)
-    borrowed = (*(delays.tie(*each) for each in ties), *(delays.reading(*each) for each in reads))
+    owned = (delays.tie(*each, reach.trains_all_of(*each)) for each in ties)
+    borrowed = (*owned, *(delays.reading(*each) for each in reads))
     rules = Rules.of(schedule, reach, ties=borrowed)
     check(schedule, rules)
     return schedule, rules

@@ -318,7 +318,7 @@ class Ranks(Team):
 
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
         """The owner sends, the borrower overwrites what it has."""
-        for tie in (each for each in rules.ties if each.trains):
+        for tie in (each for each in rules.ties if each.shares):
             if tie.owner in stages and tie.user not in stages:
                 self._to(self._ranks[self._home_of[tie.user]]).send(stages[tie.owner].lent())
             elif tie.user in stages and tie.owner not in stages:

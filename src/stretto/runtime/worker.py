@@ -239,7 +239,7 @@ class Worker(Interpreter):
         channel = Channel("tied-weight", "U", tie.owner, self.worker)
         while channel not in self._borrowed or self._borrowed[channel].microbatch < last:
             self._receive(channel)
-        if tie.trains:
+        if tie.shares:
             self.stages[tie.user].take_over(self._borrowed[channel].value)
 
 

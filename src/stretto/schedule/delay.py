@@ -72,10 +72,10 @@ class Delays:
         """How many updates the weights have had that a micro-batch's forward sees, counted from the last drain."""
         return microbatch // self.schedule.per_turn - self.at(stage, microbatch)
 
-    def tie(self, owner: int, user: int) -> Tie:
+    def tie(self, owner: int, user: int, trains: bool = True) -> Tie:
         """The tie of two stages: which of the owner's versions goes with which micro-batch."""
         per_turn, late = self.schedule.per_turn, self._full[owner]
-        return Tie(owner, user, tuple(per_turn * self.at(owner, late + i) + i + 1 for i in range(per_turn)))
+        return Tie(owner, user, tuple(per_turn * self.at(owner, late + i) + i + 1 for i in range(per_turn)), trains)
 
     def reading(self, owner: int, user: int, every: int) -> Tie:
         """The tie of a stage that only reads weights of a later one.

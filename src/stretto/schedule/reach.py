@@ -61,6 +61,10 @@ class Reach:
         """The stages whose heads train `stage`."""
         return tuple(head for head, stop in self._stops() if stop <= stage <= head)
 
+    def trains_all_of(self, owner: int, user: int) -> bool:
+        """Whether all losses that train `user` train `owner`, too: then its gradients may go there."""
+        return set(self.losses(user)) <= set(self.losses(owner))
+
     @cached_property
     def _carried(self) -> tuple[tuple[int, ...], ...]:
         return tuple(

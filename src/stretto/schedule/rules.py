@@ -70,6 +70,11 @@ class Tie(NamedTuple):
     trains: bool = True
     every: int = 1
 
+    @property
+    def shares(self) -> bool:
+        """Whether both stages have one parameter, the first of them its owner; else the user has a copy, in a head."""
+        return self.owner < self.user
+
     def sends(self, microbatch: int) -> bool:
         """Whether the owner's update after a micro-batch is sent."""
         return (microbatch + 1) % self.every == 0

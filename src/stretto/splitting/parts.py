@@ -66,7 +66,7 @@ def parted(stages: Sequence[nn.Module]) -> list[str]:
     """What there is to say about parameters that several stages share."""
     return [
         f"tied: stages {' and '.join(map(str, (each.owner, *each.users)))} share the parameter {each.name!r}; "
-        "pipelines train it on the first of them"
+        "pipelines train it on the first of them, local methods by that stage's losses alone"
         for each in find_ties(stages)
     ]
 
@@ -82,7 +82,7 @@ def tied(parameters: Sequence[Mapping[str, nn.Parameter]], names: Sequence[str])
             joint = Joint(
                 f"{names[first]} and {names[index]} share the parameter {called} (tied weights), which one stage shall "
                 "hold",
-                "untie them: give each its own parameter; or, for pipelines, tied='apart'",
+                "untie them: give each its own parameter; or tied='apart'",
             )
             for position in range(first + 1, index + 1):
                 joints.setdefault(position, joint)

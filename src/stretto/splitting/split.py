@@ -55,8 +55,9 @@ def split(
             between them. It trains and evaluates as the model does, on any number of rows, but all other sizes, and
             the dtype, must be the example's; modules frozen in evaluation mode stay so.
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
-        tied: whether parts that share a parameter may come "apart", as pipelines can train them, or stay "together" in
-            one stage, as methods need whose stages have losses of their own.
+        tied: whether parts that share a parameter may come "apart", or stay "together" in one stage. Apart, the first
+            of the stages trains it: under pipelines with the gradients of all, under methods whose stages have losses
+            of their own (greedy) with those of its own losses; the others then read what that stage's forward read.
 
     The most expensive stage is as cheap as can be, then the sum of squares is least (of an exported graph: at most a
     tenth above that, then the bytes that travel are least). Where that is more than 1.3 times a fair share, an example

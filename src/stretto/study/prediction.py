@@ -96,7 +96,7 @@ def on_cluster(
     readouts = (head for head in trainer.heads if isinstance(head, SharedReadout))
     read = max((sum(p.numel() * p.element_size() for p in head.parameters()) for head in readouts), default=0)
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
-    tied = {(tie.owner, tie.user): float(read) for tie in trainer.rules.ties if not tie.trains}
+    tied = {(tie.owner, tie.user): float(read) for tie in trainer.rules.ties if not tie.shares}
     pricer = Pricer(
         trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs))
     )  # fmt: skip
