@@ -5,7 +5,12 @@ from collections.abc import Iterable
 
 
 class StrettoError(Exception):
-    """Every error that Stretto raises on purpose."""
+    """Every error that Stretto raises on purpose.
+
+    On several processes one of them may have raised it first, for all: `said_by` is then its rank in the others.
+    """
+
+    said_by: int | None = None
 
 
 class UsageError(StrettoError, ValueError):

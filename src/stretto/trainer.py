@@ -164,7 +164,8 @@ class Trainer:
         )
         self._phases = built.phases
         self._phase = self._phases[self.method.phases.synchronous(0)]
-        self._phase.begin(0)
+        with self._team.together():
+            self._phase.begin(0)
         self._entered = 0  # minibatches
         self._drained = True
         self._broken: str | None = None

@@ -45,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: Any = call(list(sys.argv[1:] if arguments is None else arguments))
         flush()
-    except (CycloptsError, UsageError) as error:
-        return complain(f"{error}", MISTAKE)
-    except StrettoError as error:
-        return complain(f"{error}", FAILED)
+    except (CycloptsError, StrettoError) as error:
+        code = MISTAKE if isinstance(error, CycloptsError | UsageError) else FAILED
+        told = getattr(error, "said_by", None) is not None  # by another process of this job
+        return code if told else complain(f"{error}", code)
     except BrokenPipeError:  # whoever read stdout has gone; nothing that Python says at its end may fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

@@ -1,8 +1,11 @@
-"""A process that fails says so once; the others learn of it and end without a word of their own."""
+"""A process that fails says so once. What it refuses, all refuse; if it crashes, the others end without a word."""
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from stretto.errors import StrettoError
@@ -45,6 +48,43 @@ class reaching:  # noqa: N801 (a word of a with statement, as contextlib.suppres
             raise PeerLostError(self._worker, error) from error
 
 
+@dataclass(frozen=True)
+class Said:
+    """A failure, as the first process that has failed tells it to the others."""
+
+    rank: int
+    kind: str  # the name of the error's class
+    text: str
+    refusal: bool = False  # whether the error was raised on purpose: a script may catch it and go on
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> "Said":
+        """An error of this process."""
+        refusal = isinstance(error, StrettoError) and not isinstance(error, WorkerLostError)
+        return cls(rank, type(error).__name__, f"{error}", refusal, list(getattr(error, "__notes__", ())))
+
+    def like(self, other: "Said") -> bool:
+        """Whether it is the same failure, on any process."""
+        return (self.kind, self.text) == (other.kind, other.text)
+
+    def again(self) -> StrettoError:
+        """The error that was refused with, for another process to raise."""
+        error = {each.__name__: each for each in kinds(StrettoError)}.get(self.kind, StrettoError)(self.text)
+        for note in self.notes:
+            error.add_note(note)
+        error.said_by = self.rank
+        return error
+
+
+def kinds(kind: type[StrettoError]) -> Iterator[type[StrettoError]]:
+    """A class of errors that are made of a text, and all that inherit from it."""
+    if not issubclass(kind, PeerLostError):
+        yield kind
+        for each in kind.__subclasses__():
+            yield from kinds(each)
+
+
 class Failures:
     """What has gone wrong in the job, as far as this process knows. The first failure is the one that counts."""
 
@@ -55,15 +95,20 @@ class Failures:
     def translate(self, error: BaseException, doing: str, chain: Callable[[], str]) -> BaseException:
         """What this process is to raise for an error; `doing` is what it did, `chain` tells who waits for whom."""
         if not isinstance(error, PeerLostError):
-            text = f"{type(error).__name__}: {error}"
-            if not self._publish(text) and self._published(0) == text:
-                return SystemExit(1)  # all processes have made the same mistake, and another one says it
             error.add_note(f"on worker {self._rank}, {here()}")
-            return error
+            mine = Said.of(error, self._rank)
+            first = self._publish(mine)
+            if first.rank == self._rank:
+                return error
+            if first.refusal and (mine.refusal or of_connections(error)):
+                return first.again()
+            return SystemExit(1) if first.like(mine) else error  # all have made the same mistake, and another says it
         lost = self._roll_call(error.among) if len(error.among) > 1 else [error.worker]
         who = " or ".join(map(str, lost))
-        if self._published(GRACE) is not None or not self._publish(f"worker {who} is lost"):
-            return SystemExit(1)  # somebody else has said why
+        mine = Said(self._rank, "lost", f"worker {who} is lost")
+        told = self._published(GRACE) or self._publish(mine)
+        if told != mine:  # somebody else has said why
+            return told.again() if told.refusal else SystemExit(1)
         if error.timed_out:
             return WorkerLostError(f"{chain()}. Nobody waits longer: Trainer(timeout=seconds) sets how long")
         return WorkerLostError(
@@ -77,7 +122,7 @@ class Failures:
         That a peer is gone, its own thread or another process will find out.
         """
         if not isinstance(error, PeerLostError):
-            self._publish(f"{type(error).__name__}: {error}")
+            self._publish(Said.of(error, self._rank))
 
     def known(self) -> bool:
         """Whether some process has failed."""
@@ -99,17 +144,16 @@ class Failures:
             return list(among)
         return missing or list(among)
 
-    def _publish(self, text: str) -> bool:
-        # Whether this failure is the first.
+    def _publish(self, mine: Said) -> Said:
+        # The failure that was the first: this one, or another that was published before.
         if self._store is None:
-            return True
+            return mine
         try:
-            mine = f"{self._rank} {text}"
-            return bytes(self._store.compare_set(KEY, "", mine)).decode() == mine
+            return read(self._store.compare_set(KEY, "", json.dumps(asdict(mine))))
         except (RuntimeError, ForgedError):  # the store has gone with the process that held it, or a stranger wrote
-            return True
+            return mine
 
-    def _published(self, seconds: float) -> str | None:
+    def _published(self, seconds: float) -> Said | None:
         # The first failure, once there is one.
         if self._store is None:
             return None
@@ -119,6 +163,16 @@ class Failures:
                 if time.monotonic() > until:
                     return None
                 time.sleep(0.05)
-            return bytes(self._store.get(KEY)).decode().partition(" ")[2]
+            return read(self._store.get(KEY))
         except RuntimeError:
             return None
+
+
+def of_connections(error: BaseException) -> bool:
+    """Whether an error comes of a connection to another process, in a collective of the user's own."""
+    return isinstance(error, RuntimeError) and (isinstance(error, DistError) or "gloo" in f"{error}")
+
+
+def read(told: bytes) -> Said:
+    """What a process has told."""
+    return Said(**json.loads(bytes(told)))

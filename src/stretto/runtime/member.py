@@ -4,19 +4,19 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
 
 import torch.distributed as dist
 
-from stretto.runtime.failure import Failures
+from stretto.errors import StrettoError
+from stretto.runtime.connections import cut, sockets
+from stretto.runtime.failure import Failures, PeerLostError
 from stretto.runtime.memory import keep_memory
 from stretto.runtime.status import PATIENCE, Status, Watchman
 from stretto.runtime.world import TIMEOUT, World, join
@@ -44,7 +44,8 @@ class Member:
         self._group = world.group(TIMEOUT.total_seconds())
         self.failures = Failures(world.store, world.rank)
         self.services: WeakSet[Service] = WeakSet()
-        self._failed = False
+        self._failed = self._inside = False
+        self._gathered = 0  # how often
         self._watchman = None if world.store is None else Watchman(self.status, world.store, world.rank)
         if self._watchman is not None:
             self._watchman.start()
@@ -53,9 +54,35 @@ class Member:
         keep_memory()
 
     @property
+    def parted(self) -> bool:
+        """Whether its processes have left each other, because of an error, and nothing has come in between."""
+        return self._failed and self.world.base is not None and not dist.is_initialized()
+
+    @property
     def belongs(self) -> bool:
         """Whether the process group is still the one that was joined."""
         return dist.is_initialized() and dist.group.WORLD is self._default
+
+    def group(self, timeout: float) -> dist.ProcessGroup:
+        """A new group of all processes; a collective. `timeout` is in seconds. One that has failed nobody waits for."""
+        with self.together():
+            self._gather(timeout)
+            return self.world.group(timeout)
+
+    def _gather(self, timeout: float) -> None:
+        # gloo waits for those with whom it connects until the time is out; so all begin that only once all are here.
+        world, until = self.world, time.monotonic() + timeout
+        if world.store is None:
+            return
+        self._gathered += 1
+        keys = [f"here/{self._gathered}/{rank}" for rank in range(world.size)]
+        world.store.set(keys[world.rank], "")
+        while missing := [rank for rank, key in enumerate(keys) if not world.store.check([key])]:
+            if self.failures.known():
+                raise PeerLostError(missing[0], RuntimeError("another worker has failed"))
+            if time.monotonic() > until:
+                raise PeerLostError(missing[0], TimeoutError(f"timed out after {timeout:g} s"))
+            time.sleep(0.01)
 
     def expect(self, timeout: float) -> None:
         """Somebody gives up after `timeout` seconds: say who waits for whom well before."""
@@ -64,7 +91,15 @@ class Member:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """An error here ends all processes: it is said once, by the process where it happened."""
+        """An error here parts all processes: it is said once, by the process where it happened.
+
+        What one refuses, all refuse, with the same error; if it crashes, the others end.
+        """
+        if self._failed and not self._inside:
+            raise StrettoError(
+                "these processes have parted because of an error before: make a new Trainer, in each of them"
+            )
+        outermost, self._inside = not self._inside, True
         try:
             yield
         except BaseException as error:
@@ -76,6 +111,9 @@ class Member:
             if raised is error:
                 raise
             raise raised from None
+        finally:
+            if outermost:
+                self._inside = False
         self.status.rests()
 
     def _chain(self) -> str:
@@ -86,7 +124,8 @@ class Member:
         if not self._failed:
             self._failed = True
             self.failures.translate(error, self.status.told(), self._chain)
-        self._excepthook(kind, error, traceback)
+        if not (isinstance(error, StrettoError) and error.said_by is not None):
+            self._excepthook(kind, error, traceback)
 
     def _leave(self) -> None:
         # What this process has sent must have been taken before it ends, and others may still need it.
@@ -120,6 +159,8 @@ class Member:
             service.close()
         if self._watchman is not None:
             self._watchman.end()
+        if self._failed:
+            cut()
         if self.belongs:
             dist.destroy_process_group()
 
@@ -129,21 +170,20 @@ def keep_connections() -> None:
 
     Those who miss this process then fail after it, and a parent hears of the first error first.
     """
-    open_files = Path("/dev/fd")
-    for each in open_files.iterdir() if open_files.is_dir() else ():
-        with contextlib.suppress(OSError):  # the one that lists the others
-            if stat.S_ISSOCK(os.fstat(int(each.name)).st_mode):
-                os.dup(int(each.name))
+    for number, _ in sockets():
+        with contextlib.suppress(OSError):  # it has been closed since
+            os.dup(number)
 
 
 _members: list[Member] = []  # at most one: what torch.distributed's default group is to it, this is to us
 
 
 def membership() -> Member | None:
-    """This process's part in its job; None where it is alone. Joins the others the first time."""
-    if _members and _members[0].belongs:
-        return _members[0]
-    world = join()
+    """This process's part in its job; None where it is alone. Joins the others the first time, and once they parted."""
+    former = _members[0] if _members else None
+    if former is not None and former.belongs:
+        return former
+    world = former.world.again() if former is not None and former.parted else join()
     if world is None:
         return None
     _members[:] = [Member(world)]

@@ -74,7 +74,7 @@ class Ranks(Team):
         self._fellowship: Fellowship | None = None
         self._servers: LocalServers | RemoteServers | None = None
         self.world, self.status = member.world, member.status
-        self.group = member.world.group(timeout)
+        self.group = member.group(timeout)
         member.expect(timeout)
         self._timeout = timeout
         self.cpu = torch.device("cpu")

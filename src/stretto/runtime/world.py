@@ -6,8 +6,9 @@ import os
 import re
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from stretto.errors import UsageError
+from stretto.runtime.connections import made_here
 from stretto.runtime.door import Door, knock
 from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.signed import VARIABLE, Secret, of_round
@@ -28,18 +30,42 @@ RECORD = 1024  # bytes of what processes tell each other before they begin
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """This process among all of them: its rank, how many there are, its number on this machine, and their store."""
+    """This process among all of them: its rank, how many there are, its number on this machine, and their store.
+
+    The store is a part of `base`, to which `again` adds others. A `backend` that the user has chosen is kept.
+    """
 
     rank: int
     size: int
     local_rank: int
     store: Store | None
+    base: Store | None = None
     origin: Store | None = None  # what it is a part of: torch keeps no reference to a store that is made in Python
+    times: int = 0  # how often they have met again
+    backend: str | None = None
+
+    def again(self) -> "World":
+        """The same processes, which have parted, together once more; a collective."""
+        times = self.times + 1
+        assert self.base is not None, "without a store nobody finds the others"
+        store = PrefixStore(f"again {times}", self.base)
+        hook = sys.excepthook  # torch adds another that names the rank, each time
+        initialize(PrefixStore("default", store), self.rank, self.size, self.backend)
+        sys.excepthook = hook
+        return replace(self, store=PrefixStore("stretto", store), times=times)
 
     def group(self, timeout: float) -> dist.ProcessGroup:
-        """A new group of all processes, with messages of its own; a collective. `timeout` is in seconds."""
+        """A new group of all processes, with messages of its own; a collective. `timeout` is in seconds.
+
+        All have their connections when it returns. One that fails then is missed by the others; if it fails while they
+        still connect, they wait for it until gloo gives up.
+        """
         made = group_of(range(self.size), timeout)
         assert made is not None, "every process is in the group of all"
+        if self.store is not None:
+            keys = [f"made/{made.group_name}/{rank}" for rank in range(self.size)]
+            self.store.set(keys[self.rank], "")
+            self.store.wait(keys, timedelta(seconds=timeout))
         return made
 
 
@@ -53,7 +79,15 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
     if dist.is_initialized():
         if dist.get_world_size() == 1:
             return None
-        return World(dist.get_rank(), dist.get_world_size(), local_rank(dict(os.environ)), default_store())
+        store = default_store()
+        return World(
+            dist.get_rank(),
+            dist.get_world_size(),
+            local_rank(dict(os.environ)),
+            store,
+            base=store,
+            backend=dist.distributed_c10d.get_backend_config(),
+        )
     given = variables(environment)
     size = whole("WORLD_SIZE", given)
     if size in (None, 1):
@@ -67,9 +101,14 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
     # Machines do not count restarts alike: there a launcher has to give each attempt a store of its own.
     attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine(given) else "any"
     store = PrefixStore(f"attempt {attempt}", origin)
-    # Several backends: collectives of a user's own on CUDA tensors work too.
-    dist.init_process_group(store=PrefixStore("default", store), rank=rank, world_size=number, timeout=TIMEOUT)
-    return World(rank, number, local_rank(given), PrefixStore("stretto", store), origin)
+    initialize(PrefixStore("default", store), rank, number)
+    return World(rank, number, local_rank(given), PrefixStore("stretto", store), base=store, origin=origin)
+
+
+def initialize(store: Store, rank: int, size: int, backend: str | None = None) -> None:
+    """Make torch's default group. Without a backend it has several: a user's collectives on CUDA tensors work too."""
+    with made_here():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
 def met(given: Mapping[str, str]) -> tuple[Store, int, int]:
@@ -193,7 +232,8 @@ def group_of(ranks: Iterable[int], timeout: float, backend: str | None = "gloo")
 
     Without a backend it has those of the default group.
     """
-    made = dist.new_group(sorted(ranks), backend=backend, timeout=timedelta(seconds=timeout))
+    with made_here():
+        made = dist.new_group(sorted(ranks), backend=backend, timeout=timedelta(seconds=timeout))
     return made if isinstance(made, dist.ProcessGroup) else None
 
 

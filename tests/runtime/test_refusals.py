@@ -1,0 +1,41 @@
+"""A refusal is the same error on every process, which a script can catch to go on; `refused.py` has the script."""
+
+import torch
+
+from runtime import refused, scripts
+from runtime.processes import launch
+
+PARTED = "these processes have parted because of an error before: make a new Trainer, in each of them"
+FIRST = {
+    "method": "unknown method 'pbb'",
+    "method of one": "unknown method 'pbb'",
+    "differs": "trains something else than rank 0",
+    "step of one": "y is None in this process, where a loss is",
+    "evaluate": "",
+    "load": "nowhere",
+    "load of one": "nowhere",
+    "stage": "no more than 3 passes of (",
+    "own": "rank 3 has its own rules",
+}
+
+
+def test_all_processes_refuse_alike_and_go_on(tmp_path):
+    """One job, many refusals after each other: each new Trainer finds the others again."""
+    results = launch(4, "runtime.refused:go", refused.REFUSALS, str(tmp_path))
+    for n, kind in enumerate(refused.REFUSALS):
+        errors = [told[2 * n] for told, _ in results]
+        names, texts, sayers, notes = zip(*errors, strict=True)
+        assert set(names) == {"UsageError"}, (kind, errors)
+        assert len(set(texts)) == 1, (kind, errors)
+        assert FIRST[kind] in texts[0]
+        (first,) = {each for each in sayers if each is not None}
+        assert [rank for rank, each in enumerate(sayers) if each is None] == [first]
+        assert "one" not in kind or first == 3
+        assert all(any(f"on worker {first}, pid" in note for note in each) for each in notes), notes
+        assert [told[2 * n + 1] for told, _ in results] == [PARTED] * 4
+        if kind == "stage":
+            assert all(any("stage 2" in note for note in each) for each in notes), notes
+    losses, weights, evaluated = scripts.train("pb", steps=8, flush_at=3)
+    for _, (there, gathered, same) in results:
+        assert (there, same) == (losses, evaluated)
+        assert gathered is None or all(torch.equal(gathered[key], weights[key]) for key in weights)
