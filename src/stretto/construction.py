@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto import ties
+from stretto import room, ties
 from stretto.assemble import warn_of_overshoot
 from stretto.batch import inputs_on
 from stretto.elsewhere import Elsewhere
@@ -248,6 +248,12 @@ class Construction:
         mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, Elsewhere)]
         benches = [workshop.of_replica(self._of.team.replicas[0])]
         parts = [(self.stages, self.heads)]
+        copies = len(self._of.team.replicas) - 1
+        room.refuse_more(
+            copies * room.size_of([*self.stages, *self.heads]),
+            f"data={copies + 1}: {copies} copies of the stages for emulated replicas need",
+            "choose fewer replicas, or processes of their own (--workers)",
+        )
         for replica in self._of.team.replicas[1:]:  # emulated ones
             parts.append(copy.deepcopy(parts[0]))
             benches.append(replace(workshop.of_replica(replica), ties=ties.find(parts[-1][0])))

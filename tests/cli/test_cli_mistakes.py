@@ -144,5 +144,5 @@ def test_out_that_cannot_be(capsys, tmp_path):
     assert "--out file is a file" in refused(capsys, "compare", "--out", "file")
     assert "file/x" in refused(capsys, "compare", "--out", "file/x")
     assert "is not empty and holds no study" in refused(capsys, "compare", "--out", ".")
-    assert "is there already and holds no run" in refused(capsys, "train", "--out", "file")
+    assert "--out file is a file" in refused(capsys, "train", "--out", "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

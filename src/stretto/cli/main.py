@@ -7,7 +7,9 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import Signature
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App, CycloptsError
@@ -18,6 +20,7 @@ from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
 from stretto.cli.file import file_first, parts_of, settings_from_file
 from stretto.cli.inspect import inspect
+from stretto.cli.output import Output, check_file, check_folder
 from stretto.cli.plan import plan
 from stretto.cli.report import report
 from stretto.cli.show import show
@@ -26,6 +29,7 @@ from stretto.cli.train import train
 from stretto.config import CompareSettings
 from stretto.errors import StrettoError, UsageError
 
+FILES = ("out", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 app = App(
@@ -66,6 +70,7 @@ def call(words: list[str]) -> Any:
     command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     if command is compare:
         bound.arguments["parts"] = {part: settings_of(words, part) for part in parts_of(bound.arguments)}
+    check_outputs({**defaults(bound.signature), **bound.arguments})
     try:
         return command(*bound.args, **bound.kwargs)
     except UsageError as error:
@@ -73,6 +78,21 @@ def call(words: list[str]) -> Any:
         if file is None:
             raise
         raise UsageError(f"{error} (with the settings in {file})") from error
+
+
+def check_outputs(arguments: Mapping[str, Any]) -> None:
+    """Raise UsageError where a verb is to write and cannot: before it computes anything."""
+    output = arguments.get("output")
+    if isinstance(output, Output) and output.out is not None:
+        check_folder(output.out)
+    for name in FILES:
+        if isinstance(arguments.get(name), Path):
+            check_file(arguments[name])
+
+
+def defaults(signature: Signature) -> dict[str, Any]:
+    """What a verb takes for options that are not given."""
+    return {name: each.default for name, each in signature.parameters.items() if each.default is not each.empty}
 
 
 def options_of(words: Sequence[str]) -> list[str]:

@@ -1,8 +1,10 @@
 """What every verb shares: where results go, and how much is said."""
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +76,49 @@ def write_trace(file: Path, recordings: Sequence["Recording"]) -> None:
 
     with writing_to(file):
         perfetto.write(recordings, file)
+
+
+def check_file(file: Path) -> None:
+    """Raise UsageError if a file cannot be written, before what is to be in it is computed. Leaves nothing."""
+    refuse(file, "file", lambda: obstacle_to(file) if file.exists() else obstacle_in(file.parent))
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError if a folder for results cannot be made or written. Leaves nothing."""
+    from stretto.errors import UsageError
+
+    if os.path.isfile(folder):  # noqa: PTH113 - which takes names that are too long, too
+        raise UsageError(f"--out {folder} is a file: name a folder")
+    nameless = folder != Path() and folder.name in ("", "..")  # what a run writes has a name beside its folder's
+    refuse(folder, "--out", lambda: "it has no name" if nameless else obstacle_in(folder))
+
+
+def refuse(path: Path, other: str, reason: Callable[[], str | None]) -> None:
+    """Raise UsageError if there is a reason why nothing can be written to a path."""
+    from stretto.errors import UsageError
+
+    try:
+        why = reason()
+    except OSError as error:
+        why = error.strerror or f"{error}"
+    if why is not None:
+        raise UsageError(f"cannot write to {path}: {why}: choose another {other}")
+
+
+def obstacle_to(file: Path) -> str | None:
+    """Why something that is there cannot be written over; None if it can."""
+    if file.is_dir():
+        return "it is a folder"
+    return None if os.access(file, os.W_OK) else "it may not be written"
+
+
+def obstacle_in(folder: Path) -> str | None:
+    """Why nothing can be made in a folder, which may have to be made itself; None if it can."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        return f"{there} is a file"
+    with tempfile.TemporaryFile(dir=there):  # rights do not tell of disks that are read-only
+        return None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from stretto import room
 from stretto.arguments import of_kind, shown
 from stretto.arguments import whole as check_whole
 from stretto.batch import IGNORED
@@ -72,9 +73,10 @@ def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> M
         if not isinstance(inspect.signature(MODELS[name]).parameters[option].default, str):  # all others are counts
             whole(f"model {name!r}", option, value)
     recipe = MODELS[name](dataset, **resolved)
-    layers = [_seeded(make, derive(seed, "model", i)) for i, make in enumerate(recipe)]
-    size = sum(p.numel() for layer in layers for p in layer.parameters())
     chosen = ", ".join(f"{option} {value}" for option, value in resolved.items())
+    with room.Allowance(f"model {name!r} ({chosen})"):
+        layers = [_seeded(make, derive(seed, "model", i)) for i, make in enumerate(recipe)]
+    size = sum(p.numel() for layer in layers for p in layer.parameters())
     return Model(name, layers, _LOSSES[dataset.task], f"{name} ({chosen}) for {dataset.name}: {size:,} parameters")
 
 

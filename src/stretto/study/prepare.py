@@ -72,7 +72,9 @@ def resolve(settings: S) -> S:
         each = f" of each of {mesh.data} replicas" if mesh.data > 1 else ""
         shared = f", each shared by {mesh.inside}" if mesh.inside > 1 else ""
         raise UsageError(f"workers={settings.workers} for {stages} stages{each}{shared}: use at most {most} workers")
-    return config.with_defaults(replace(settings, stages=stages))
+    resolved = config.with_defaults(replace(settings, stages=stages))
+    config.check(resolved)  # what was chosen here fits what was given
+    return resolved
 
 
 def with_methods(settings: S) -> S:

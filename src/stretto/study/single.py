@@ -24,6 +24,8 @@ def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> boo
 
     Also if the run has begun, and is not to `resume`.
     """
+    if not folder.name:
+        raise UsageError(f"--out {folder} has no name of its own: name the folder")
     if (folder / RUN).is_file():
         there, here = read_run(folder)[0]["settings"], settings.to_json()
         refuse_other(folder, "a run", there, here)
