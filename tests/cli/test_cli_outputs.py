@@ -99,7 +99,7 @@ def test_more_replicas_than_memory(monkeypatch):
         trained(100000)
 
 
-@pytest.mark.parametrize("width", [100_000_000, 10**12, 10**30])
+@pytest.mark.parametrize("width", [100_000_000, 10**12])
 def test_a_network_that_does_not_fit(width, capsys, tmp_path):
     words = ["train", "--model-options.width", str(width), "--steps", "2", "--out", str(tmp_path / "run")]
     assert main(words) == 2
