@@ -15,6 +15,7 @@ from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss
 from stretto.heads.solo import SharedReadout
+from stretto.likeness import check_part, check_updates, check_weights, fitting
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.value import Loss, Sum, call, mean_and_weight
 from stretto.misfit import is_misfit, told
@@ -249,15 +250,17 @@ class Stage:
                 has, had = ("no" if part is None else "a"), ("no" if state.get(name) is None else "a")
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
-                try:
+                with fitting(f"{origin} does not fit the {name} of stage {self.index}"):
+                    check_part(state[name], part)
                     part.load_state_dict(shares(state[name], part))
-                except (RuntimeError, ValueError, KeyError) as error:
-                    raise UsageError(f"{origin} does not fit the {name} of stage {self.index}: {error}") from error
-        self.updates = state["updates"]
-        self._begun = False
-        self._forget_counts()
-        self.weights.forget()
-        self.weights.load_state_dict(state["weights"])
+        with fitting(f"{origin} does not fit stage {self.index}"):
+            check_weights(state["weights"], self.weights.state_dict(), self.module)
+            check_updates(state["updates"])
+            self.updates = state["updates"]
+            self._begun = False
+            self._forget_counts()
+            self.weights.forget()
+            self.weights.load_state_dict(state["weights"])
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
         return (

@@ -17,6 +17,7 @@ from attack.reference import choices, networks, simulator
 
 TOLERANCE = 1e-10
 SHARE = 30
+LIMIT = 300.0
 
 
 class Case:

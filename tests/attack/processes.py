@@ -18,7 +18,8 @@ from attack.reference import choices, networks
 from attack.reference.pool import Pool, PoolError
 
 SHARE = 4
-LIMIT = 120.0
+LIMIT = 300.0
+REST = 25  # cases after which processes are started afresh: a Trainer leaves threads and sockets in its process
 STEPS = 9
 pools: dict[int, Pool] = {}
 
@@ -168,9 +169,9 @@ def attack(seed):
     here = Case(seed)
     passed = f"{here.processes} processes"
     try:
-        pool = pools.get(here.processes) or pools.setdefault(here.processes, Pool(here.processes))
+        pool = rested(here.processes)
         with tempfile.TemporaryDirectory() as folder:
-            found = pool.do("attack.processes:train", seed, f"{folder}/many", seconds=90)
+            found = pool.do("attack.processes:train", seed, f"{folder}/many", seconds=200)
             order = found[0][2]
             wanted = train(seed, f"{folder}/alone", order)
         failure = difference(here, found, wanted)
@@ -181,6 +182,13 @@ def attack(seed):
         pools.pop(here.processes).end()
         raise
     return Outcome(str(here), failure, passed)
+
+
+def rested(size):
+    """The pool of so many processes; a new one where there is none, or where it has done enough."""
+    if size in pools and pools[size].done >= REST:
+        pools.pop(size).end()
+    return pools.get(size) or pools.setdefault(size, Pool(size))
 
 
 def difference(here, found, wanted):

@@ -112,6 +112,8 @@ def read_manifest(path: StrPath) -> Manifest:
     folder = _find(path)
     file = folder / MANIFEST
     try:
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise UsageError(f"{file} is damaged: it is no file")
         content = file.read_bytes()
     except FileNotFoundError:
         raise UsageError(f"{folder} is not a whole checkpoint: {MANIFEST} is missing") from None
@@ -131,6 +133,8 @@ def read_stage(path: StrPath, index: int) -> dict[str, Any]:
     check(folder, digests[index])
     try:
         tree = json.loads((folder / STATE).read_bytes())
+        if not (isinstance(tree, dict) and "dict" in tree):
+            raise UsageError(f"{folder / STATE} is no state of a stage")
         tensors = empty_tensors(tree)
         load_tensors(folder, tensors)
         state: dict[str, Any] = unflatten(tree, tensors)

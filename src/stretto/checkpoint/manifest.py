@@ -55,18 +55,34 @@ def parse(text: bytes, file: Path) -> Manifest:
     try:
         content = json.loads(text)
         found, number = content.pop("crc32"), content.pop("format")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{file} is damaged: {type(error).__name__}: {error}") from error
     if found != _crc32({"format": number, **content}):
         raise UsageError(f"{file} is damaged: its CRC-32 is not {found}")
     if number != FORMAT:
         made_by = f"version {content.get('stretto')} of Stretto"
         raise UsageError(f"{file} is of format {number}, written by {made_by}: this version reads format {FORMAT}")
-    assert content.pop("num_stages") == len(content["stages"])
+    try:
+        return _manifest(content)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise UsageError(f"{file} is none that Stretto has written: {type(error).__name__}: {error}") from error
+
+
+def _manifest(content: dict[str, Any]) -> Manifest:
+    # Its sum is right: whatever is wrong here has been written so.
+    stages = content["stages"]
+    if content.pop("num_stages") != len(stages):
+        raise ValueError(f"{len(stages)} stages, of another number of them")
     content["extra"] = unflatten(content["extra"], {})
-    content["stages"] = [{name: FileDigest(*each) for name, each in digest.items()} for digest in content["stages"]]
-    content["losses"] = {int(n): losses for n, losses in content["losses"].items()}
-    return Manifest(**content)
+    content["stages"] = [{name: FileDigest(*each) for name, each in digest.items()} for digest in stages]
+    content["losses"] = {int(n): [float(loss) for loss in losses] for n, losses in content["losses"].items()}
+    made = Manifest(**content)
+    for name, value, least in (("seed", made.seed, None), ("entered", made.entered, 0), ("parts", made.parts, 1)):
+        if type(value) is not int or (least is not None and value < least):
+            raise ValueError(f"{name} is {value!r}")
+    if len(stages) % made.parts or not isinstance(made.extra, dict):
+        raise ValueError(f"{len(stages)} stages in {made.parts} parts, extra is a {type(made.extra).__name__}")
+    return made
 
 
 def _crc32(content: Mapping[str, Any]) -> str:

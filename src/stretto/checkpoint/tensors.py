@@ -46,6 +46,7 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def load_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Read into `tensors`, which have the shapes and types of what was saved by their names."""
     with _own_errors():
+        Reader(folder).read_metadata()  # what torch's loader catches there it prints, and tries again
         load(dict(tensors), storage_reader=Reader(folder), no_dist=True)
 
 

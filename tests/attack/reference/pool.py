@@ -26,7 +26,7 @@ class Pool:
     """`size` processes with the variables that a launcher sets. What one of them cannot do ends all of them."""
 
     def __init__(self, size):
-        self.size = size
+        self.size, self.done = size, 0
         self.folder = tempfile.TemporaryDirectory()
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -52,6 +52,7 @@ class Pool:
 
     def do(self, target, *args, seconds=60.0):
         """Call `target` ("module:function") in each process; what each returned. Raises PoolError if one fails."""
+        self.done += 1
         for wire in self.wires:
             send(wire, (target, args))
         told, until = {}, time.monotonic() + seconds
