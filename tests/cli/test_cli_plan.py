@@ -149,7 +149,7 @@ def test_mistakes_in_clusters_and_options(capsys, cluster, tmp_path):
     assert "critical" in mistake(capsys, "plan", "--cluster", cluster(), "--objective", "loss")
     assert "choose from 1 to 4" in mistake(capsys, "plan", "--cluster", cluster(), "--workers", 9)
     assert "no plan in" in mistake(capsys, "train", "--plan", tmp_path / "none.toml")
-    assert "a method or a plan" in mistake(capsys, "show")
+    assert "a method, a plan or a file" in mistake(capsys, "show")
 
 
 def write_study(folder, factors, *, leave_out=0):
