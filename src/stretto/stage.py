@@ -20,6 +20,7 @@ from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.value import Loss, Sum, call, mean_and_weight
 from stretto.misfit import is_misfit, told
 from stretto.optim import Masters
+from stretto.optim.loading import load
 from stretto.schedule import KINDS, Reach
 from stretto.shards import gathered, is_sharded, local, shares, whole
 from stretto.sync.agreement import Agreement
@@ -239,20 +240,24 @@ class Stage:
         self._recompute, self._tried = recompute, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training this stage changes."""
+        """Everything that training this stage changes, of this replica; nothing in flight, replicas settled."""
         parts = {name: None if part is None else whole(part.state_dict()) for name, part in self._parts()}
         return {**parts, "updates": self.updates, "weights": self.weights.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
         """Go on from `state_dict`. Raises UsageError, naming `origin`, if it belongs to another kind of stage."""
         for name, part in self._parts():
+            if name == "agreement" and part is not None and state.get(name) is None:
+                part.begin(self._stepped(), state["updates"])
+                continue
             if (state.get(name) is None) != (part is None):
                 has, had = ("no" if part is None else "a"), ("no" if state.get(name) is None else "a")
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
                 with fitting(f"{origin} does not fit the {name} of stage {self.index}"):
-                    check_part(state[name], part)
-                    part.load_state_dict(shares(state[name], part))
+                    part.check(state[name]) if isinstance(part, Agreement) else check_part(state[name], part)
+                    own = shares(state[name], part)
+                    load(part, own) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(own)
         with fitting(f"{origin} does not fit stage {self.index}"):
             check_weights(state["weights"], self.weights.state_dict(), self.module)
             check_updates(state["updates"])

@@ -127,8 +127,10 @@ class Team(ABC):
         """What every process has of each stage, on the first one; None elsewhere."""
 
     @abstractmethod
-    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
-        """Write a checkpoint of the stages that live here, and of all others."""
+    def save(
+        self, path: str | os.PathLike[str], replicas: Sequence[Mapping[int, Mapping[str, Any]]], manifest: Manifest
+    ) -> None:
+        """Write a checkpoint of the stages that live here, of each of `replicas` that does, and of all others."""
 
     @abstractmethod
     def together(self) -> AbstractContextManager[None]:
@@ -250,9 +252,12 @@ class Solo(Team):
         """Everything is here."""
         return dict(own)
 
-    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
+    def save(
+        self, path: str | os.PathLike[str], replicas: Sequence[Mapping[int, Mapping[str, Any]]], manifest: Manifest
+    ) -> None:
         """All of them are here."""
-        checkpoint.write(path, states.values(), manifest)
+        first, *others = (states.values() for states in replicas)
+        checkpoint.write(path, first, manifest, others)
 
     def together(self) -> AbstractContextManager[None]:
         """Nobody else."""

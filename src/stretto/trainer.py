@@ -31,6 +31,7 @@ from stretto.precision import Precision
 from stretto.shards import is_sharded
 from stretto.sync import Order, ParameterServer, Sync
 from stretto.sync import find as find_sync
+from stretto.sync.kept import refuse_other
 from stretto.team import State, find_team
 from stretto.tracing import Recording
 
@@ -85,7 +86,7 @@ class Trainer:
             `gather` makes whole weights of them. "local-sgd(every=8)" and "diloco(every=8)", or
             stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
             "parameter-server(staleness=4)", or stretto.ParameterServer(...), lets none wait for another's gradients.
-            Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation and checkpoints.
+            Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation.
         timeout: on several processes, how many seconds a worker waits for another before it gives up.
 
     Raises UsageError when the parts do not fit, before anything is trained.
@@ -403,16 +404,26 @@ class Trainer:
             losses={n: [self._mean_loss(losses)] for n, losses in self._losses.items()},
             extra=extra or {},
             parts=self._team.within.parts,
+            replicas=self.mesh.data,
+            sync=self.sync.kept(self.mesh.data),
         )
         with self._team.together():
-            states = {self._saved_as(index): stage.state_dict() for index, stage in self._stages.items()}
+            states = [
+                {self._saved_as(index): stage.state_dict() for index, stage in stages.items()}
+                for stages in self._replicas
+            ]
             self._team.save(path, states, manifest)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
 
+        As many replicas under the same `sync` go on as if nothing had been: each has its own statistics (buffers),
+        optimizer, and what its `sync` remembers. Where all have the same optimizer state (all-reduce without powersgd,
+        fully-shard, a single replica) another number may go on, also under local-sgd or diloco, all of them from what
+        replica 0 had; of anything else UsageError says what would go on.
+
         Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
-        seed or precision, or a method that is another or written otherwise.
+        seed or precision, a method that is another or written otherwise, or replicas that cannot go on as these.
         """
         check_path("load: path", path)
         self._pause()
@@ -432,11 +443,12 @@ class Trainer:
                     f"{path} holds stages whose weights {manifest.parts} processes share, here {parts} do: go on with "
                     f"mesh=Mesh(tensor={manifest.parts})" + " on processes" * (parts == 1)
                 )
-            self._load_stages(path)
+            refuse_other(str(path), manifest.sync, manifest.replicas, self.sync, self.mesh.data)
+            self._load_stages(path, alike=manifest.replicas != self.mesh.data)
             self._entered = manifest.entered
             self._finished = self._entered
-            self._losses = {
-                n: list(self._tellers * torch.tensor(each, dtype=torch.float64)) for n, each in manifest.losses.items()
+            self._losses = {  # each as a sum of one
+                n: [torch.tensor([sum(each), 1.0], dtype=torch.float64)] for n, each in manifest.losses.items()
             }
             self._drained, self._broken = True, None
             self._interpreter.restart(self._entered)
@@ -446,17 +458,18 @@ class Trainer:
         within = self._team.within
         return index * within.parts + within.part
 
-    def _load_stages(self, path: str | os.PathLike[str]) -> None:
-        states = {index: read_stage(path, self._saved_as(index)) for index in self._stages}
-        every = self._interpreter.every_stage
-        before = copy.deepcopy([stage.state_dict() for stage in every])
+    def _load_stages(self, path: str | os.PathLike[str], *, alike: bool) -> None:
+        # Each replica what it had, or all of them, if they are to be `alike`, what replica 0 had.
+        loads = [
+            (stage, read_stage(path, self._saved_as(index), 0 if alike else replica))
+            for replica, stages in zip(self._team.replicas, self._replicas, strict=True)
+            for index, stage in stages.items()
+        ]
+        before = copy.deepcopy([stage.state_dict() for stage, _ in loads])
         try:
-            for stage in every:
-                state = states[stage.index]
-                if stage is not self._stages[stage.index]:
-                    state = copy.deepcopy(state)  # emulated replicas share no tensors
+            for stage, state in loads:
                 stage.load_state_dict(state, str(path))
         except UsageError:
-            for stage, state in zip(every, before, strict=True):
+            for (stage, _), state in zip(loads, before, strict=True):
                 stage.load_state_dict(state, "the state before")
             raise

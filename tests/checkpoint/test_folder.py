@@ -68,7 +68,7 @@ def test_the_manifest_comes_back(tmp_path):
     assert_same(found.extra, extra)
     assert [list(digest) for digest in found.stages] == [[".metadata", "__0_0.distcp", "state.json"]]
     plain = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert plain["format"] == 2
+    assert plain["format"] == 3
     assert plain["num_stages"] == 1
 
 
@@ -128,6 +128,81 @@ def test_folders_are_made_and_links_followed(tmp_path):
     assert entered(tmp_path / "a" / "b" / "run") == entered(tmp_path / "link") == 2
     assert (tmp_path / "link").is_symlink()
     assert names(tmp_path) == ["a", "link"]
+
+
+# -- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def replica(n, mean, steps=1):
+    """A stage's state, of which `mean` is a replica's own, and the count if it is not 1."""
+    module = {"w": torch.full((5000,), float(n)), "mean": torch.full((3,), mean)}
+    return {"module": module, "steps": steps}
+
+
+def save_replicas(path):
+    """Stage 0: the second replica has another mean, the third is as the first; stage 1: the third has another count."""
+    states = [
+        [replica(1, 0.0), replica(2, 0.0)],
+        [replica(1, 1.0), replica(2, 0.0)],
+        [replica(1, 0.0), replica(2, 0.0, 5)],
+    ]
+    write(path, states[0], manifest(replicas=3, sync="all-reduce"), states[1:])
+    return states
+
+
+def test_replicas_share_what_is_the_same(tmp_path):
+    states = save_replicas(tmp_path / "run")
+    for number, own in enumerate(states):
+        for index, wanted in enumerate(own):
+            assert_same(read_stage(tmp_path / "run", index, number), wanted)
+    verify(tmp_path / "run")
+    assert names(tmp_path / "run" / "stage-0") == [".metadata", "__0_0.distcp", "replica-1", "state.json"]
+    assert names(tmp_path / "run" / "stage-1") == [".metadata", "__0_0.distcp", "replica-2", "state.json"]
+    whole, mean = (tmp_path / "run" / "stage-0" / own / "__0_0.distcp" for own in (".", "replica-1"))
+    assert whole.stat().st_size > 20_000 > 4_000 > mean.stat().st_size > 0  # three numbers in an archive
+    assert (tmp_path / "run" / "stage-1" / "replica-2" / "__0_0.distcp").stat().st_size == 0  # no tensor
+    with pytest.raises(UsageError, match="holds 3 replicas of each stage: it has no replica 3"):
+        read_stage(tmp_path / "run", 0, 3)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_replicas_write_in_any_order(order, tmp_path):
+    """As several processes do it, which know the first one's contents by hashes only."""
+    states = [replica(1, float(number)) for number in range(3)]
+    partial = begin(tmp_path / "run")
+    first = json.loads(json.dumps(checkpoint.contents(0, states[0])))
+    digest = {}
+    for number in order:
+        digest |= write_stage(partial, 0, states[number], replica=number, first=first if number else None)
+    finish(partial, tmp_path / "run", manifest(stages=[digest], replicas=3, sync="all-reduce"))
+    for number, state in enumerate(states):
+        assert_same(read_stage(tmp_path / "run", 0, number), state)
+
+
+@settings(max_examples=25)
+@given(states, states)
+def test_any_two_replicas_come_back(tmp_path_factory, one, other):
+    path = tmp_path_factory.getbasetemp() / "run"
+    write(path, [one], manifest(replicas=3, sync="diloco"), [[other], [one]])
+    for number, state in enumerate((one, other, one)):
+        assert_same(read_stage(path, 0, number), state)
+
+
+def test_damage_to_what_replicas_share_or_have_for_themselves_is_named(tmp_path):
+    save_replicas(tmp_path / "run")
+    for file in files(tmp_path / "run" / "stage-0"):
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(UsageError, match=f"{file} is damaged"):
+            verify(tmp_path / "run")
+        own = file.parent.name == "replica-1"
+        if own or file.suffix == ".distcp":
+            with pytest.raises(UsageError, match=f"{file} is damaged"):
+                read_stage(tmp_path / "run", 0, 1)
+        if own:
+            assert_same(read_stage(tmp_path / "run", 0, 0), replica(1, 0.0))
+        file.write_bytes(content)
+    verify(tmp_path / "run")
 
 
 # -- what is damaged --------------------------------------------------------------------------------------------------
@@ -192,10 +267,10 @@ def test_no_bit_of_a_file_can_change_unnoticed(tmp_path):
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint.manifest, "FORMAT", 3)
+    monkeypatch.setattr(checkpoint.manifest, "FORMAT", 4)
     write(tmp_path / "run", [state(1)], manifest(stretto="9.1"))
     monkeypatch.undo()
-    with pytest.raises(UsageError, match=r"manifest.json is of format 3, written by version 9.1.*reads format 2"):
+    with pytest.raises(UsageError, match=r"json is of format 4, written by version 9.1.*reads formats 2 and 3"):
         read_manifest(tmp_path / "run")
 
 

@@ -75,7 +75,7 @@ def refused(run, message):
         ("num_stages", 3), ("num_stages", None), ("stages", 5), ("stages", ["x", "y"]), ("entered", "x"),
         ("entered", -1), ("entered", 1e30), ("parts", 0), ("parts", True), ("losses", {"x": []}),
         ("losses", {"1": ["x"]}), ("losses", []), ("extra", {"dict": [[1]]}), ("extra", {"nothing": 1}), ("extra", [1]),
-        ("seed", None), ("unknown", 1),
+        ("seed", None), ("unknown", 1), ("replicas", 0), ("replicas", None), ("sync", 3),
         ("stages", [{"a": [1]}, {"a": [1, 2, 3]}]),
     ],
 )  # fmt: skip

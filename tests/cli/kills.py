@@ -21,14 +21,17 @@ from stretto import cli
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "4", "--batch-size", "32", "--evaluations", "3"]
 METHODS = ("pb-lwp-sc", "1f1b", "greedy", "pipedream-2bw", "overlapping", "gpipe", "spectrain", "zb-h1", "pipemare")
+# None is a run without replicas.
+SYNCS = (None, "local-sgd(every=7)", "diloco(every=7)", "all-reduce", "local-sgd(every=7,start=120)")
 
 
-def survives(folder, method, *, steps, every, kills, rng, workers=2, nodes=1, seconds=300):
+def survives(folder, method, *, steps, every, kills, rng, sync=None, workers=2, nodes=1, seconds=300):
     """Train on processes of which some are killed, then in this one; return how many, having compared the weights.
 
-    All nodes are this machine. Their launchers do not count restarts alike.
+    All nodes are this machine. Their launchers do not count restarts alike. With `sync` there are two replicas.
     """
     words = ["train", *SMALL, "--method", method, "--steps", str(steps), "--checkpoint-every", str(every), "--quiet"]
+    words += [] if sync is None else ["--data-parallel", "2", "--sync", sync]
     (folder / "secret").write_text("a secret for killed workers")
     door = ["--rendezvous", f"127.0.0.1:{free_port()}", "--secret-file", str(folder / "secret")]
     meet = [] if nodes == 1 else ["--nodes", str(nodes), *door]
@@ -84,19 +87,31 @@ def main():
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nodes", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--replicas", action="store_true", help="of some runs two, under each sync in turn")
     given = parser.parse_args()
     rng, made = random.Random(given.seed), 0
     for turn in range(given.kills):
         if made >= given.kills:
             break
-        method = METHODS[turn % len(METHODS)]
+        method, sync = METHODS[turn % len(METHODS)], SYNCS[turn % len(SYNCS)] if given.replicas else None
         with tempfile.TemporaryDirectory() as folder:
             kills = min(6, given.kills - made)
             found = survives(
-                Path(folder), method, steps=1500, every=50, kills=kills, rng=rng, nodes=given.nodes, seconds=900
+                Path(folder),
+                method,
+                steps=1500,
+                every=50,
+                kills=kills,
+                rng=rng,
+                sync=sync,
+                nodes=given.nodes,
+                seconds=900,
             )
         made += found
-        print(f"{method}: {found} kills, the same weights; {made} of {given.kills} in all", flush=True)
+        print(
+            f"{method}, {sync or 'one replica'}: {found} kills, the same weights; {made} of {given.kills} in all",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

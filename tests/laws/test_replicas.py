@@ -253,23 +253,6 @@ def test_replicas_differ_between_two_meetings_and_agree_after_a_flush():
     assert all(same(stage) for stage in range(4))
 
 
-def test_diloco_goes_on_from_a_checkpoint_with_another_number_of_replicas(tmp_path):
-    """A checkpoint holds the outer step's momentum; with the same examples the number of replicas does not matter."""
-    runs = []
-    for replicas in (2, 4):
-        trainer = build("backprop", 2, sync="diloco(every=2)")
-        for n, (x, y) in enumerate(batches(8)):
-            if n == 4:
-                trainer.save(tmp_path / f"from-{replicas}")
-                trainer = build("backprop", replicas, sync="diloco(every=2)")
-                trainer.load(tmp_path / f"from-{replicas}")
-            times = 2 if n < 4 else replicas
-            trainer.step(torch.cat([x] * times), torch.cat([y] * times))
-        trainer.flush()
-        runs.append(trainer.gather())
-    assert distance(*runs) < 1e-12
-
-
 # -- order and refusals -----------------------------------------------------------------------------------------------
 
 

@@ -211,7 +211,7 @@ def test_a_checkpoint_goes_on(tmp_path):
     other.load(tmp_path / "here")
     assert [other.step(x, y) for x, y in data[4:]] + other.flush() == losses
     assert all(torch.equal(states(trainer)[key], value) for key, value in states(other).items())
-    with pytest.raises(UsageError, match=r"its optimizer is in 2 shards.*3 are wanted: go on with Mesh\(data=2\)"):
+    with pytest.raises(UsageError, match=r"by 2 replicas.*this trainer has 3: go on with mesh=Mesh\(data=2\)"):
         build("pb", 3).load(tmp_path / "here")
 
 

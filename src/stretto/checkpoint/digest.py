@@ -4,6 +4,7 @@ A CRC finds every burst of up to 32 wrong bits, and any other damage but one in 
 not against forgers, and reads 500 MB in 0.25 s where SHA-256 takes 1.4 s (one thread, no SHA instructions).
 """
 
+import re
 import stat
 import zlib
 from collections.abc import Mapping
@@ -21,18 +22,21 @@ class FileDigest(NamedTuple):
     crc32: str
 
 
-Digest = Mapping[str, FileDigest]  # by the file's name
+REPLICA = re.compile(r"replica-[1-9][0-9]*")  # a folder in a stage's
+
+Digest = Mapping[str, FileDigest]  # by the file's name, or replica-<n>/ and its name
 
 
 def digest_of(folder: Path) -> dict[str, FileDigest]:
-    """The digests of all files in `folder`."""
-    return {file.name: FileDigest(file.stat().st_size, crc32(file)) for file in sorted(folder.iterdir())}
+    """The digests of all files in `folder` itself."""
+    files = sorted(file for file in folder.iterdir() if not file.is_dir())
+    return {file.name: FileDigest(file.stat().st_size, crc32(file)) for file in files}
 
 
 def check(folder: Path, digest: Digest, *, sizes_only: bool = False) -> None:
     """Raise UsageError, naming the file and what is wrong with it, if one is not as `digest` says."""
     for name, (size, wanted) in digest.items():
-        file = folder / in_path(name, f"{folder}: the name of a file", hidden=True)
+        file = _file(folder, name)
         try:
             status = file.stat()
             if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
@@ -46,6 +50,13 @@ def check(folder: Path, digest: Digest, *, sizes_only: bool = False) -> None:
             raise UsageError(f"{file} is missing") from None
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _file(folder: Path, name: str) -> Path:
+    within, _, own = name.rpartition("/")
+    if not REPLICA.fullmatch(within):
+        within, own = "", name
+    return folder / within / in_path(own, f"{folder}: the name of a file", hidden=True)
 
 
 def crc32(file: Path) -> str:

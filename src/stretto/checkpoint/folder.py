@@ -4,13 +4,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stretto.checkpoint.digest import Digest, check, digest_of
+from torch import Tensor
+
+from stretto.checkpoint.contents import TREE, Contents, contents_of
+from stretto.checkpoint.digest import REPLICA, Digest, check, digest_of
 from stretto.checkpoint.manifest import Manifest, parse, render
 from stretto.checkpoint.tree import empty_tensors, flatten, unflatten
 from stretto.errors import UsageError
@@ -21,11 +24,25 @@ PARTS = re.compile(r"manifest\.json|stage-\d+")
 StrPath = str | os.PathLike[str]
 
 
-def write(path: StrPath, states: Iterable[Mapping[str, Any]], manifest: Manifest) -> None:
-    """Write all stages and `manifest`, which gets their digests: one process does it all. Raises as the parts do."""
+def write(
+    path: StrPath,
+    states: Iterable[Mapping[str, Any]],
+    manifest: Manifest,
+    others: Sequence[Iterable[Mapping[str, Any]]] = (),
+) -> None:
+    """Write all stages and `manifest`, which gets their digests: one process does it all. Raises as the parts do.
+
+    `others` are the states of the same stages in replicas 1, 2, ...
+    """
     partial = begin(path)
     try:
-        digests = [write_stage(partial, index, state) for index, state in enumerate(states)]
+        digests = []
+        for index, (state, *own) in enumerate(zip(states, *others, strict=True)):
+            first = contents(index, state) if own else {}
+            digest = dict(write_stage(partial, index, state))
+            for replica, other in enumerate(own, start=1):
+                digest |= write_stage(partial, index, other, replica=replica, first=first)
+            digests.append(digest)
         finish(partial, path, replace(manifest, stages=digests))
     except BaseException:
         discard(path)
@@ -57,24 +74,46 @@ def partial_of(path: StrPath) -> Path:
     return hidden(_real(path), "partial")
 
 
-def write_stage(partial: Path, index: int, state: Mapping[str, Any]) -> Digest:
+def contents(index: int, state: Mapping[str, Any]) -> Contents:
+    """What a stage's state consists of: given to `write_stage` for other replicas. Raises as `write_stage` does."""
+    return contents_of(*_flattened(index, state))
+
+
+def write_stage(
+    partial: Path, index: int, state: Mapping[str, Any], *, replica: int = 0, first: Contents | None = None
+) -> Digest:
     """Write what `read_stage` is to give back; it is on the disk on return. Only `finish` makes it part of anything.
 
-    Raises UsageError if `state` holds what a checkpoint cannot, OSError if there is no room for it.
+    Of another replica than the first one what is not among the `first` one's contents is written, in a folder of its
+    own; nothing if it is all the same. Raises UsageError if `state` holds what a checkpoint cannot, OSError if there is
+    no room for it.
     """
     from stretto.checkpoint.tensors import save_tensors
 
-    folder = stage_folder(partial, index)
+    tree, tensors = _flattened(index, state)
+    if first is not None:
+        own = contents_of(tree, tensors)
+        tensors = {name: tensor for name, tensor in tensors.items() if first.get(name) != own[name]}
+        if not tensors and first[TREE] == own[TREE]:
+            return {}
+    whole = stage_folder(partial, index)
+    folder = replica_folder(whole, replica)
+    with _naming(folder):
+        for each in dict.fromkeys((whole, folder)):
+            each.mkdir(exist_ok=each is whole)  # another replica may be first
+        save_tensors(folder, tensors)
+        _write_text(folder / STATE, tree)
+        for each in dict.fromkeys((folder, whole)):
+            _sync(each)
+        return {(folder / name).relative_to(whole).as_posix(): file for name, file in digest_of(folder).items()}
+
+
+def _flattened(index: int, state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
     try:
         tree, tensors = flatten(state)
     except UsageError as error:
         raise UsageError(f"stage {index}: {error}") from None
-    with _naming(folder):
-        folder.mkdir()
-        save_tensors(folder, tensors)
-        _write_text(folder / STATE, json.dumps(tree))
-        _sync(folder)
-        return digest_of(folder)
+    return json.dumps(tree), tensors
 
 
 def finish(partial: Path, path: StrPath, manifest: Manifest) -> None:
@@ -122,25 +161,50 @@ def read_manifest(path: StrPath) -> Manifest:
     return parse(content, file)
 
 
-def read_stage(path: StrPath, index: int) -> dict[str, Any]:
+def read_stage(path: StrPath, index: int, replica: int = 0) -> dict[str, Any]:
     """The state that `write_stage` got. Raises UsageError if a file of the stage is not as it was written."""
-    from stretto.checkpoint.tensors import load_tensors
+    from stretto.checkpoint.tensors import load_tensors, names_in
 
-    digests = read_manifest(path).stages
-    if not 0 <= index < len(digests):
-        raise UsageError(f"{path} holds {len(digests)} stages: it has no stage {index}")
-    folder = stage_folder(_find(path), index)
-    check(folder, digests[index])
+    manifest = read_manifest(path)
+    if not 0 <= index < len(manifest.stages):
+        raise UsageError(f"{path} holds {len(manifest.stages)} stages: it has no stage {index}")
+    if not 0 <= replica < manifest.replicas:
+        raise UsageError(f"{path} holds {manifest.replicas} replicas of each stage: it has no replica {replica}")
+    whole, digest = stage_folder(_find(path), index), manifest.stages[index]
+    folder = replica_folder(whole, replica)
+    if not _files_of(folder, whole, digest):
+        folder = whole  # this replica's state is that of the first one
+    _check_own(folder, whole, digest)
     try:
         tree = json.loads((folder / STATE).read_bytes())
         if not (isinstance(tree, dict) and "dict" in tree):
             raise UsageError(f"{folder / STATE} is no state of a stage")
         tensors = empty_tensors(tree)
-        load_tensors(folder, tensors)
+        own = names_in(folder)
+        load_tensors(folder, {name: tensor for name, tensor in tensors.items() if name in own})
+        shared = {name: tensor for name, tensor in tensors.items() if name not in own}
+        if shared:
+            _check_own(whole, whole, digest)
+            load_tensors(whole, shared)
         state: dict[str, Any] = unflatten(tree, tensors)
+    except UsageError:
+        raise
     except Exception as error:
         raise UsageError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
     return state
+
+
+def _files_of(folder: Path, whole: Path, digest: Digest) -> Digest:
+    # Those of a stage's files that one replica has for itself; `check` refuses names that lead anywhere else.
+    def place(name: str) -> Path:
+        own = name.rpartition("/")[0]
+        return whole / own if REPLICA.fullmatch(own) else whole
+
+    return {name: file for name, file in digest.items() if place(name) == folder}
+
+
+def _check_own(folder: Path, whole: Path, digest: Digest) -> None:
+    check(whole, _files_of(folder, whole, digest))
 
 
 def verify(path: StrPath, *, sizes_only: bool = False) -> None:
@@ -156,6 +220,11 @@ def verify(path: StrPath, *, sizes_only: bool = False) -> None:
 def stage_folder(folder: Path, index: int) -> Path:
     """Where a stage's files are in a checkpoint."""
     return folder / f"stage-{index}"
+
+
+def replica_folder(stage: Path, replica: int) -> Path:
+    """Where those files of a stage are that a replica has for itself; the first one's are the stage's."""
+    return stage / f"replica-{replica}" if replica else stage
 
 
 def hidden(path: Path, role: str) -> Path:

@@ -14,7 +14,8 @@ from stretto.checkpoint.digest import Digest, FileDigest
 from stretto.checkpoint.tree import flatten, unflatten
 from stretto.errors import UsageError
 
-FORMAT = 2  # 1 was a single file
+FORMAT = 3  # 1 was a single file, 2 had one replica's state only
+READS = (2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Manifest:
     `losses` are the minibatches' that `step` may still return, by their number: one for each micro-batch. `extra` is
     the caller's: where its data stands, states of random generators (as bytes), counts. It holds what a stage's state
     may, except tensors. Where several processes had a part of each stage's weights, `stages` are `parts` times as many:
-    those of a stage follow each other.
+    those of a stage follow each other. `sync` says how `replicas` of the stages stayed together: None in format 2.
     """
 
     method: str
@@ -34,6 +35,8 @@ class Manifest:
     losses: Mapping[int, Sequence[float]] = field(default_factory=dict)
     stages: Sequence[Digest] = ()
     parts: int = 1
+    replicas: int = 1
+    sync: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     stretto: str = stretto.__version__
     torch: str = str(torch.__version__)
@@ -59,9 +62,9 @@ def parse(text: bytes, file: Path) -> Manifest:
         raise UsageError(f"{file} is damaged: {type(error).__name__}: {error}") from error
     if found != _crc32({"format": number, **content}):
         raise UsageError(f"{file} is damaged: its CRC-32 is not {found}")
-    if number != FORMAT:
-        made_by = f"version {content.get('stretto')} of Stretto"
-        raise UsageError(f"{file} is of format {number}, written by {made_by}: this version reads format {FORMAT}")
+    if number not in READS:
+        made_by, reads = f"version {content.get('stretto')} of Stretto", " and ".join(map(str, READS))
+        raise UsageError(f"{file} is of format {number}, written by {made_by}: this version reads formats {reads}")
     try:
         return _manifest(content)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
@@ -77,11 +80,14 @@ def _manifest(content: dict[str, Any]) -> Manifest:
     content["stages"] = [{name: FileDigest(*each) for name, each in digest.items()} for digest in stages]
     content["losses"] = {int(n): [float(loss) for loss in losses] for n, losses in content["losses"].items()}
     made = Manifest(**content)
-    for name, value, least in (("seed", made.seed, None), ("entered", made.entered, 0), ("parts", made.parts, 1)):
+    counts = (("entered", made.entered, 0), ("parts", made.parts, 1), ("replicas", made.replicas, 1))
+    for name, value, least in (("seed", made.seed, None), *counts):
         if type(value) is not int or (least is not None and value < least):
             raise ValueError(f"{name} is {value!r}")
     if len(stages) % made.parts or not isinstance(made.extra, dict):
         raise ValueError(f"{len(stages)} stages in {made.parts} parts, extra is a {type(made.extra).__name__}")
+    if not isinstance(made.sync, str | None):
+        raise TypeError(f"sync is {made.sync!r}")
     return made
 
 

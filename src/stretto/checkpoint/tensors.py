@@ -50,6 +50,12 @@ def load_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
         load(dict(tensors), storage_reader=Reader(folder), no_dist=True)
 
 
+def names_in(folder: Path) -> set[str]:
+    """The names of the tensors in `folder`."""
+    with _own_errors():
+        return set(Reader(folder).read_metadata().state_dict_metadata)
+
+
 class Reader(FileSystemReader):
     """torch's reader, which reads tensors with weights_only, and here the metadata too with a list of what may be."""
 

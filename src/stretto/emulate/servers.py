@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -25,7 +24,8 @@ class LocalServers(Servers):
             pieces = [[*map(whole, cut.pieces(parameters, shard))] for shard in range(cut.shards)]
             self._shards[stage] = [Shard(own, self.replicas, build) for own in pieces]
             self._count(stage)
-        return LocalLink(replica, self.tickets[stage], self._shards[stage])
+        counts = replica == self.counter(stage)
+        return LocalLink(replica, self.tickets[stage], self._shards[stage], counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,7 @@ class LocalLink(Link):
     replica: int
     tickets: Tickets
     shards: Sequence[Shard]
+    counts: bool  # whether, on processes, the tickets would be here
 
     def push(self, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
         """At once."""
@@ -53,14 +54,10 @@ class LocalLink(Link):
         self.tickets.begin()
         return [shard.changes(self.replica) for shard in self.shards]
 
-    def state_dict(self) -> list[Any]:
-        """All of them."""
-        return [shard.state_dict() for shard in self.shards]
-
-    def load_state_dict(self, states: Sequence[Any], weights: Sequence[Sequence[Piece]]) -> None:
-        """All of them; each replica does it again."""
-        for shard, state, pieces in zip(self.shards, states, weights, strict=True):
-            shard.load_state_dict(state, pieces)
+    @property
+    def own(self) -> tuple[int, Shard, Tickets | None]:
+        """What would be in its process."""
+        return self.replica, self.shards[self.replica], self.tickets if self.counts else None
 
 
 def whole(piece: Piece) -> Tensor:

@@ -1,22 +1,21 @@
 """The processes that hold the same stages in other replicas add up what they have, over torch.distributed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from stretto.collectives import Calibration, CollectiveError, all_reduce
 from stretto.flat import buckets, joined, split_like
 from stretto.runtime.failure import PeerLostError
+from stretto.runtime.powersgd import PowerSGD
 from stretto.runtime.status import Status
 from stretto.sync import AllReduce, Sync
 from stretto.sync.peers import Peers, Then
-
-START_POWERSGD = 10  # updates that are reduced whole before PowerSGD begins
 
 
 class Fellowship(NamedTuple):
@@ -61,6 +60,20 @@ class Comrades(Peers):
         """Bucket by bucket, through the hook if there is one."""
         self._reduce(gradients, self._sum if self._hook is None else self._through_hook)
         then()
+
+    @property
+    def remembers(self) -> bool:
+        """PowerSGD does."""
+        return isinstance(self._hook, PowerSGD)
+
+    def state_dict(self) -> dict[str, Any]:
+        """PowerSGD's."""
+        return self._hook.state_dict() if isinstance(self._hook, PowerSGD) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """PowerSGD's."""
+        if isinstance(self._hook, PowerSGD):
+            self._hook.load_state_dict(state)
 
     @torch.no_grad()
     def _reduce(self, tensors: Sequence[Tensor], reduce: Callable[["Bucket"], Tensor]) -> None:
@@ -126,9 +139,6 @@ def hook_of(sync: Sync, group: dist.ProcessGroup) -> Callable[[Any], Any] | None
     if name is None:
         return None
     if name == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            process_group=group, matrix_approximation_rank=1, start_powerSGD_iter=START_POWERSGD
-        )
-        return lambda bucket: powerSGD_hook.powerSGD_hook(state, bucket)
+        return PowerSGD(group)
     hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}[name]
     return lambda bucket: hook(group, bucket)

@@ -43,7 +43,7 @@ from stretto.runtime.member import Member
 from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.post import Inbox, Line, Outbox
 from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
-from stretto.runtime.servers import Post, RemoteServers, Sums
+from stretto.runtime.servers import RemoteServers, Sums
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
@@ -178,8 +178,7 @@ class Ranks(Team):
     def _serve(self, sync: ParameterServer) -> LocalServers | RemoteServers:
         if self._fellowship is None:
             return LocalServers(sync, 1)
-        post = Post(self._to, lambda rank: self._from(rank, self.cpu))
-        servers = RemoteServers(sync, self._fellowship, self.member.failures, post, self._timeout)
+        servers = RemoteServers(sync, self._fellowship, self.member.failures, self._timeout)
         self.member.services.add(servers)
         return servers
 
@@ -396,19 +395,44 @@ class Ranks(Team):
                 gathered[stage] = {key: box.receive().value.clone() for key in keys}
         return dict(sorted(gathered.items()))
 
-    def save(self, path: str | os.PathLike[str], states: Mapping[int, Mapping[str, Any]], manifest: Manifest) -> None:
-        """Each process of replica 0 writes its own stages, or its part of them; rank 0 makes a checkpoint of all."""
+    def save(
+        self, path: str | os.PathLike[str], replicas: Sequence[Mapping[int, Mapping[str, Any]]], manifest: Manifest
+    ) -> None:
+        """Each process writes its own stages, or its part of them, the first of several that have the same part.
+
+        Of what is the same in all replicas replica 0 writes all. Rank 0 makes a checkpoint of it.
+        """
         if self.is_first:
             checkpoint.begin(path)
         self.barrier()
-        partial = checkpoint.partial_of(path)
-        own = states if self.replicas[0] == 0 and self.within.writes else {}
-        mine = {index: checkpoint.write_stage(partial, index, state) for index, state in own.items()}
-        told = self._collect(as_tensor(json.dumps(mine).encode()))
+        (states,) = replicas
+        partial, mine = checkpoint.partial_of(path), {}
+        if self.within.writes:
+            first = self._contents_of_first(states)
+            for index, state in states.items():
+                known = first.get(index) if self.replicas[0] else None
+                mine[index] = checkpoint.write_stage(partial, index, state, replica=self.replicas[0], first=known)
+        digests: dict[int, dict[str, Any]] = {}
+        for one in self._collect(as_tensor(json.dumps(mine).encode())):
+            for stage, files in json.loads(as_text(one)).items():
+                digests.setdefault(int(stage), {}).update(files)
         if self.is_first:
-            digests = {int(index): each for one in told for index, each in json.loads(as_text(one)).items()}
             checkpoint.finish(partial, path, replace(manifest, stages=[digests[index] for index in sorted(digests)]))
         self.barrier()
+
+    def _contents_of_first(self, states: Mapping[int, Mapping[str, Any]]) -> dict[int, checkpoint.Contents]:
+        # Replica 0 tells its copies what its stages consist of.
+        if self._fellowship is None:
+            return {}
+        first, *others = self._fellowship.ranks
+        if self.rank != first:
+            told = json.loads(as_text(self._from(first, self.cpu).receive().value))
+            return {int(index): each for index, each in told.items()}
+        found = {index: checkpoint.contents(index, state) for index, state in states.items()}
+        for rank in others:
+            self._to(rank).send(as_tensor(json.dumps(found).encode()))
+        self._settle()
+        return found
 
     def _collect(self, mine: Tensor) -> list[Tensor]:
         # What every process has, on the first one.

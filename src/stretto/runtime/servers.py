@@ -19,9 +19,9 @@ weights), C what has changed, B goodbye.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,37 +30,26 @@ from torch import Tensor
 from stretto.emulate.servers import whole
 from stretto.runtime.comrades import Fellowship
 from stretto.runtime.failure import Failures, PeerLostError
-from stretto.runtime.post import Inbox, Outbox
-from stretto.runtime.states import packed, unpacked
 from stretto.runtime.wire import Message, Wire
 from stretto.sync.choice import ParameterServer
 from stretto.sync.peers import Peers, Then
 from stretto.sync.served import Changes, Link
 from stretto.sync.servers import Servers
 from stretto.sync.shards import Build, Cut, Piece, Shard
-from stretto.sync.tickets import Ticket
+from stretto.sync.tickets import Ticket, Tickets
 
 REQUESTS, ANSWERS = "TPC", "GW"
 LOOK = 0.5  # seconds after which one who waits looks whether the job has failed
 PATIENCE = 5.0  # seconds for listeners to end
 
 
-class Post(NamedTuple):
-    """How states reach replica 0 outside training: values to and from another process of the job."""
-
-    to: Callable[[int], Outbox]
-    come_from: Callable[[int], Inbox]
-
-
 class RemoteServers(Servers):
     """This process's shard of each of its stages, and its way to the others'."""
 
-    def __init__(
-        self, choice: ParameterServer, fellowship: Fellowship, failures: Failures, post: Post, timeout: float
-    ) -> None:
+    def __init__(self, choice: ParameterServer, fellowship: Fellowship, failures: Failures, timeout: float) -> None:
         super().__init__(choice, len(fellowship.ranks))
         group, self.ranks, self._status = fellowship
-        self.me, self.post = dist.get_rank(group), post
+        self.me = dist.get_rank(group)
         self._failures, self._timeout = failures, timeout
         self._wires = {peer: Wire(group, peer, rank) for peer, rank in enumerate(self.ranks) if peer != self.me}
         self._used: dict[int, list[int]] = {}  # of each stage the shards that have something
@@ -75,12 +64,9 @@ class RemoteServers(Servers):
     def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> Link:
         self._used[stage] = [shard for shard in range(cut.shards) if cut.used[shard]]
         self.shards[stage] = Shard([*map(whole, cut.pieces(parameters, self.me))], self.replicas, build)
-        if self._counter(stage) == self.me:
+        if self.counter(stage) == self.me:
             self._count(stage)
         return RemoteLink(self, stage)
-
-    def _counter(self, stage: int) -> int:
-        return stage % self.replicas
 
     @property
     def bytes_sent(self) -> int:
@@ -103,7 +89,7 @@ class RemoteServers(Servers):
 
     def push(self, stage: int, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
         """As `Link.push`."""
-        counter = self._counter(stage)
+        counter = self.counter(stage)
         self._send(counter, Message("T", stage))
         ticket = self._await("G", counter, stage, f"its turn to update stage {stage}")
         for shard in self._used[stage]:
@@ -259,22 +245,11 @@ class RemoteLink(Link):
         """Waits for all."""
         return self._servers.settle(self._stage)
 
-    def state_dict(self) -> list[Any]:
-        """On replica 0 what all have, elsewhere the own one."""
+    @property
+    def own(self) -> tuple[int, Shard, Tickets | None]:
+        """What is in this process."""
         servers = self._servers
-        states: list[Any] = [None] * servers.replicas
-        states[servers.me] = servers.shards[self._stage].state_dict()
-        if servers.me:
-            servers.post.to(servers.ranks[0]).send(packed(states[servers.me]))
-            return states
-        for peer in range(1, servers.replicas):
-            states[peer] = unpacked(servers.post.come_from(servers.ranks[peer]).receive().value)
-        return states
-
-    def load_state_dict(self, states: Sequence[Any], weights: Sequence[Sequence[Piece]]) -> None:
-        """The own one."""
-        me = self._servers.me
-        self._servers.shards[self._stage].load_state_dict(states[me], weights[me])
+        return servers.me, servers.shards[self._stage], servers.tickets.get(self._stage)
 
 
 class Sums(Peers):

@@ -64,7 +64,7 @@ def run(
             train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
         record = make_record(settings, costs, progress)
         order = trainer.order()
-        if order is not None:  # of a parameter server's updates, since the run began or went on
+        if order is not None:  # of a parameter server's updates
             writer.event("order", stages=order.to_json())
         writer.event(record.status, step=progress.steps, **progress.final)
         writer.traces(recordings)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.likeness import check_like
 from stretto.shards import is_share
 from stretto.sync.choice import AllReduce, DiLoCo, FullyShard, LocalSGD, Sync
 from stretto.sync.peers import Peers, Then
@@ -58,6 +59,13 @@ class Agreement(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most know nothing)
         """Go on from `state_dict`."""
 
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError, TypeError or KeyError for what is no state of this one."""
+        check_like(state, self.state_dict(), "state")
+
+    def begin(self, parameters: Sequence[Tensor], updates: int) -> None:  # noqa: B027 (most know nothing)
+        """Go on where copies have been the same through so many updates, and nothing is known of past meetings."""
+
 
 class Summed(Agreement):
     """All copies together train on one minibatch."""
@@ -69,6 +77,22 @@ class Summed(Agreement):
 
 class Gradients(Summed):
     """Every copy gets the sum of all copies' gradients. Each loss carries its share of the minibatch's examples."""
+
+    def __init__(self, peers: Peers) -> None:
+        super().__init__(peers)
+        self.remembers = peers.remembers
+
+    def state_dict(self) -> dict[str, Any]:
+        """What compression has left out so far."""
+        return {"compression": self._peers.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._peers.load_state_dict(state["compression"])
+
+    def begin(self, parameters: Sequence[Tensor], updates: int) -> None:
+        """Nothing was."""
+        self._peers.load_state_dict(None)
 
     @torch.no_grad()
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
@@ -120,6 +144,7 @@ class Average(Agreement):
         super().__init__(peers)
         self._every = every
         self._met = 0  # updates at the last meeting
+        self.remembers = peers.count > 1
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
         """If it is time."""
@@ -146,6 +171,18 @@ class Average(Agreement):
 
     def _take(self, weights: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(weights), list(mean))
+
+    def state_dict(self) -> dict[str, Any]:
+        """When copies last met."""
+        return {"met": self._met}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._met = state["met"]
+
+    def begin(self, parameters: Sequence[Tensor], updates: int) -> None:
+        """As if they had just met."""
+        self._met = updates
 
 
 class PostLocal(Average):
@@ -179,10 +216,9 @@ class PostLocal(Average):
 class Outer(Average):
     """The mean is where an outer step with Nesterov momentum goes; the step begins where the last one ended."""
 
-    remembers = True
-
     def __init__(self, peers: Peers, choice: DiLoCo, parameters: Sequence[Tensor]) -> None:
         super().__init__(peers, choice.every)
+        self.remembers = True
         self._lr, self._momentum = choice.outer_lr, choice.outer_momentum
         self._last = [parameter.detach().clone() for parameter in parameters if parameter.requires_grad]
         self._velocity = [torch.zeros_like(weights) for weights in self._last]
@@ -196,17 +232,26 @@ class Outer(Average):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the last step ended, and its velocity."""
-        return {"met": self._met, "last": self._last, "velocity": self._velocity}
+        return {**super().state_dict(), "last": self._last, "velocity": self._velocity}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there. Raises ValueError if it is of other parameters."""
-        self._met = state["met"]
+        super().load_state_dict(state)
         for mine, saved in ((self._last, state["last"]), (self._velocity, state["velocity"])):
             if [tuple(each.shape) for each in mine] != [tuple(each.shape) for each in saved]:
                 raise ValueError("the outer step is one of other parameters")
             for tensor, value in zip(mine, saved, strict=True):
                 tensor.copy_(value)
+
+    @torch.no_grad()
+    def begin(self, parameters: Sequence[Tensor], updates: int) -> None:
+        """The first outer step begins where the weights are."""
+        super().begin(parameters, updates)
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        for last, velocity, parameter in zip(self._last, self._velocity, trainable, strict=True):
+            last.copy_(parameter)
+            velocity.zero_()
 
 
 def agreement(sync: Sync, peers: Peers, parameters: Sequence[Tensor]) -> Agreement:

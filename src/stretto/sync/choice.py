@@ -25,6 +25,10 @@ class Sync:
         told = ", ".join(f"{key}={written(value)}" for key, value in given if value is not None)
         return f"{self.name}({told})" if told else self.name
 
+    def kept(self, replicas: int) -> str:
+        """What a checkpoint of so many replicas says of this choice."""
+        return self.name
+
     def check(self, method: Method, precision: str | None) -> None:
         """Raise UsageError for training that replicas cannot share so."""
 
@@ -71,6 +75,10 @@ class AllReduce(Sync):
                 f"all-reduce: calibration={self.calibration!r} is for algorithm='auto', which goes by it: add it, or "
                 "leave calibration= out"
             )
+
+    def kept(self, replicas: int) -> str:
+        """With PowerSGD each replica has what it has not told the others yet."""
+        return f"{self.name}(hook=powersgd)" if self.hook == "powersgd" and replicas > 1 else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +135,10 @@ class LocalSGD(Sync):
             check_whole(self, "start", 0)
             object.__setattr__(self, "agreement", "AM")
 
+    def kept(self, replicas: int) -> str:
+        """One replica trains as it does under any choice."""
+        return self.name if replicas > 1 else AllReduce.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(Sync):
@@ -172,7 +184,8 @@ class ParameterServer(Sync):
 
     Which replica comes when is decided as it happens. `Trainer.order()` tells, and `order`, an `Order` or the path of a
     written one, makes another run go the same way, on processes or on one device: to the same numbers, to the last bit.
-    On one device replicas take turns where `order` does not say otherwise.
+    On one device replicas take turns where `order` does not say otherwise. A checkpoint keeps the order, so that it
+    counts from the first update also where training has gone on from one.
     """
 
     name: ClassVar[str] = "parameter-server"

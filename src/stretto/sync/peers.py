@@ -1,7 +1,8 @@
 """One replica's copy of a stage among all its copies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -36,3 +37,15 @@ class Peers(ABC):
 
     def forget(self) -> None:  # noqa: B027 (most have nothing)
         """A meeting that has begun will not come to its end."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether compression keeps anything from one meeting for the next."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027 (most have nothing)
+        """Go on from `state_dict`; from the beginning where there is none."""

@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stretto.sync.agreement import Agreement
 from stretto.sync.peers import Then
-from stretto.sync.shards import Cut, Piece, take
+from stretto.sync.shards import Cut, Piece, Shard, take
+from stretto.sync.tickets import Ticket, Tickets
 
 Changes = Sequence[Piece]  # of each parameter, a shard's answer
 
@@ -32,13 +34,13 @@ class Link(ABC):
         """Whether a push would be the next update, where somebody has to keep to an order that nobody waits for."""
         return True
 
+    @property
     @abstractmethod
-    def state_dict(self) -> list[Any]:
-        """What each shard steps with; None for those that another process keeps on its own."""
+    def own(self) -> tuple[int, Shard, Tickets | None]:
+        """The shard that a checkpoint keeps for this replica, its number, and the tickets, if it keeps them, too.
 
-    @abstractmethod
-    def load_state_dict(self, states: Sequence[Any], weights: Sequence[Sequence[Piece]]) -> None:
-        """Go on from there."""
+        Those of a stage are kept by one replica, the same in emulation and on processes.
+        """
 
 
 class Served(Agreement):
@@ -79,15 +81,33 @@ class Served(Agreement):
             take(self._parameters, self._cut.rows(shard), own)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizers of all shards."""
-        return {"shards": self._link.state_dict()}
+        """What steps one of the shards, and [number, 2] of the replica and the staleness of each update so far.
+
+        After a flush: then all replicas have the same weights.
+        """
+        _, shard, tickets = self._link.own
+        log = None if tickets is None else [(each.replica, each.staleness) for each in tickets.log]
+        return {
+            "shard": shard.state_dict(),
+            "log": None if log is None else torch.tensor(log, dtype=torch.int32).reshape(-1, 2),
+        }
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """The shard's, and as many updates as it has had, each by a replica that there is."""
+        _, shard, tickets = self._link.own
+        version, log = state["shard"]["version"], state["log"]
+        shard.check(state["shard"])
+        if (log is None) != (tickets is None):
+            raise ValueError("the log of updates is another replica's")
+        if log is not None and (not isinstance(log, Tensor) or log.dtype != torch.int32 or log.shape != (version, 2)):
+            raise ValueError(f"the log of updates is not one of {version}")
+        if log is not None and not bool(((log >= 0) & (log[:, :1] < self._cut.shards)).all()):
+            raise ValueError("the log of updates has replicas that there are not")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, and with the weights that this copy has. Raises ValueError for another number of shards."""
-        states = state.get("shards", [])
-        if len(states) != self._cut.shards:
-            raise ValueError(
-                f"its optimizer is in {len(states)} shards, one for each replica of the run that saved it, and "
-                f"{self._cut.shards} are wanted: go on with Mesh(data={len(states)})"
-            )
-        self._link.load_state_dict(states, self._pieces([parameter.detach() for parameter in self._parameters]))
+        """Go on from there, and with the weights that this copy has."""
+        number, shard, tickets = self._link.own
+        shard.load_state_dict(state["shard"], self._pieces([each.detach() for each in self._parameters])[number])
+        if tickets is not None:
+            log = enumerate(state["log"].tolist())
+            tickets.restart([Ticket(replica, number, staleness) for number, (replica, staleness) in log])

@@ -32,6 +32,10 @@ class Servers(ABC):
     def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> Link:
         """The replica's way to the stage's servers, which are made if they are to be here and are not yet."""
 
+    def counter(self, stage: int) -> int:
+        """The replica whose process counts a stage's updates, and which keeps their log in a checkpoint."""
+        return stage % self.replicas
+
     def _count(self, stage: int) -> Tickets:
         self.tickets[stage] = Tickets(stage, self.replicas, self.choice.staleness, self._given.of(stage))
         return self.tickets[stage]

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.likeness import check_part, check_updates
+from stretto.optim.loading import load
 from stretto.parting import bounds
 
 SMALL = 4096  # numbers; a tensor with fewer is not cut
@@ -112,19 +114,30 @@ class Shard:
     def state_dict(self) -> dict[str, Any]:
         """What steps the weights; not the weights, which every replica has."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler}
+        return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler, "version": self.version}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError, TypeError or KeyError for what is no state of this one."""
+        if (state["scheduler"] is None) != (self.scheduler is None):
+            raise ValueError("a scheduler is there or here, and not on the other side")
+        check_part(state["optimizer"], self.optimizer)
+        if self.scheduler is not None:
+            check_part(state["scheduler"], self.scheduler)
+        check_updates(state["version"])
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any], pieces: Sequence[Piece]) -> None:
-        """Go on from there, with these weights. Raises ValueError if the state is of other ones."""
+        """Go on from there, with these weights, which all replicas have."""
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             assert isinstance(piece, Tensor), "weights are dense"
             parameter.copy_(piece)
-        if (state["scheduler"] is None) != (self.scheduler is None):
-            raise ValueError("a scheduler is there or here, and not on the other side")
-        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        load(self.optimizer, state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+        self.version = state["version"]
+        self._seen = [self.version] * len(self._seen)
+        self._whole = [0] * len(self._whole)
+        self._rows.clear()
 
 
 @torch.no_grad()
