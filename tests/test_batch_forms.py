@@ -141,6 +141,7 @@ X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
         ({"a": np.array(["one"])}, Y, r"x\['a'\] is an array that torch cannot take"),
         (X.to("meta"), Y, r"x is Tensor \[4, 3\] of torch.float32 on meta: such a tensor holds no numbers"),
         (X, Y.to("meta"), "y is Tensor .* on meta"),
+        (X.to_sparse(), Y, r"only dense tensors can be cut|cannot take what it is given|SparseCPU"),
         (X, Y[:3], r"x has 4 examples and y has 3 \(\[3\]\)"),
         (X, torch.tensor(1), "y is a single number without dimensions"),
         (torch.tensor(1.0), Y, "x is a single number without dimensions"),

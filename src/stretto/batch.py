@@ -118,6 +118,8 @@ def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
     """Cut a tensor, or a tuple or dict of tensors, along the first dimension as torch.tensor_split cuts."""
     if pieces == 1:
         return [value]
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        raise UsageError(f"{shown(value)} is {value.layout}: only dense tensors can be cut into {pieces} {what}")
     if isinstance(value, Tensor) and value.dim():
         return list(value.tensor_split(pieces))
     if isinstance(value, tuple) and value:

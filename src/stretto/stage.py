@@ -542,10 +542,14 @@ class Stage:
 
 
 def kinds_of(operands: Mapping[str, Any]) -> Kinds:
-    """The types and shapes, but for the number of examples, of what a forward is given."""
+    """The types and shapes of what a forward is given, but for the number of examples; of targets, entries for each."""
     target = operands.get("target")
-    tensors = [*operands["activation"], *(part for _, part in tensors_in(target and target.value, ""))]
-    return tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors)
+    inputs = operands["activation"]
+    examples = inputs[0].shape[0] if inputs and inputs[0].dim() else 1
+    targets = [part for _, part in tensors_in(target and target.value, "")]
+    shapes = [[part.shape[0] // max(examples, 1), *part.shape[1:]] if part.dim() else [] for part in targets]
+    own = zip((part.dtype for part in targets), map(torch.Size, shapes), strict=True)
+    return (*((tensor.dtype, tensor.shape[1:]) for tensor in inputs), *own)
 
 
 IN_PLACE = (

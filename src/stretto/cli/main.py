@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ from stretto.config import CompareSettings
 from stretto.errors import StrettoError, UsageError
 
 FILES = ("out", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
+NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # what no file can be called, or is
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 app = App(
@@ -57,7 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        return complain(f"{error.filename or 'the operating system refuses'}: {error.strerror or error}", FAILED)
+        said = f"{error.filename or 'the operating system refuses'}: {error.strerror or error}"
+        return complain(said, MISTAKE if error.errno in NO_PATH else FAILED)
+    except ValueError as error:
+        if "null byte" not in str(error):
+            raise
+        return complain("a path holds a zero character, which no file's name can: leave it out", MISTAKE)
     except KeyboardInterrupt as interrupt:
         general = "interrupted; finished runs are kept, the same command makes the others"
         return complain(f"{interrupt}" or general, INTERRUPTED)

@@ -51,7 +51,8 @@ class LAMB(torch.optim.Optimizer):
             refuse("betas", betas, "two numbers, (0.9, 0.999)")
         for index, beta in enumerate(betas):
             check_range(f"betas[{index}]", beta, 0, 1)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "vectors": vectors}
+        numbers = {"lr": float(lr), "eps": float(eps), "weight_decay": float(weight_decay)}
+        defaults = {**numbers, "betas": betas, "vectors": vectors}
         flag("vectors", vectors)
         with registering(params):
             super().__init__(params, defaults)

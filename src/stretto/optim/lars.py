@@ -55,7 +55,7 @@ class LARS(torch.optim.Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
         flag("vectors", vectors)
         with registering(params):
-            super().__init__(params, {**defaults, "vectors": vectors})
+            super().__init__(params, {**{name: float(value) for name, value in defaults.items()}, "vectors": vectors})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from stretto.arguments import of_kind, one_of
+from stretto.arguments import of_kind, one_of, sequence
 from stretto.batch import Named, inputs_of
 from stretto.errors import UsageError
 from stretto.splitting.cost import Inputs
@@ -146,6 +146,8 @@ def explained(cut: Cut, stages: Sequence[nn.Module]) -> str:
 
 def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
     """Refuse what no model could make good."""
+    if not isinstance(model, nn.Module):
+        sequence("model", model, "an nn.Module or a list of layers")
     whole = isinstance(num_stages, int) and num_stages >= 1
     if not whole and not (isinstance(num_stages, Sequence) and all(isinstance(each, int) for each in num_stages)):
         raise UsageError(f"num_stages={num_stages!r}: ask for at least one stage, or say where they begin: [0, 2, 5]")
