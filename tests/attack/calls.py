@@ -21,7 +21,7 @@ import stretto
 from attack.protocol import Outcome
 from stretto import collectives, cost, data, heads, models, optim, parallel, schedule
 
-SHARE = 350
+SHARE = 250
 
 SYNCHRONOUS = ["backprop", "gpipe(microbatches=2)", "1f1b(microbatches=2)", "zb-h1(microbatches=2)"]
 DELAYED = ["pb", "pb-lwp-sc", "pipedream", "pipedream-2bw(microbatches=3)", "paci", "pipemare(reschedule=9)"]
