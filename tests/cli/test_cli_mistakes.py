@@ -66,7 +66,7 @@ MISTAKES = {
     "train --seed 1.5": "'1.5' is no whole number",
     "train --method gredy --dry-run": "did you mean 'greedy'",
     "train --batch-size 3000 --dry-run": "batch_size=3000, but digits has 1083",
-    "show": "a method or a plan",
+    "show": "a method, a plan or a file",
     "show x.toml": "unknown method 'x.toml'",
     "show greedy --stages 0": "stages=0: choose a whole number from 1 to",
     "show greedy --stages 9999": "stages=9999",
