@@ -1,15 +1,17 @@
 # make setup   .venv with locked dependencies      make demo    compare four methods on real data, write a report
 # make test    the tests                           make lint    linters and type checker
+# make test-versions   the tests on CPython 3.11 to 3.13 with the oldest and the newest torch, and a table (by hand)
 # make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
 # make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TOX := .tox/.tox/bin/tox
 # The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test lint bench attack lock clean
+.PHONY: setup demo test test-versions lint bench attack lock clean
 
 BUDGET ?= 10
 
@@ -33,6 +35,14 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Installs everything anew, so that newest is newest. VERSIONS=py313-newest,py311-oldest: these alone; TESTS=tests/optim.
+test-versions: $(TOX)
+	$(TOX) run --recreate $(if $(VERSIONS),-e $(VERSIONS)) $(if $(TESTS),-- $(TESTS))
+
+$(TOX):
+	$(PYTHON) -m venv .tox/.tox
+	.tox/.tox/bin/python -m pip install --quiet --disable-pip-version-check "tox>=4.34"
 
 bench: $(READY)
 	for claim in benchmarks/*/*.py; do $(TEST_ENV) $(BIN)/python $$claim || exit 1; done

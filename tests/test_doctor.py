@@ -1,6 +1,11 @@
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from stretto import doctor
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_everything_that_is_needed_is_here():
@@ -28,5 +33,21 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
 
 def test_an_old_torch_is_broken(monkeypatch):
     monkeypatch.setattr("torch.__version__", "2.9.1")
-    with pytest.raises(RuntimeError, match=r"torch 2\.9\.1; at least 2\.10"):
+    with pytest.raises(RuntimeError, match=r"torch 2\.9\.1; at least 2\.11"):
         doctor.torch_works()
+
+
+def test_the_oldest_torch_is_the_one_that_is_tested():
+    oldest = ".".join(map(str, doctor.OLDEST_TORCH))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"torch>={oldest}" in project["dependencies"]
+    assert f'"torch=={oldest}.*"' in (ROOT / "tox.toml").read_text()
+    assert f"torch {oldest} to" in (ROOT / "README.md").read_text()
+
+
+def test_the_pythons_that_are_told_are_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    told = [each.rpartition(" ")[2] for each in project["classifiers"] if "Python :: 3." in each]
+    ((tested, _),) = (group["product"] for group in tomllib.loads((ROOT / "tox.toml").read_text())["env_list"])
+    assert [f"py{version.replace('.', '')}" for version in told] == tested
+    assert project["requires-python"] == f">={told[0]}"

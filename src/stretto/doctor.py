@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+OLDEST_TORCH = (2, 11)  # as in pyproject.toml and tox.toml
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -51,8 +53,8 @@ def torch_works() -> str:
     """Train a line with PyTorch."""
     import torch
 
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
-        raise RuntimeError(f"torch {torch.__version__}; at least 2.10 is needed")
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        raise RuntimeError(f"torch {torch.__version__}; at least {'.'.join(map(str, OLDEST_TORCH))} is needed")
     weight = torch.ones(2, requires_grad=True)
     torch.autograd.backward((weight * 3).sum())
     if weight.grad is None or weight.grad.tolist() != [3.0, 3.0]:

@@ -1,4 +1,4 @@
-"""Models built as timm builds them. timm itself needs torchvision, which cannot stand beside the locked torch."""
+"""Models built as timm builds them, and timm's own where it is installed, which is not so with the locked torch."""
 
 import pytest
 import torch
@@ -104,13 +104,8 @@ class ResNet(nn.Module):
         return self.fc(self.global_pool(self.layer2(self.layer1(x))))
 
 
-@pytest.mark.parametrize("build", [VisionTransformer, ResNet])
-def test_they_split_as_they_are(build):
-    """Outputs and gradients, bit for bit, in training (with dropout drawn alike) and in evaluation."""
-    torch.manual_seed(0)
-    model, x = build().double(), torch.randn(4, 3, 8, 8, dtype=torch.float64)
-    stages = stretto.split(model, 3, example=x)
-    assert ("cut by torch.export" in stages.explanation) == (build is ResNet)
+def assert_exact(model, stages, x):
+    """Outputs and gradients, bit for bit, in training (dropout drawn alike) and in evaluation; no weight is new."""
     parameters = list(model.parameters())
     for training in (True, False):
         model.train(training)
@@ -124,3 +119,35 @@ def test_they_split_as_they_are(build):
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     own = {id(value) for value in model.state_dict(keep_vars=True).values()}
     assert {id(value) for stage in stages for value in stage.state_dict(keep_vars=True).values()} == own
+
+
+@pytest.mark.parametrize("build", [VisionTransformer, ResNet])
+def test_they_split_as_they_are(build):
+    torch.manual_seed(0)
+    model, x = build().double(), torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    stages = stretto.split(model, 3, example=x)
+    assert ("cut by torch.export" in stages.explanation) == (build is ResNet)
+    assert_exact(model, stages, x)
+
+
+TIMM = {  # side of the images, options
+    "resnet10t": (64, {}),
+    "convnext_atto": (64, {}),
+    "mobilenetv3_small_050": (64, {}),
+    "vit_tiny_patch16_224": (32, {"img_size": 32, "patch_size": 8, "depth": 6, "drop_path_rate": 0.2}),
+    "swin_tiny_patch4_window7_224": (
+        32,
+        {"img_size": 32, "window_size": 4, "depths": (1, 1, 2, 1), "embed_dim": 24},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:stage . of 3 has")  # how even the stages are is not asked here
+@pytest.mark.parametrize("name", TIMM)
+def test_timms_own_networks(name):
+    timm = pytest.importorskip("timm", reason="timm is not installed: it comes with torchvision, which pins torch")
+    side, options = TIMM[name]
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=5, **options).double()
+    x = torch.randn(4, 3, side, side, dtype=torch.float64)
+    assert_exact(model, stretto.split(model, 3, example=x), x)

@@ -269,10 +269,10 @@ def test_no_connection_of_sqlite_stays_open(tmp_path):
     event.listen(Pool, "connect", opened)
     event.listen(Pool, "close", closed)
     try:
-        with roster(url_of("sqlite", tmp_path), open_study(SETTINGS, tmp_path / "s")) as mine:
+        with Roster(open_storage(url_of("sqlite", tmp_path)), open_study(SETTINGS, tmp_path / "s"), pause=0) as mine:
             assert mine.take() is not None
             assert mine.settled is False
-            assert connections == []
+            assert connections == []  # no sign of life is given yet
     finally:
         event.remove(Pool, "connect", opened)
         event.remove(Pool, "close", closed)
