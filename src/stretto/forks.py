@@ -21,6 +21,7 @@ NEEDED = (
     "stretto.cli.main", "stretto.runtime.ranks", "stretto.study.calibration", "stretto.study.pool",
     "stretto.study.worker",
 )  # fmt: skip
+LOST = (EOFError, ConnectionError)  # what comes of asking for a process when the fork server has gone meanwhile
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

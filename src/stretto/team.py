@@ -285,5 +285,5 @@ def find_team(timeout: float, mesh: Mesh) -> Team:
     """This process alone, or all that a launcher has started; nobody waits for another longer than `timeout` s."""
     from stretto.runtime import Ranks, membership  # it takes a while
 
-    member = None if _alone.get() else membership()
+    member = None if _alone.get() else membership(timeout)
     return Solo(mesh) if member is None else Ranks(member, timeout, mesh)

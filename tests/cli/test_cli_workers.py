@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,22 @@ def test_a_worker_that_is_killed_costs_nothing(tmp_path):
     assert (events[0], events[-1]) == ("start", "end")
 
 
+def test_a_worker_that_hangs_costs_an_attempt(capsys, tmp_path):
+    """It is ended with the attempt, without half a minute's wait for a SIGTERM that a stopped process never hears."""
+    words = ["train", *SMALL, "--method", "1f1b", "--steps", "300", "--checkpoint-every", "50", "--quiet"]
+    process, workers = started(
+        tmp_path, [*words, "--out", "run", "--workers", "2", "--timeout", "8", "--restarts", "3"]
+    )
+    os.kill(workers[1], signal.SIGSTOP)
+    began = time.monotonic()
+    err = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, err
+    assert time.monotonic() - began < 30 + 8  # torch's own patience comes on top of ours
+    assert gone(workers)
+    assert main([*words, "--out", "undisturbed"]) == 0
+    same_weights(tmp_path / "undisturbed", tmp_path / "run")
+
+
 def test_sigterm_saves_and_another_number_of_workers_goes_on(capsys, tmp_path):
     words = ["train", *SMALL[:-1], "50", "--method", "1f1b", "--steps", "200", "--out", "run"]
     process, workers = started(tmp_path, [*words, "--workers", "2", "--checkpoint-every", "10000"])
@@ -267,6 +284,9 @@ MISTAKES = {
     "--workers 2 --rendezvous 0.0.0.0:29400": "stands for all interfaces",
     "--workers 2 --secret-file here": "--secret-file here: it is for nodes that meet; give --rendezvous",
     "--workers 2 --nodes 2 --rendezvous a:1 --secret-file here": "--secret-file here: it cannot be read as text",
+    "--timeout 5": "--timeout 5: it is for processes that wait for each other; give --workers, too",
+    "--workers 2 --timeout 0": "timeout=0: choose a number of seconds above 0",
+    "--workers 2 --timeout nan": "timeout=nan: choose a number of seconds above 0",
     "--checkpoint-every 0": "checkpoint_every=0",
     "--workers 3 --data-parallel 2": "each replica takes as many processes as any other; choose workers=4",
     "--workers 8 --data-parallel 2": "workers=8 for 3 stages of each of 2 replicas: use at most 6 workers",

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from runtime.nursery import Forked
 from runtime.processes import ended, free_port
+from stretto import forks
 from stretto.errors import UsageError
 from stretto.runtime.launch import Place, WorkerFailedError, launch, reason
 
@@ -52,6 +54,24 @@ def one_fails(seconds):
         sys.exit(1)
     time.sleep(seconds)
     raise UsageError("no room")
+
+
+def test_a_fork_server_that_is_lost_while_workers_start_is_a_failed_attempt(tmp_path, monkeypatch):
+    prepare, lost = forks.prepare, []
+
+    def lose():
+        prepare()
+        if not lost:
+            lost.append(forkserver._forkserver._forkserver_pid)
+            os.kill(lost[0], signal.SIGKILL)
+
+    monkeypatch.setattr(forks, "prepare", lose)
+    with pytest.raises(WorkerFailedError, match="the process from which workers are forked has gone"):
+        launch(tell, [tmp_path], Place(workers=2))
+    assert list(tmp_path.iterdir()) == []
+    lost.clear()
+    launch(tell, [tmp_path], Place(workers=2, restarts=1))
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
 def test_processes_see_the_environment_of_now(monkeypatch, tmp_path):

@@ -1,9 +1,10 @@
 """stretto compare: train under several methods, draw cost against time."""
 
+import math
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from stretto.cli.progress import progress
 from stretto.cli.study_file import study_file
 from stretto.config import CompareSettings, known
 from stretto.report.heading import Heading
-from stretto.words import WHOLE
+from stretto.words import NUMBER, WHOLE
 
 if TYPE_CHECKING:
     from stretto.study import Outcome
@@ -37,6 +38,7 @@ def compare(
     settings: Annotated[CompareSettings, Parameter(name="*")] = CompareSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
     jobs: Annotated[int | None, WHOLE] = None,
+    timeout: Annotated[float | None, NUMBER] = None,
     size: str | None = None,
     part: str | None = None,
     storage: str | None = None,
@@ -56,6 +58,8 @@ def compare(
     jobs
         Runs made at a time, in processes of one thread each; one a core unless said otherwise. With --workers, whose
         processes a run has for itself, one.
+    timeout
+        With --workers, seconds that a worker waits for another (600 unless said otherwise); then the run has failed.
     size
         Size of a study file: small (the machine at hand) or full (a cluster); small unless said otherwise.
     part
@@ -69,12 +73,13 @@ def compare(
     chosen = parts or {"": settings}
     for each in chosen.values():
         check_jobs(each, jobs)
+        check_timeout(each, timeout)
     sweeps = sweeps_of(config, chosen, output.out, size, part)
     if output.dry_run:
         return show_settings(sweeps, output)
     if jobs != 1 or any(each.workers is not None for each in chosen.values()):
         forks.prepare()
-    found = {name: run(sweep, output, jobs, storage) for name, sweep in sweeps.items()}
+    found = {name: run(sweep, output, jobs, storage, timeout) for name, sweep in sweeps.items()}
     if output.json:
         content = {name: outcome.to_json() for name, outcome in found.items()}
         print_json({"parts": content} if parts else content[""])
@@ -92,6 +97,16 @@ def check_jobs(settings: CompareSettings, jobs: int | None) -> None:
             f"jobs={jobs}, workers={settings.workers}: runs on several processes go one after the other, so that their "
             "times can be compared; leave --jobs out"
         )
+
+
+def check_timeout(settings: CompareSettings, timeout: float | None) -> None:
+    """Raise UsageError for a time that is none, or for which nobody would wait."""
+    from stretto.errors import UsageError
+
+    if timeout is not None and settings.workers is None:
+        raise UsageError(f"--timeout {timeout:g}: it is for processes that wait for each other; give --workers, too")
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise UsageError(f"timeout={timeout:g}: choose a number of seconds above 0")
 
 
 def sweeps_of(
@@ -128,12 +143,14 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
     return 0
 
 
-def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None) -> "Outcome":
+def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, timeout: float | None) -> "Outcome":
     """Make the runs of a sweep that are missing, and its page."""
     from stretto import study
     from stretto.study.storage import hidden
 
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
+    if timeout is not None:
+        opened = replace(opened, tasks=tuple(replace(task, timeout=timeout) for task in opened.tasks))
     if sweep.heading is not None:
         output.say(f"{sweep.heading.text} ({sweep.heading.size})")
     for name, reason in opened.left_out.items():

@@ -14,11 +14,14 @@ from stretto.cli.progress import progress
 from stretto.config import TrainSettings, known
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.words import WHOLE
+from stretto.words import NUMBER, WHOLE
 
 if TYPE_CHECKING:
     from stretto.runtime.launch import Place
     from stretto.study.prepare import Prepared
+
+
+PATIENT = 600.0  # seconds that workers wait for each other unless said otherwise
 
 
 def train(
@@ -31,6 +34,7 @@ def train(
     trace: Path | None = None,
     resume: Annotated[bool, FLAG] = False,
     restarts: Annotated[int, WHOLE] = 0,
+    timeout: Annotated[float | None, NUMBER] = None,
     nodes: Annotated[int, WHOLE] = 1,
     rendezvous: str | None = None,
     secret_file: Path | None = None,
@@ -52,6 +56,9 @@ def train(
         Go on from the newest checkpoint that is whole, if there is one; on any number of workers.
     restarts
         How often all processes are started again when one of them fails; they go on from the newest checkpoint.
+    timeout
+        Seconds that a worker waits for another (600 unless said otherwise); then the attempt has failed. A worker that
+        hangs is ended with it.
     nodes
         Machines that the workers are spread over: start the same command on each of them. They share the folder.
     rendezvous
@@ -75,7 +82,13 @@ def train(
         settings = replace(settings, workers=settings.workers or processes)
     resolved = resolve(settings)
     place = place_of(
-        resolved, nodes=nodes, rendezvous=rendezvous, secret_file=secret_file, restarts=restarts, launched=processes > 1
+        resolved,
+        nodes=nodes,
+        rendezvous=rendezvous,
+        secret_file=secret_file,
+        restarts=restarts,
+        timeout=timeout,
+        launched=processes > 1,
     )
     with alone():
         prepared = prepare(resolved)
@@ -91,7 +104,8 @@ def train(
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
     if claim(folder, resolved, resume=resume):
         silent = output.silent or rank > 0
-        make(prepared, folder, place, silent=silent, trace=trace is not None, resume=resume)
+        patience = PATIENT if timeout is None else timeout
+        make(prepared, folder, place, silent=silent, trace=trace is not None, resume=resume, timeout=patience)
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
     if rank > 0 or (nodes > 1 and not (folder / RUN).is_file()):
@@ -130,6 +144,7 @@ def place_of(
     rendezvous: str | None,
     secret_file: Path | None,
     restarts: int,
+    timeout: float | None,
     launched: bool,
 ) -> "Place | None":
     """Where processes of the run's own go; None if it is to have none. Raises UsageError for what cannot be."""
@@ -140,8 +155,15 @@ def place_of(
         raise UsageError(f"--secret-file {secret_file}: it is for nodes that meet; give --rendezvous HOST:PORT, too")
     secret = None if rendezvous is None else given_secret(secret_file)
     place = Place(
-        workers=settings.workers or nodes, nodes=nodes, rendezvous=rendezvous, restarts=restarts, secret=secret
+        workers=settings.workers or nodes,
+        nodes=nodes,
+        rendezvous=rendezvous,
+        restarts=restarts,
+        timeout=PATIENT if timeout is None else timeout,
+        secret=secret,
     )
+    if timeout is not None and settings.workers is None:
+        raise UsageError(f"--timeout {timeout:g}: it is for processes that wait for each other; give --workers, too")
     wanted = restarts > 0 or nodes > 1 or rendezvous is not None
     if wanted and launched:
         raise UsageError("another launcher has started this process: nodes, rendezvous and restarts are its business")
@@ -150,7 +172,16 @@ def place_of(
     return None if launched or settings.workers is None else place
 
 
-def make(prepared: "Prepared", folder: Path, place: "Place | None", *, silent: bool, trace: bool, resume: bool) -> None:
+def make(
+    prepared: "Prepared",
+    folder: Path,
+    place: "Place | None",
+    *,
+    silent: bool,
+    trace: bool,
+    resume: bool,
+    timeout: float,
+) -> None:
     """Make the run, in this process or on processes of its own."""
     from stretto.study import run
     from stretto.study.job import run_on_processes
@@ -169,7 +200,7 @@ def make(prepared: "Prepared", folder: Path, place: "Place | None", *, silent: b
                 bar.note(f"loss {loss:.4f}")
 
         if place is None:
-            run(settings, folder, on_step, trace=trace, costs=costs, resume=resume)
+            run(settings, folder, on_step, trace=trace, costs=costs, resume=resume, timeout=timeout)
         else:
             run_on_processes(settings, folder, on_step, place, costs, trace=trace, resume=resume)
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -14,13 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessFailure, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
 
 from stretto import forks
 from stretto.errors import StrettoError, UsageError
-from stretto.runtime import loopback
+from stretto.runtime import agent
 from stretto.runtime.door import parted
 from stretto.runtime.loopback import Loopback
 from stretto.runtime.meeting import Meeting
@@ -54,12 +53,15 @@ class Place:
     nodes: int = 1
     rendezvous: str | None = None  # "host:port", on the first machine; without it nobody listens but on the loopback
     restarts: int = 0
+    timeout: float = 600  # seconds that a worker waits for another before it gives up
     secret: Secret | None = None  # of the job, the same on all nodes; without it the first makes one and says it
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("restarts", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name}={getattr(self, name)}: choose {least} or more")
+        if not 0 < self.timeout < math.inf:
+            raise UsageError(f"timeout={self.timeout:g}: choose a number of seconds above 0")
         if self.workers % self.nodes:
             raise UsageError(f"workers={self.workers} on nodes={self.nodes}: each node takes as many as any other")
         if self.nodes > 1 and self.rendezvous is None:
@@ -82,31 +84,22 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) ->
     A group of which one fails is started again, `restarts` times; then WorkerFailedError says why. Ctrl-C and SIGTERM
     are passed on to the workers, and raise KeyboardInterrupt once they have ended.
     """
-    loopback.register()
     handler = place.handler()
     with scratch() as folder, silent(), handlers_kept():
-        config = LaunchConfig(
-            min_nodes=place.nodes,
-            max_nodes=place.nodes,
-            nproc_per_node=place.workers // place.nodes,
-            run_id=handler.get_run_id(),
-            rdzv_backend=loopback.NAME,
-            rdzv_configs={loopback.HANDLER: handler},
-            max_restarts=place.restarts,
-            logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
-            signals_to_handle=",".join(SIGNALS),
-            start_method=forks.method(),
-        )
-        forks.prepare()
         try:
-            elastic_launch(config, begin)({**os.environ, VARIABLE: handler.secret.text}, work, *arguments)
-        except ChildFailedError as error:
-            first = min(error.failures.items(), key=lambda item: item[1].timestamp)
-            raise reason(*first) from None
+            failures = agent.run(
+                begin,
+                [{**os.environ, VARIABLE: handler.secret.text}, work, *arguments],
+                workers=place.workers // place.nodes,
+                restarts=place.restarts,
+                handler=handler,
+                signals=SIGNALS,
+                folder=folder,
+            )
         except SignalException as error:
             raise KeyboardInterrupt from error
-        finally:
-            handler.shutdown()  # torch does so unless a signal has come
+        if failures:
+            raise reason(*min(failures.items(), key=lambda item: item[1].timestamp))
 
 
 def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
@@ -163,7 +156,6 @@ def handlers_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)  # torch's launcher sets it
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
 

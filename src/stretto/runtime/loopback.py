@@ -12,16 +12,13 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
-    rendezvous_handler_registry,
 )
 
 from stretto.runtime.door import hosted
 from stretto.runtime.signed import Secret, of_round
 
 NAME = "stretto"
-HANDLER = "handler"  # the parameter of torch's launcher that has it
 ADDRESS = "127.0.0.1"
 
 
@@ -70,15 +67,3 @@ class Loopback(RendezvousHandler):
         """Give the port back."""
         self._store, self._closed = None, True
         return True
-
-
-def make(parameters: RendezvousParameters) -> RendezvousHandler:
-    """For torch's registry."""
-    handler = parameters.get(HANDLER)
-    assert isinstance(handler, RendezvousHandler)
-    return handler
-
-
-def register() -> None:
-    """Make our handlers known to torch's launcher; once more does no harm."""
-    rendezvous_handler_registry.register(NAME, make)

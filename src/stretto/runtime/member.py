@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
@@ -21,6 +22,7 @@ from stretto.runtime.memory import keep_memory
 from stretto.runtime.status import PATIENCE, Status, Watchman
 from stretto.runtime.world import TIMEOUT, World, join
 
+START = 60.0  # seconds that processes wait for each other at least before they train
 LEAVING = 5.0  # seconds for the others to come to their end too
 
 
@@ -37,11 +39,11 @@ class Service(Protocol):
 class Member:
     """All trainers of a process share it. `together` is where it works with the others."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, timeout: float = TIMEOUT.total_seconds()) -> None:
         self.world = world
         self.status = Status()
         self._default = dist.group.WORLD
-        self._group = world.group(TIMEOUT.total_seconds())
+        self._group = world.group(timeout)
         self.failures = Failures(world.store, world.rank)
         self.services: WeakSet[Service] = WeakSet()
         self._failed = self._inside = False
@@ -178,13 +180,17 @@ def keep_connections() -> None:
 _members: list[Member] = []  # at most one: what torch.distributed's default group is to it, this is to us
 
 
-def membership() -> Member | None:
-    """This process's part in its job; None where it is alone. Joins the others the first time, and once they parted."""
+def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:
+    """This process's part in its job; None where it is alone. Joins the others the first time, and once they parted.
+
+    It waits for them for `timeout` seconds, but for a minute at least: some start later than others.
+    """
     former = _members[0] if _members else None
     if former is not None and former.belongs:
         return former
-    world = former.world.again() if former is not None and former.parted else join()
+    patience = timedelta(seconds=min(TIMEOUT.total_seconds(), max(timeout, START)))
+    world = former.world.again() if former is not None and former.parted else join(timeout=patience)
     if world is None:
         return None
-    _members[:] = [Member(world)]
+    _members[:] = [Member(world, patience.total_seconds())]
     return _members[0]

@@ -69,10 +69,10 @@ class World:
         return made
 
 
-def join(environment: Mapping[str, str] | None = None) -> World | None:
+def join(environment: Mapping[str, str] | None = None, timeout: timedelta = TIMEOUT) -> World | None:
     """This process's place in the job; None where it is alone. Joins the others if nobody has done it before.
 
-    Raises UsageError if the variables that the launcher sets do not fit together.
+    It waits for them for so long. Raises UsageError if the variables that the launcher sets do not fit together.
     """
     if not dist.is_available():
         return None
@@ -101,14 +101,14 @@ def join(environment: Mapping[str, str] | None = None) -> World | None:
     # Machines do not count restarts alike: there a launcher has to give each attempt a store of its own.
     attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine(given) else "any"
     store = PrefixStore(f"attempt {attempt}", origin)
-    initialize(PrefixStore("default", store), rank, number)
+    initialize(PrefixStore("default", store), rank, number, timeout=timeout)
     return World(rank, number, local_rank(given), PrefixStore("stretto", store), base=store, origin=origin)
 
 
-def initialize(store: Store, rank: int, size: int, backend: str | None = None) -> None:
+def initialize(store: Store, rank: int, size: int, backend: str | None = None, timeout: timedelta = TIMEOUT) -> None:
     """Make torch's default group. Without a backend it has several: a user's collectives on CUDA tensors work too."""
     with made_here():
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def met(given: Mapping[str, str]) -> tuple[Store, int, int]:

@@ -38,7 +38,7 @@ def run_on_processes(
     """
     refuse_busy(folder)
     with scratch() as mine:
-        job = Job(settings, folder.absolute(), costs, trace, resume, mine / "progress")
+        job = Job(settings, folder.absolute(), costs, trace, resume, mine / "progress", place.timeout)
         try:
             start(work, [job], place, job.progress, on_step)
         except BaseException:

@@ -14,8 +14,10 @@ from typing import Any
 
 from stretto import forks
 from stretto.config import TrainSettings, known
+from stretto.errors import StrettoError
 from stretto.study.disk import FullDiskError
 
+PATIENT = 600.0  # seconds that workers wait for each other unless said otherwise
 REPORT_EVERY = 0.1  # seconds between two words of a process about its progress
 
 
@@ -25,6 +27,7 @@ class Task:
 
     settings: TrainSettings
     folder: Path
+    timeout: float = PATIENT
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def _make(task: Task, on_step: Callable[[int, float | None], None]) -> None:
         run(task.settings, task.folder, on_step)
     else:
         costs = costs_of(prepare(task.settings))
-        run_on_processes(task.settings, task.folder, on_step, Place(workers=workers), costs)
+        run_on_processes(task.settings, task.folder, on_step, Place(workers=workers, timeout=task.timeout), costs)
 
 
 def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
@@ -140,13 +143,22 @@ def _fill(slots: list[_Slot], take: Take, jobs: int) -> list[_Slot]:
 
 
 def _start() -> _Slot:
-    forks.prepare()
-    context = multiprocessing.get_context(forks.method())
-    mine, theirs = context.Pipe()
-    process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
-    with forks.deaf_to(signal.SIGINT):
-        process.start()
-    theirs.close()
+    """A process that waits for something to do. One fork server may be lost meanwhile, not several."""
+    for last in (False, False, True):
+        forks.prepare()
+        context = multiprocessing.get_context(forks.method())
+        mine, theirs = context.Pipe()
+        process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
+        try:
+            with forks.deaf_to(signal.SIGINT):
+                process.start()
+            break
+        except forks.LOST as error:
+            mine.close()
+            if last:
+                raise StrettoError("no process can be started: the fork server has ended three times") from error
+        finally:
+            theirs.close()
     return _Slot(process, mine)
 
 

@@ -95,8 +95,8 @@ def with_optimizer(settings: S, methods: Sequence[str]) -> S:
     return replace(settings, optimizer=built_on.lower())
 
 
-def prepare(settings: config.TrainSettings) -> Prepared:
-    """Build the data, the model, its stages and the trainer of a resolved run."""
+def prepare(settings: config.TrainSettings, timeout: float = 600) -> Prepared:
+    """Build the data, the model, its stages and the trainer of a resolved run; `timeout` is the trainer's, in s."""
     loaded = dataset(settings)
     batch_size = config.known(settings.batch_size)
     if batch_size > len(loaded.train):
@@ -121,6 +121,7 @@ def prepare(settings: config.TrainSettings) -> Prepared:
         sync=settings.sync,
         seed=settings.seed,
         precision=None if settings.precision == "float32" else settings.precision,
+        timeout=timeout,
     )
     pieces, replicas = trainer.schedule.per_turn, settings.data_parallel
     if batch_size < pieces * replicas:

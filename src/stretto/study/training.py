@@ -38,14 +38,16 @@ def run(
     trace: bool = False,
     costs: Costs | None = None,
     resume: bool = False,
+    timeout: float = 600,
 ) -> Record:
     """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
 
     A loss that is no finite number ends the run as diverged. `trace` adds what each worker did, and when. `costs` are
     measured if they are not given, which takes all stages. On several processes it is a collective: every one of them
     trains, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one.
+    Nobody waits for another process longer than `timeout` seconds.
     """
-    prepared = prepare(settings)
+    prepared = prepare(settings, timeout)
     trainer = prepared.trainer
     if costs is None:
         costs = costs_of(prepared)

@@ -23,6 +23,7 @@ class Job:
     trace: bool
     resume: bool
     progress: Path
+    timeout: float
 
 
 def work(job: Job) -> None:
@@ -38,4 +39,12 @@ def work(job: Job) -> None:
                 print(step, "" if loss is None else loss, file=pipe, flush=True)
 
         resume = job.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        run(job.settings, job.folder, on_step, trace=job.trace, costs=job.costs, resume=resume)
+        run(
+            job.settings,
+            job.folder,
+            on_step,
+            trace=job.trace,
+            costs=job.costs,
+            resume=resume,
+            timeout=job.timeout,
+        )
