@@ -32,7 +32,8 @@ def survives(folder, method, *, steps, every, kills, rng, sync=None, workers=2, 
     """
     words = ["train", *SMALL, "--method", method, "--steps", str(steps), "--checkpoint-every", str(every), "--quiet"]
     words += [] if sync is None else ["--data-parallel", "2", "--sync", sync]
-    (folder / "secret").write_text("a secret for killed workers")
+    if nodes > 1:
+        (folder / "secret").write_text("a secret for killed workers")
     door = ["--rendezvous", f"127.0.0.1:{free_port()}", "--secret-file", str(folder / "secret")]
     meet = [] if nodes == 1 else ["--nodes", str(nodes), *door]
     there = [*words, *meet, "--out", "run", "--workers", str(workers), "--restarts", str(kills * nodes)]
