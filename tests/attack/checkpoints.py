@@ -170,7 +170,9 @@ def rename(folder, draw, place):
 def exchange(folder, draw, place):
     paths = draw.sample([each for each in folder.iterdir() if each.is_dir()], 2)
     if draw.random() < 0.5:
-        name = draw.choice(sorted(each.name for each in paths[0].iterdir()))
+        name = draw.choice(
+            sorted({each.name for each in paths[0].iterdir()} & {each.name for each in paths[1].iterdir()})
+        )
         paths = [path / name for path in paths]
     spare = folder.parent / "spare"
     paths[0].rename(spare)
@@ -217,7 +219,8 @@ def link(folder, draw, place):
 def foreign(folder, draw, place):
     """Parts of another checkpoint of the same kind."""
     other = place / "other"
-    path = draw.choice([each.relative_to(folder) for each in folder.rglob("*")])
+    paths = [each.relative_to(folder) for each in folder.rglob("*")]
+    path = draw.choice([each for each in paths if (other / each).exists()])
     target = folder / path
     shutil.rmtree(target) if target.is_dir() else target.unlink()
     (shutil.copytree if (other / path).is_dir() else shutil.copy)(other / path, target)
@@ -277,11 +280,8 @@ def seal(folder, manifest=None):
     content = json.loads(file.read_bytes()) if manifest is None else manifest
     if isinstance(content, dict) and manifest is None:
         content["stages"] = [
-            {
-                each.name: [each.stat().st_size, crc(each.read_bytes())]
-                for each in sorted((folder / f"stage-{s}").iterdir())
-            }
-            for s in range(len(content["stages"]))
+            {each.relative_to(stage).as_posix(): [each.stat().st_size, crc(each.read_bytes())] for each in files(stage)}
+            for stage in (folder / f"stage-{s}" for s in range(len(content["stages"])))
         ]
     if isinstance(content, dict):
         content.pop("crc32", None)
