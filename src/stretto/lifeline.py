@@ -13,12 +13,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import wait
-from types import FrameType
+from types import FrameType, TracebackType
 
 STARTER = "STRETTO_STARTER"  # what the fork server is told in its environment: "<process id> <main or other thread>"
 PERIOD = 0.25  # seconds between two looks of the fork server at its parent, and of what it forked at theirs
+ENDING = 5.0  # seconds that a command may take to end
 PR_SET_PDEATHSIG = 1  # in <linux/prctl.h>
 
 _server: list[int] = []  # the id of the fork server, in it and in what it forks
@@ -48,6 +50,8 @@ def serve() -> None:
             os._exit(0)
 
     atexit.register(leave)
+    os.register_at_fork(after_in_child=born)
+    sys.excepthook = complain
     signal.signal(signal.SIGALRM, look)
     signal.siginterrupt(signal.SIGALRM, False)
     if thread == "main":
@@ -61,6 +65,22 @@ def leave() -> None:
         os._exit(0)
 
 
+def born() -> None:
+    """What a fork of the server does first of all; forks of forks do nothing."""
+    if os.getppid() == _server[0]:
+        end_at_once()
+
+
+def complain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell of an error in a fork that has not begun yet, unless it comes of its starter's end, which is under way."""
+    until = time.monotonic() + ENDING
+    while os.getpid() != _server[0] and time.monotonic() < until:
+        if os.getppid() != _server[0]:
+            return
+        time.sleep(0.05)
+    sys.__excepthook__(kind, error, trace)
+
+
 def follow() -> None:
     """Make this process, which multiprocessing has started, end with whoever asked for it and with its fork server."""
     starter = multiprocessing.parent_process()
@@ -68,6 +88,7 @@ def follow() -> None:
     parent = os.getppid()
     if _server:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        sys.excepthook = sys.__excepthook__
         end_at_once()
         if os.getppid() != _server[0]:
             os._exit(1)

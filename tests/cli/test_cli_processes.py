@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and a closed stdout, on a real process: quick end, one message, no orphans, and the way back."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import time
 
 import pytest
 
-from cli.processes import descendants, gone, left, start, wait_for
+from cli.processes import descendants, forks, gone, left, start, wait_for
+from stretto.cli import main
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
 
@@ -25,6 +27,11 @@ def group_is_empty(group):
 
 
 def end(process, how, *, whole_group):
+    told = "stretto: interrupted; finished runs are kept, the same command makes the others"
+    assert ended(process, how, whole_group=whole_group) == told
+
+
+def ended(process, how, *, whole_group):
     (os.killpg if whole_group else os.kill)(process.pid, how)
     out, err = process.communicate(timeout=20)
     deadline = time.monotonic() + 10
@@ -34,7 +41,7 @@ def end(process, how, *, whole_group):
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == "stretto: interrupted; finished runs are kept, the same command makes the others"
+    return err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -56,11 +63,48 @@ def test_ctrl_c_while_processes_start(tmp_path):
 
 
 def test_an_interrupted_run(tmp_path):
-    process = start(["train", *SMALL, "--steps", "100000", "--out", "run"], tmp_path)
-    wait_for(lambda: (tmp_path / ".run.partial" / "events.jsonl").exists(), process)
-    end(process, signal.SIGINT, whole_group=True)
+    """It keeps a checkpoint, and the command that it says goes on from there."""
+    words = ["train", *SMALL, "--steps", "2000", "--out", "run"]
+    process = start(words, tmp_path)
+    events = tmp_path / ".run.partial" / "events.jsonl"
+    wait_for(lambda: events.exists() and "evaluation" in events.read_text(), process)
+    said = ended(process, signal.SIGINT, whole_group=True)
+    (saved,) = (tmp_path / ".run.checkpoints").iterdir()
+    command = shlex.join(["stretto", *words, "--resume"])
+    step = saved.name.removeprefix("step-")
+    assert said == (
+        f"stretto: interrupted; the same command with --resume goes on from the checkpoint of step {step}: {command}"
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"scratch", ".run.checkpoints", ".run.partial"}
+    assert left(tmp_path) == []
+    for each in (shlex.split(command)[1:], [*words[:-1], "undisturbed"]):
+        again = start(each, tmp_path)
+        err = again.communicate(timeout=120)[1]
+        assert again.returncode == 0, err
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "undisturbed"))
+    assert one == other
+
+
+def test_a_run_interrupted_before_its_first_step_says_that_nothing_is_kept(tmp_path):
+    process = start(["train", *SMALL, "--steps", "100000", "--workers", "2", "--out", "run"], tmp_path)
+    wait_for(lambda: forks(process.pid), process)
+    assert ended(process, signal.SIGINT, whole_group=False) == (
+        "stretto: interrupted before a checkpoint; nothing is kept, the same command begins again"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
     assert left(tmp_path) == []
+
+
+def test_nothing_to_resume_is_a_mistake_that_names_the_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *SMALL, "--steps", "5", "--out", "runs/one", "--resume"]) == 2
+    assert capsys.readouterr().err == (
+        "stretto: nothing to resume: runs/.one.checkpoints holds no checkpoint of the run to runs/one. Leave --resume "
+        "out to begin, or name the --out of the run that was interrupted\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert main(["train", *SMALL, "--steps", "5", "--out", "runs/one", "--quiet"]) == 0
+    assert main(["train", *SMALL, "--steps", "5", "--out", "runs/one", "--resume"]) == 0  # it is finished
 
 
 def test_a_killed_study_leaves_no_orphans_and_goes_on(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -182,9 +183,13 @@ def test_an_interrupted_run(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
-    assert err.splitlines()[-1].startswith("stretto: interrupted")
+    assert "stretto: interrupted; the same command with --resume goes on from the checkpoint of step" in err
+    assert err.splitlines()[-1].endswith("--out run --resume")
     assert "Traceback" not in err
-    clean(tmp_path, workers)
+    assert gone(workers)
+    assert left(tmp_path) == []
+    (saved,) = (tmp_path / ".run.checkpoints").iterdir()
+    assert int(saved.name.removeprefix("step-")) > 0
 
 
 def test_a_worker_that_is_killed(tmp_path):
@@ -258,7 +263,8 @@ def test_sigterm_saves_and_another_number_of_workers_goes_on(capsys, tmp_path):
     (saved,) = (tmp_path / ".run.checkpoints").iterdir()
     step = saved.name.removeprefix("step-")
     last = err.splitlines()[-1]
-    assert last == f"stretto: interrupted; the same command with --resume goes on from the checkpoint of step {step}"
+    told = f"stretto: interrupted; the same command with --resume goes on from the checkpoint of step {step}: stretto "
+    assert last == told + shlex.join([*words, "--workers", "2", "--checkpoint-every", "10000", "--resume"])
     assert (process.returncode, out) == (130, "")
     assert gone(workers)
     assert left(tmp_path) == []

@@ -6,6 +6,7 @@
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,8 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     if arguments is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: no process stays behind
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status: Any = call(list(sys.argv[1:] if arguments is None else arguments))
+        status: Any = call(words)
         flush()
     except (CycloptsError, StrettoError) as error:
         code = MISTAKE if isinstance(error, CycloptsError | UsageError) else FAILED
@@ -66,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return complain("a path holds a zero character, which no file's name can: leave it out", MISTAKE)
     except KeyboardInterrupt as interrupt:
-        general = "interrupted; finished runs are kept, the same command makes the others"
-        return complain(f"{interrupt}" or general, INTERRUPTED)
+        study = "; finished runs are kept, the same command makes the others" if "compare" in words[:1] else ""
+        return complain(f"{interrupt}" or f"interrupted{study}", INTERRUPTED)
     return status if isinstance(status, int) else OK
 
 
@@ -78,6 +80,8 @@ def call(words: list[str]) -> Any:
     if command is compare:
         bound.arguments["parts"] = {part: settings_of(words, part) for part in parts_of(bound.arguments)}
     check_outputs({**defaults(bound.signature), **bound.arguments})
+    if command is train:
+        bound.arguments["command"] = shlex.join(["stretto", *words])
     try:
         return command(*bound.args, **bound.kwargs)
     except UsageError as error:

@@ -38,6 +38,7 @@ def train(
     nodes: Annotated[int, WHOLE] = 1,
     rendezvous: str | None = None,
     secret_file: Path | None = None,
+    command: Annotated[str | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a network once, under one method: every worker emulated in one process, or --workers N processes.
 
@@ -53,7 +54,8 @@ def train(
         File for a trace that ui.perfetto.dev shows (.pftrace): what each worker did, and when. `stretto report` then
         has a timeline, too.
     resume
-        Go on from the newest checkpoint that is whole, if there is one; on any number of workers.
+        Go on from the newest checkpoint that is whole, on any number of workers. Ctrl-C and SIGTERM leave one after the
+        step that is under way, also without --checkpoint-every; the second time they end the run at once.
     restarts
         How often all processes are started again when one of them fails; they go on from the newest checkpoint.
     timeout
@@ -105,7 +107,16 @@ def train(
     if claim(folder, resolved, resume=resume):
         silent = output.silent or rank > 0
         patience = PATIENT if timeout is None else timeout
-        make(prepared, folder, place, silent=silent, trace=trace is not None, resume=resume, timeout=patience)
+        make(
+            prepared,
+            folder,
+            place,
+            silent=silent,
+            trace=trace is not None,
+            resume=resume,
+            timeout=patience,
+            command=command if processes == 1 else None,
+        )  # another launcher's command is the one that was given
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
     if rank > 0 or (nodes > 1 and not (folder / RUN).is_file()):
@@ -181,6 +192,7 @@ def make(
     trace: bool,
     resume: bool,
     timeout: float,
+    command: str | None,
 ) -> None:
     """Make the run, in this process or on processes of its own."""
     from stretto.study import run
@@ -190,7 +202,7 @@ def make(
     settings, costs = prepared.settings, costs_of(prepared)
     title = f"{settings.model} on {settings.data}, {settings.method}"
     done = 0
-    with going_on(prepared, folder), progress(title, known(settings.steps), silent=silent) as bar:
+    with going_on(prepared, folder, command), progress(title, known(settings.steps), silent=silent) as bar:
 
         def on_step(step: int, loss: float | None) -> None:
             nonlocal done
@@ -200,14 +212,14 @@ def make(
                 bar.note(f"loss {loss:.4f}")
 
         if place is None:
-            run(settings, folder, on_step, trace=trace, costs=costs, resume=resume, timeout=timeout)
+            run(settings, folder, on_step, trace=trace, costs=costs, resume=resume, timeout=timeout, keeps=True)
         else:
-            run_on_processes(settings, folder, on_step, place, costs, trace=trace, resume=resume)
+            run_on_processes(settings, folder, on_step, place, costs, trace=trace, resume=resume, keeps=True)
 
 
 @contextmanager
-def going_on(prepared: "Prepared", folder: Path) -> Iterator[None]:
-    """When the run does not come to its end, say how to go on, if there is a checkpoint to go on from."""
+def going_on(prepared: "Prepared", folder: Path, command: str | None) -> Iterator[None]:
+    """When the run does not come to its end, say what is kept, and how to go on: by that command, if it is known."""
     from stretto.runtime.launch import WorkerFailedError
     from stretto.study.disk import FullDiskError
     from stretto.study.saved import Checkpoints
@@ -216,8 +228,15 @@ def going_on(prepared: "Prepared", folder: Path) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, WorkerFailedError, FullDiskError) as error:
         step = Checkpoints(prepared.settings, folder).last()
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if step is None and interrupted:
+            raise KeyboardInterrupt(
+                "interrupted before a checkpoint; nothing is kept, the same command begins again"
+            ) from None
         if step is None:
             raise
         remedy = f"the same command with --resume goes on from the checkpoint of step {step}"
-        what = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        if command is not None and " --resume" not in command:
+            remedy += f": {command} --resume"
+        what = "interrupted" if interrupted else str(error)
         raise type(error)(f"{what}; {remedy}") from None

@@ -30,15 +30,16 @@ def run_on_processes(
     *,
     trace: bool = False,
     resume: bool = False,
+    keeps: bool = False,
 ) -> None:
-    """Make a (resolved) run on the processes of `place`: the same numbers and files as `run` leaves.
+    """Make a (resolved) run on the processes of `place`: the same numbers and files as `run` leaves, by its options.
 
     Raises WorkerFailedError if a process fails; nothing but checkpoints is left then. Processes that are started again
     go on from the newest one.
     """
     refuse_busy(folder)
     with scratch() as mine:
-        job = Job(settings, folder.absolute(), costs, trace, resume, mine / "progress", place.timeout)
+        job = Job(settings, folder.absolute(), costs, trace, resume, mine / "progress", place.timeout, keeps)
         try:
             start(work, [job], place, job.progress, on_step)
         except BaseException:

@@ -102,6 +102,16 @@ class Checkpoints:
                 "--resume to go on from it, or delete that folder to start again"
             )
 
+    def refuse_nothing(self) -> None:
+        """Raise UsageError if there is none that is whole: whoever wants to go on does not want to begin."""
+        path, complaints = newest(self.folder)
+        if path is None:
+            why = f" that is whole ({'; '.join(complaints)})" if complaints else ""
+            raise UsageError(
+                f"nothing to resume: {self.folder} holds no checkpoint{why} of the run to {self._run}. Leave --resume "
+                "out to begin, or name the --out of the run that was interrupted"
+            )
+
     def clear(self) -> None:
         """Remove them all."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -22,7 +22,7 @@ def default_folder(settings: TrainSettings) -> Path:
 def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> bool:
     """Whether the run is still to be made. Raises UsageError if the folder holds something else.
 
-    Also if the run has begun, and is not to `resume`.
+    Also if the run has begun and is not to `resume`, or if it is to and there is nothing to go on from.
     """
     if not folder.name:
         raise UsageError(f"--out {folder} has no name of its own: name the folder")
@@ -33,8 +33,11 @@ def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> boo
         return False
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and holds no run: choose another --out")
-    if not resume:
-        Checkpoints(settings, folder).refuse_forgotten()
+    checkpoints = Checkpoints(settings, folder)
+    if resume:
+        checkpoints.refuse_nothing()
+    else:
+        checkpoints.refuse_forgotten()
     return True
 
 

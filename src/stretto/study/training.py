@@ -39,13 +39,15 @@ def run(
     costs: Costs | None = None,
     resume: bool = False,
     timeout: float = 600,
+    keeps: bool = False,
 ) -> Record:
     """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
 
     A loss that is no finite number ends the run as diverged. `trace` adds what each worker did, and when. `costs` are
     measured if they are not given, which takes all stages. On several processes it is a collective: every one of them
     trains, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one.
-    Nobody waits for another process longer than `timeout` seconds.
+    Nobody waits for another process longer than `timeout` seconds. Asked to stop, it saves a checkpoint first if it
+    `keeps` one, or saves them anyway.
     """
     prepared = prepare(settings, timeout)
     trainer = prepared.trainer
@@ -62,7 +64,7 @@ def run(
         )
         writer.event("start", id=settings.id, settings=settings.to_json())
         replay(progress, complaints, writer)
-        with Request() if checkpoints.every else nullcontext() as request:
+        with Request() if keeps or checkpoints.every else nullcontext() as request:
             train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
         record = make_record(settings, costs, progress)
         order = trainer.order()

@@ -24,6 +24,7 @@ class Job:
     resume: bool
     progress: Path
     timeout: float
+    keeps: bool
 
 
 def work(job: Job) -> None:
@@ -47,4 +48,5 @@ def work(job: Job) -> None:
             costs=job.costs,
             resume=resume,
             timeout=job.timeout,
+            keeps=job.keeps,
         )
