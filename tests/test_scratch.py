@@ -96,3 +96,25 @@ def test_one_swept_before_it_was_locked_is_made_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "mkdtemp", swept)
     with scratch.scratch() as folder:
         assert folder == made[1]
+
+
+FORGETS = """
+import gc, os, sys
+from multiprocessing import util
+from stretto import scratch
+scratch.for_sockets()
+child = os.fork()
+if child == 0:
+    os.closerange(3, 50)
+    others = [os.open(sys.executable, os.O_RDONLY) for _ in range(47)]
+    util._finalizer_registry.clear()  # as multiprocessing's forks begin
+    gc.collect()
+    os._exit(sum(not os.path.exists(f"/dev/fd/{other}") for other in others))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_that_forgets_it_closes_no_other_file(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", FORGETS], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,8 @@
 """Folders for temporary files. Those of a process that was killed are removed by the next one that starts processes.
 
 Whoever made a folder holds a lock in it, which the operating system gives up with the process: an id may be used again,
-a lock is not. What another user owns, or what holds no such lock, is not touched.
+a lock is not. What another user owns, or what holds no such lock, is not touched. The lock is a bare descriptor: forks
+close what they inherit, and a file object that they drop would close it again, by then perhaps another file.
 """
 
 import contextlib
@@ -15,7 +16,6 @@ import time
 from collections.abc import Iterator
 from multiprocessing import util
 from pathlib import Path
-from typing import TextIO
 
 PREFIX = "stretto-"
 MADE = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}")  # as tempfile writes names
@@ -31,7 +31,7 @@ def scratch() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        lock.close()
+        os.close(lock)
 
 
 def for_sockets() -> None:
@@ -43,22 +43,22 @@ def for_sockets() -> None:
         util.Finalize(None, remove, args=(folder, lock, os.getpid()), exitpriority=-100)  # as late as its own
 
 
-def remove(folder: Path, lock: TextIO, owner: int) -> None:
+def remove(folder: Path, lock: int, owner: int) -> None:
     """Remove a folder, if it is this process's own."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
-        lock.close()
+        os.close(lock)
 
 
-def make() -> tuple[Path, TextIO]:
-    """A new folder, and the open file that says whose it is."""
+def make() -> tuple[Path, int]:
+    """A new folder, and the descriptor of the open file that says whose it is."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         with contextlib.suppress(FileNotFoundError):  # somebody has swept it before it had an owner
-            file = (folder / OWNER).open("w", encoding="ascii")
+            file = os.open(folder / OWNER, os.O_WRONLY | os.O_CREAT, 0o644)
             if lock(file) is not False and same(file, folder / OWNER):
                 return folder, file
-            file.close()
+            os.close(file)
 
 
 def sweep() -> None:
@@ -80,7 +80,7 @@ def sweep_one(folder: Path, found: os.stat_result) -> None:
             folder.rmdir()  # not if anything is in it
         return
     with owner.open("r+", encoding="ascii") as file:
-        if lock(file):
+        if lock(file.fileno()):
             for path in folder.iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -90,7 +90,7 @@ def sweep_one(folder: Path, found: os.stat_result) -> None:
             folder.rmdir()
 
 
-def lock(file: TextIO) -> bool | None:
+def lock(file: int) -> bool | None:
     """Lock a file; whether this process has it now. None where there are no locks."""
     try:
         import fcntl
@@ -103,6 +103,6 @@ def lock(file: TextIO) -> bool | None:
     return True
 
 
-def same(file: TextIO, path: Path) -> bool:
+def same(file: int, path: Path) -> bool:
     """Whether the open file is still the one of that name."""
-    return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return path.exists() and os.path.samestat(os.fstat(file), path.stat())
