@@ -607,7 +607,6 @@ class Shared(nn.Module):
         return self.inner(x)
 
 
-SHARED = nn.Linear(6, 6)
 ONE_HEAD = nn.Linear(5, 4)
 
 
@@ -615,8 +614,6 @@ ONE_HEAD = nn.Linear(5, 4)
     ({"stages": []}, "stages is empty"),
     ({"stages": [nn.Linear(6, 5), "linear"]}, "stage 1 is str: give an nn.Module"),
     ({"stages": [lambda: 3]}, "stage 0: its function returned int, not an nn.Module"),
-    ({"stages": [Shared(SHARED), nn.ReLU(), Shared(SHARED)]},
-     "stages 0 and 2 share the parameter 'inner.weight'.*losses of their own.*put both into one stage, or untie"),
     ({"method": "gredy"}, "unknown method 'gredy': did you mean 'greedy'"),
     ({"method": "greedy(depth=3)"}, "no option 'depth'"),
     ({"method": "chunked(chunks=7)"}, r"chunks=7\) on 3 stages"),
