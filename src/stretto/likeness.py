@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 
 NUMBERS = (int, float)
+NEEDED = {"lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "alpha", "rho", "lr_decay"}
+"""What an optimizer's groups have had in every version of torch; what came later torch sets where it is missing."""
 MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
@@ -69,6 +71,9 @@ def check_like(saved: Any, own: Any, where: str) -> None:
 def check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError for a state that is none of this optimizer: of what it keeps of parameters it has no example."""
     check_like(saved, {**optimizer.state_dict(), "state": {}}, "optimizer")
+    for theirs, mine in zip(saved["param_groups"], optimizer.param_groups, strict=False):
+        if missing := sorted(NEEDED & mine.keys() - theirs.keys()):
+            raise ValueError(f"optimizer.param_groups has no {missing[0]}")
     numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=False):

@@ -143,6 +143,14 @@ def test_tensors_of_another_shape_in_an_optimizer(run):
     refused(run, r"state.0.momentum_buffer is of shape \[1, 3\], \[4, 3\] is wanted")
 
 
+@pytest.mark.parametrize("option", ["lr", "weight_decay"])
+def test_an_optimizer_without_an_option(option, run):
+    file = run / "stage-0" / "state.json"
+    file.write_text(file.read_text().replace(f'"{option}"', '"other"'))
+    seal(run)
+    refused(run, f"optimizer.param_groups has no {option}")
+
+
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "state.json", "manifest.json"])
 def test_a_pipe_is_not_waited_for(name, run):
     file = run / ("" if name == "manifest.json" else "stage-0") / name
