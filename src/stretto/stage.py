@@ -15,7 +15,7 @@ from stretto.buffers import Buffers, Snapshot, exchanged
 from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss
 from stretto.heads.solo import SharedReadout
-from stretto.likeness import check_part, check_updates, check_weights, fitting
+from stretto.likeness import check_part, check_weights, fitting
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.value import Loss, Sum, call, mean_and_weight
 from stretto.misfit import is_misfit, told
@@ -260,7 +260,6 @@ class Stage:
                     load(part, own) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(own)
         with fitting(f"{origin} does not fit stage {self.index}"):
             check_weights(state["weights"], self.weights.state_dict(), self.module)
-            check_updates(state["updates"])
             self.updates = state["updates"]
             self._begun = False
             self._forget_counts()

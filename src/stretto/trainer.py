@@ -444,7 +444,7 @@ class Trainer:
                     f"mesh=Mesh(tensor={manifest.parts})" + " on processes" * (parts == 1)
                 )
             refuse_other(str(path), manifest.sync, manifest.replicas, self.sync, self.mesh.data)
-            self._load_stages(path, alike=manifest.replicas != self.mesh.data)
+            self._load_stages(path, manifest.entered, alike=manifest.replicas != self.mesh.data)
             self._entered = manifest.entered
             self._finished = self._entered
             self._losses = {  # each as a sum of one
@@ -458,13 +458,18 @@ class Trainer:
         within = self._team.within
         return index * within.parts + within.part
 
-    def _load_stages(self, path: str | os.PathLike[str], *, alike: bool) -> None:
+    def _load_stages(self, path: str | os.PathLike[str], entered: int, *, alike: bool) -> None:
         # Each replica what it had, or all of them, if they are to be `alike`, what replica 0 had.
         loads = [
             (stage, read_stage(path, self._saved_as(index), 0 if alike else replica))
             for replica, stages in zip(self._team.replicas, self._replicas, strict=True)
             for index, stage in stages.items()
         ]
+        for stage, state in loads:
+            if state.get("updates") != entered:
+                raise UsageError(
+                    f"{path}: stage {stage.index} has made {state.get('updates')!r} updates in {entered} minibatches"
+                )
         before = copy.deepcopy([stage.state_dict() for stage, _ in loads])
         try:
             for stage, state in loads:

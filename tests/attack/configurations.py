@@ -112,7 +112,7 @@ class Case:
         at = self.events[n]
         if at < 0.08:
             return "flush"
-        if at < 0.14 and self.sync_by_hand[0] == "all-reduce":
+        if at < 0.14:
             return "reload"
         return "evaluate" if at < 0.18 else None
 

@@ -84,6 +84,11 @@ def test_a_manifest_of_other_kinds(field, value, run):
     refused(run, "manifest.json is none that Stretto has written")
 
 
+def test_more_minibatches_than_updates(run):
+    seal(run, lambda content: content.__setitem__("entered", 1003))
+    refused(run, "stage 0 has made 3 updates in 1003 minibatches")
+
+
 def test_lists_in_each_other(run):
     (run / "manifest.json").write_text("[" * 100_000 + "]" * 100_000)
     refused(run, "is damaged: RecursionError")
@@ -102,7 +107,8 @@ def test_lists_in_each_other(run):
         (("optimizer", "state", 0, "momentum_buffer"), "x", "momentum_buffer is 'x'"),
         (("optimizer", "state", 0, "momentum_buffer"), 3, "momentum_buffer is 3"),
         (("scheduler",), [1], "scheduler of stage 0"), (("scheduler", "last_epoch"), "x", "last_epoch is a str"),
-        (("updates",), "x", "updates is 'x'"), (("updates",), -1, "updates is -1"), (("updates",), None, "updates"),
+        (("updates",), "x", "made 'x' updates in 3"), (("updates",), -1, "made -1 updates"),
+        (("updates",), None, "made None"),
         (("weights",), 5, "weights is a int"), (("weights", "forward", "updates"), "x", "updates is a str"),
         (("weights", "forward", "former"), [1], "former is a list"),
         (("weights", "forward", "former", "weight"), 1, "former.weight is a int"),
