@@ -6,6 +6,7 @@ Each raises UsageError with the argument's name, its value and what to give inst
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any, NoReturn
 
 from stretto.errors import UsageError, nearest
@@ -55,8 +56,8 @@ def is_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is an int or a float, and not nan; True is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    """Whether a value is a real number, and not nan; True is none."""
+    return isinstance(value, Real) and type(value) is not bool and not math.isnan(value)
 
 
 def whole(name: str, value: Any, least: int = 0, most: int | None = None) -> None:

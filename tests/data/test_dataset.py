@@ -121,7 +121,7 @@ def test_replicas_share_every_batch_out_wherever_training_goes_on(start):
         for rank in range(2):
             dealer = Dealer(
                 1, 2, own=[rank], merges=False, reads_x=True, reads_y=True,
-                precision=Precision(None), device=torch.device("cpu"),
+                loss=torch.nn.functional.mse_loss, precision=Precision(None), device=torch.device("cpu"),
             )  # fmt: skip
             (load,) = dealer.loads(x, y)
             parts.append(load["activation"][0])

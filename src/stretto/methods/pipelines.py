@@ -24,10 +24,11 @@ MOST = 100_000
 Lay = Callable[[int, int, int], Schedule]  # (stages, workers, micro-batches)
 
 
-def check_count(name: str, option: str, value: int | None) -> None:
-    """Refuse what is no count."""
-    if value is not None and (not is_whole(value) or not 1 <= value <= MOST):
-        raise UsageError(f"{name}({option}={shown(value)}): a whole number of at least 1 (and at most {MOST:,})")
+def check_count(name: str, option: str, value: int | None, most: int | None = MOST) -> None:
+    """Refuse what is no whole number from 1 to `most`: so many actions a turn can be laid out."""
+    if value is not None and (not is_whole(value) or value < 1 or (most is not None and value > most)):
+        upper = "" if most is None else f" (and at most {most:,})"
+        raise UsageError(f"{name}({option}={shown(value)}): a whole number of at least 1{upper}")
 
 
 def check_flag(name: str, option: str, value: object) -> None:

@@ -19,7 +19,7 @@ def pipemare(*, reschedule: int | None = None, correct: bool = True, microbatche
     """reschedule: T1 over so many updates, None for none. correct: T2. microbatches: to an update, N."""
     check_flag("pipemare", "correct", correct)
     check_count("pipemare", "microbatches", microbatches)
-    check_count("pipemare", "reschedule", reschedule)
+    check_count("pipemare", "reschedule", reschedule, most=None)
     return Method(
         name="pipemare",
         summary="the PB clock with a corrected backward" + (" and rescheduled steps" if reschedule else ""),
