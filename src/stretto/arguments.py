@@ -57,7 +57,7 @@ def is_whole(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether a value is a real number, and not nan; True is none."""
-    return isinstance(value, Real) and type(value) is not bool and not math.isnan(value)
+    return not isinstance(value, bool) and isinstance(value, Real) and not math.isnan(value)
 
 
 def whole(name: str, value: Any, least: int = 0, most: int | None = None) -> None:

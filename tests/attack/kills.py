@@ -1,7 +1,8 @@
 """`stretto train --workers 2` of which one process is killed, told to end, or stopped, at a random moment.
 
 Whatever comes of it, no process stays, no file in TMPDIR but those of a killed launcher, which the next command
-removes, and nobody prints a traceback. What is started again, or goes on, comes to the weights of an undisturbed run to the bit.
+removes, and nobody prints a traceback. What is started again, or goes on, comes to the weights of an undisturbed run to
+the bit.
 """
 
 import functools
