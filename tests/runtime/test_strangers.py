@@ -310,7 +310,9 @@ def test_a_stranger_writes_while_launchers_meet(tmp_path):
     with writing(port, tmp_path / "made", within="meeting"):
         found = met(first, second)
     assert {type(each) for each in found} <= {ForgedError, UsageError, MeetingError}
-    assert any("not signed with the secret of this job" in str(each) for each in found)
+    # Which of the two it is depends on who reads first: the greeting's reader says that the other's secret is another.
+    said = ("not signed with the secret of this job", "another secret than this")
+    assert any(words in str(each) for words in said for each in found), found
 
 
 def test_a_stranger_writes_while_a_job_runs(tmp_path):
@@ -319,6 +321,6 @@ def test_a_stranger_writes_while_a_job_runs(tmp_path):
     environment = {**os.environ, "STRETTO_SECRET": SECRET.text}
     command = [sys.executable, NODE, str(port), str(tmp_path)]
     with writing(port, tmp_path / "made"):
-        statuses, said = ended([Forked(command, environment) for _ in range(2)], 60)
+        statuses, said = ended([Forked(command, environment) for _ in range(2)], 120)
     assert all(statuses)
     assert any("not signed with the secret of this job" in each for each in said), said
