@@ -306,7 +306,7 @@ def writing(port, made, within=""):
 
 def test_a_stranger_writes_while_launchers_meet(tmp_path):
     port = free_port()
-    first, second = at(port, seconds=3), at(port, seconds=3)
+    first, second = at(port, seconds=20), at(port, seconds=20)
     with writing(port, tmp_path / "made", within="meeting"):
         found = met(first, second)
     assert {type(each) for each in found} <= {ForgedError, UsageError, MeetingError}
