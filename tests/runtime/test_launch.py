@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from runtime.processes import ended, free_port
 from stretto import forks
 from stretto.errors import UsageError
 from stretto.runtime.launch import Place, WorkerFailedError, launch, reason
+from stretto.runtime.world import join
 
 NODE = str(Path(__file__).with_name("node.py"))
 
@@ -72,6 +74,17 @@ def test_a_fork_server_that_is_lost_while_workers_start_is_a_failed_attempt(tmp_
     lost.clear()
     launch(tell, [tmp_path], Place(workers=2, restarts=1))
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+
+
+def test_a_worker_that_never_comes_is_named():
+    with pytest.raises(WorkerFailedError, match=r"^worker 1 has not connected within 3 s: it hangs, or has gone"):
+        launch(one_comes, [timedelta(seconds=3)], Place(workers=2))
+
+
+def one_comes(timeout):
+    if os.environ["RANK"] == "1":
+        time.sleep(100)
+    join(timeout=timeout)
 
 
 def test_processes_see_the_environment_of_now(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from stretto.errors import UsageError
 from stretto.runtime.connections import made_here
 from stretto.runtime.door import Door, knock
+from stretto.runtime.failure import WorkerLostError
 from stretto.runtime.packing import as_tensor, as_text
 from stretto.runtime.signed import VARIABLE, Secret, of_round
 
@@ -50,7 +51,7 @@ class World:
         assert self.base is not None, "without a store nobody finds the others"
         store = PrefixStore(f"again {times}", self.base)
         hook = sys.excepthook  # torch adds another that names the rank, each time
-        initialize(PrefixStore("default", store), self.rank, self.size, self.backend)
+        initialize(store, self.rank, self.size, self.backend)
         sys.excepthook = hook
         return replace(self, store=PrefixStore("stretto", store), times=times)
 
@@ -60,9 +61,13 @@ class World:
         All have their connections when it returns. One that fails then is missed by the others; if it fails while they
         still connect, they wait for it until gloo gives up.
         """
-        made = group_of(range(self.size), timeout)
-        assert made is not None, "every process is in the group of all"
-        if self.store is not None:
+        if self.store is None:
+            made = group_of(range(self.size), timeout)
+            assert made is not None, "every process is in the group of all"
+            return made
+        with connecting(self.store, self.rank, self.size, timeout):
+            made = group_of(range(self.size), timeout)
+            assert made is not None, "every process is in the group of all"
             keys = [f"made/{made.group_name}/{rank}" for rank in range(self.size)]
             self.store.set(keys[self.rank], "")
             self.store.wait(keys, timedelta(seconds=timeout))
@@ -101,14 +106,31 @@ def join(environment: Mapping[str, str] | None = None, timeout: timedelta = TIME
     # Machines do not count restarts alike: there a launcher has to give each attempt a store of its own.
     attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine(given) else "any"
     store = PrefixStore(f"attempt {attempt}", origin)
-    initialize(PrefixStore("default", store), rank, number, timeout=timeout)
+    initialize(store, rank, number, timeout=timeout)
     return World(rank, number, local_rank(given), PrefixStore("stretto", store), base=store, origin=origin)
 
 
-def initialize(store: Store, rank: int, size: int, backend: str | None = None, timeout: timedelta = TIMEOUT) -> None:
-    """Make torch's default group. Without a backend it has several: a user's collectives on CUDA tensors work too."""
-    with made_here():
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+def initialize(base: Store, rank: int, size: int, backend: str | None = None, timeout: timedelta = TIMEOUT) -> None:
+    """Make torch's default group. Without a backend it has several: a user's collectives on CUDA tensors work too.
+
+    Raises WorkerLostError if somebody has not come in time.
+    """
+    with connecting(base, rank, size, timeout.total_seconds()), made_here():
+        dist.init_process_group(
+            backend, store=PrefixStore("default", base), rank=rank, world_size=size, timeout=timeout
+        )
+
+
+@contextlib.contextmanager
+def connecting(store: Store, rank: int, size: int, timeout: float) -> Iterator[None]:
+    """While all processes connect with each other. Raises WorkerLostError, naming who has not begun to in time."""
+    turn = store.add(f"connects/{rank}", 1)
+    try:
+        yield
+    except RuntimeError as error:
+        late = [str(each) for each in range(size) if store.add(f"connects/{each}", 0) < turn]
+        who = f"worker {', '.join(late)}" if late else "another worker"
+        raise WorkerLostError(f"{who} has not connected within {timeout:g} s: it hangs, or has gone") from error
 
 
 def met(given: Mapping[str, str]) -> tuple[Store, int, int]:
