@@ -10,10 +10,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn.functional import cross_entropy
 
 import stretto
-from stretto.cost import layer_costs
-from stretto.counter import counting
+from stretto.doctor.objections import survey
 from stretto.errors import UsageError
-from stretto.weights.survey import survey
+from stretto.measure import layer_costs
+from stretto.nn.flop_counter import counting
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 STEPS = 10

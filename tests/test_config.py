@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from stretto import UsageError
-from stretto.config import CHOICES, DEFAULTS, CompareSettings, TrainSettings, check, with_defaults
-from stretto.words import option
+from stretto.settings.command_line import option
+from stretto.settings.runs import CHOICES, DEFAULTS, CompareSettings, TrainSettings, check, with_defaults
 
 
 @pytest.mark.parametrize("model", DEFAULTS)
@@ -140,8 +140,8 @@ def test_options_of_networks_and_data(text, value):
 
 
 def test_nesterov_brings_its_optimizer_and_the_papers_beta():
-    from stretto.config import CompareSettings, TrainSettings
-    from stretto.study.choice import choose
+    from stretto.settings.runs import CompareSettings, TrainSettings
+    from stretto.study.methods import choose
     from stretto.study.prepare import resolve
 
     alone = resolve(TrainSettings(method="nesterov"))

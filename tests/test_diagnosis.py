@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import stretto
-from stretto.diagnosis import Remark, cut, diagnose, methods_of
+from stretto.doctor.model import Remark, cut, diagnose, methods_of
+from stretto.doctor.objections import MECHANISMS
 from stretto.errors import UsageError
 from stretto.methods import METHODS
-from stretto.weights.survey import MECHANISMS
 
 
 def weight_norm(width=8):

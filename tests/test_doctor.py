@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto import doctor
+from stretto.doctor import environment as doctor
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stretto import study
-from stretto.config import CompareSettings
+from stretto.settings.runs import CompareSettings
 
 DELAY = Path(__file__).parent.parent / "experiments" / "delay"
 LARGE_BATCH = DELAY.parent / "large_batch"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from stretto import forks
+from stretto.processes import fork_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 def fork(target, *args):
-    forks.prepare()
+    fork_server.prepare()
     process = multiprocessing.get_context("forkserver").Process(target=target, args=args)
     process.start()
     process.join(60)
@@ -23,17 +23,17 @@ def fork(target, *args):
 
 
 def look(pipe):
-    pipe.send((len(list(Path("/proc/self/task").iterdir())), [name in sys.modules for name in forks.NEEDED]))
+    pipe.send((len(list(Path("/proc/self/task").iterdir())), [name in sys.modules for name in fork_server.NEEDED]))
 
 
 def test_a_fork_has_one_thread_and_all_that_it_needs():
     mine, theirs = multiprocessing.Pipe()
     assert fork(look, theirs) == 0
-    assert mine.recv() == (1, [True] * len(forks.NEEDED))
+    assert mine.recv() == (1, [True] * len(fork_server.NEEDED))
 
 
 def send(number):
-    forks.begin()
+    fork_server.begin()
     os.kill(os.getpid(), number)
 
 
@@ -43,6 +43,6 @@ def test_it_never_hears_ctrl_c_but_can_be_told_to_end(number, status):
 
 
 def test_where_a_socket_would_find_no_room_processes_are_no_forks(monkeypatch):
-    assert forks.method() == "forkserver"
-    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * forks.ROOM)
-    assert forks.method() == "spawn"
+    assert fork_server.method() == "forkserver"
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * fork_server.ROOM)
+    assert fork_server.method() == "spawn"

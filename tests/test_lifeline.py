@@ -18,7 +18,7 @@ import multiprocessing, sys, threading, time
 from stretto import forks
 import child
 
-forks.NEEDED = ("stretto.serving", *sys.argv[1].split(","))
+forks.NEEDED = ("stretto.processes.server_start", *sys.argv[1].split(","))
 
 def start():
     forks.prepare()

@@ -10,7 +10,7 @@ import torch
 
 from stretto.cli import main
 from stretto.errors import UsageError
-from stretto.names import in_path
+from stretto.files.path_names import in_path
 from stretto.study.store import write_run
 
 EVIL = [

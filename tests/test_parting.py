@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.parting import bounds, part_sizes
+from stretto.schedule.even_split import bounds, part_sizes
 
 
 @given(st.integers(0, 40), st.integers(1, 12))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto import scratch
+from stretto.files import temporary_folders
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="locks")
 
@@ -48,7 +48,7 @@ def test_what_a_killed_one_leaves_is_swept(tmp_path):
     killed.kill()
     killed.communicate()
     assert len(list(tmp_path.iterdir())) == 4
-    scratch.sweep()
+    temporary_folders.sweep()
     assert len(list(tmp_path.iterdir())) == 2
     assert (kept / "inner" / "file").exists()
     living.communicate()
@@ -65,7 +65,7 @@ def test_what_is_not_ours_stays(tmp_path, monkeypatch):
     (tmp_path / "stretto-old_0000").mkdir()
     os.utime(tmp_path / "stretto-archived", (0, 0))
     os.utime(tmp_path / "stretto-old_0000", (0, 0))
-    scratch.sweep()
+    temporary_folders.sweep()
     assert {path.name for path in tmp_path.iterdir()} == {
         "data", "stretto-archived", "stretto-symbolic", "stretto-fresh_00",
     }  # fmt: skip
@@ -75,11 +75,11 @@ def test_what_is_not_ours_stays(tmp_path, monkeypatch):
     (other / ".owner").touch()
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    scratch.sweep()
+    temporary_folders.sweep()
     assert other.exists()
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    scratch.sweep()
+    temporary_folders.sweep()
     assert not other.exists()
 
 
@@ -94,7 +94,7 @@ def test_one_swept_before_it_was_locked_is_made_anew(tmp_path, monkeypatch):
         return str(made[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", swept)
-    with scratch.scratch() as folder:
+    with temporary_folders.scratch() as folder:
         assert folder == made[1]
 
 

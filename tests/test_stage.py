@@ -7,7 +7,7 @@ from torch.nn.functional import mse_loss
 
 from stretto.errors import UsageError
 from stretto.schedule import Reach
-from stretto.stage import Stage, Target, add, give, take
+from stretto.stage.stage import Stage, Target, add, give, take
 from stretto.weights import Current, Stash
 
 MIDDLE = Reach((None, 1, 1))  # overlapping: stage 1 is trained by its own head and by the one above

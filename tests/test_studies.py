@@ -8,9 +8,9 @@ import pytest
 
 from stretto import UsageError, method
 from stretto.cli import main
-from stretto.cli.main import app
+from stretto.cli.program import app
 from stretto.cli.study_file import study_file
-from stretto.config import check
+from stretto.settings.runs import check
 from stretto.study.prepare import resolve
 
 ROOT = Path(__file__).parent.parent

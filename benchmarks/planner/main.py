@@ -17,10 +17,10 @@ import numpy as np
 
 from stretto.cost import Cluster, find_cluster
 from stretto.plan import Problem, search
-from stretto.plan.models import costed
+from stretto.plan.candidate_costs import Prices
 from stretto.plan.partition import partition
-from stretto.plan.price import Prices
-from stretto.plan.space import candidates
+from stretto.plan.search_space import candidates
+from stretto.study.model_costs import costed
 
 ROUNDS = 5
 LAYERS, DEVICES = 100, 64

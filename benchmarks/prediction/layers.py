@@ -6,8 +6,9 @@ import torch
 from networks import Network
 from torch import nn
 
-from stretto.cost import LayerCost, ModelCosts, layer_costs, with_times
+from stretto.cost import LayerCost, ModelCosts
 from stretto.heads import build
+from stretto.measure import layer_costs, with_times
 
 
 def layers_of(net: Network) -> list[nn.Module]:

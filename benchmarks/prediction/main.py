@@ -29,12 +29,12 @@ from pairs import Pair, Wire, laid, probe, spread
 import stretto.runtime
 from stretto.cost import Cluster, LayerCost, ModelCosts
 from stretto.cost.forecast import Forecast, forecast
-from stretto.cost.machine import PASSED, SIZES, Findings, Times, cluster_of, measure_machine, messages, passages
-from stretto.cost.overhead import Overhead, measure_overhead
-from stretto.cost.transport import Passage
-from stretto.methods import method as find_method
-from stretto.parting import part_sizes
-from stretto.runtime.memory import peak_memory
+from stretto.measure.machine import PASSED, SIZES, Findings, Times, cluster_of, measure_machine, messages, passages
+from stretto.measure.messages import Passage
+from stretto.measure.overhead import Overhead, measure_overhead
+from stretto.methods import definition as find_method
+from stretto.runtime.process_memory import peak_memory
+from stretto.schedule.even_split import part_sizes
 
 WARM, STEPS, LASTING = 2, (5, 12), 0.4  # steps before the clock starts; at least, at most, and seconds of those after
 SAMPLES = 2  # of a configuration in each round
@@ -433,7 +433,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "result.json")
     chosen = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    mp.set_forkserver_preload(["torch", "stretto.runtime.ranks", "stretto.cost.machine", "layers", "pairs"])
+    mp.set_forkserver_preload(["torch", "stretto.trainer.distributed", "stretto.measure.machine", "layers", "pairs"])
     begin, load = time.perf_counter(), os.getloadavg()[0]
     mine = [c for c in CONFIGURATIONS if chosen.only in str(c)]
     with contextlib.ExitStack() as stack:

@@ -20,9 +20,9 @@ from stretto.schedule.library.pipedream import pipedream
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 from stretto.schedule.lower import lower
 from stretto.simulate import Link, Network, compiled, endless, unit_costs
-from stretto.simulate.endless import Endless
 from stretto.simulate.engine import execute, wires
-from stretto.simulate.simulate import no_bytes, table_of
+from stretto.simulate.periodic import Endless
+from stretto.simulate.simulator import no_bytes, table_of
 
 Plan = tuple[Schedule, Rules]
 NETWORKS = {

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from stretto import study
-from stretto.config import CompareSettings
+from stretto.analysis.batch_tradeoff import fit, positive_weights
 from stretto.data import forever
-from stretto.landscape.tradeoff import fit, positive_weights
 from stretto.report import Record
 from stretto.report.large_batches import (
     AtBatch,
@@ -29,6 +28,7 @@ from stretto.report.large_batches import (
     noise_of,
     sharpness_of,
 )
+from stretto.settings.runs import CompareSettings
 from stretto.study.prepare import costs_of, prepare, resolve
 
 HERE = Path(__file__).parent

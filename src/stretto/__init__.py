@@ -17,19 +17,19 @@ from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
     from stretto import collectives, losses, parallel
+    from stretto.analysis.gradient_cosine import alignment
+    from stretto.analysis.linear_probes import probes
+    from stretto.analysis.noise_scale import noise_scale
+    from stretto.analysis.sharpness import sharpness
     from stretto.heads import LocalLoss
-    from stretto.landscape.cosine import alignment
-    from stretto.landscape.noise import noise_scale
-    from stretto.landscape.probes import probes
-    from stretto.landscape.sharpness import sharpness
     from stretto.losses.value import mean
     from stretto.mesh import Mesh
     from stretto.methods import Method, method
-    from stretto.norms import group_norm
-    from stretto.optim.scaling import scale_for_batch
+    from stretto.nn.group_norm import group_norm
+    from stretto.optim.batch_scaling import scale_for_batch
+    from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer
     from stretto.splitting import split
-    from stretto.sync import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer
-    from stretto.trainer import Trainer
+    from stretto.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,23 +60,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AllReduce": "stretto.sync",
-    "DiLoCo": "stretto.sync",
-    "FullyShard": "stretto.sync",
+    "AllReduce": "stretto.replicas",
+    "DiLoCo": "stretto.replicas",
+    "FullyShard": "stretto.replicas",
     "LocalLoss": "stretto.heads",
-    "LocalSGD": "stretto.sync",
+    "LocalSGD": "stretto.replicas",
     "Mesh": "stretto.mesh",
     "Method": "stretto.methods",
-    "ParameterServer": "stretto.sync",
-    "Trainer": "stretto.trainer",
-    "alignment": "stretto.landscape.cosine",
-    "group_norm": "stretto.norms",
+    "ParameterServer": "stretto.replicas",
+    "Trainer": "stretto.trainer.trainer",
+    "alignment": "stretto.analysis.gradient_cosine",
+    "group_norm": "stretto.nn.group_norm",
     "mean": "stretto.losses.value",
     "method": "stretto.methods",
-    "noise_scale": "stretto.landscape.noise",
-    "probes": "stretto.landscape.probes",
-    "scale_for_batch": "stretto.optim.scaling",
-    "sharpness": "stretto.landscape.sharpness",
+    "noise_scale": "stretto.analysis.noise_scale",
+    "probes": "stretto.analysis.linear_probes",
+    "scale_for_batch": "stretto.optim.batch_scaling",
+    "sharpness": "stretto.analysis.sharpness",
     "split": "stretto.splitting",
 }
 _PARTS = ("collectives", "losses", "parallel")  # modules that are asked for by their own name

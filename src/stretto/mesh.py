@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from stretto.arguments import shown, whole
 from stretto.errors import UsageError
+from stretto.options.checks import shown, whole
 
 INNER = ("tensor", "height", "width")
 

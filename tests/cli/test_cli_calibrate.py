@@ -60,10 +60,10 @@ def test_a_machine_as_a_cluster(capsys, tmp_path):
 
 def test_the_table_of_a_machine(capsys, tmp_path):
     from stretto.cli.calibrate import tell_machine
-    from stretto.cost.machine import Findings
-    from stretto.cost.overhead import Overhead
-    from stretto.cost.rates import Point
-    from stretto.cost.transport import Passage
+    from stretto.measure.machine import Findings
+    from stretto.measure.messages import Passage
+    from stretto.measure.overhead import Overhead
+    from stretto.measure.rates import Point
 
     sizes = (1024, 1 << 20)
     passed = tuple(Passage(n, 2e-4 + n * 6e-10, 1e-5 + n * 1.4e-8, 3e-4) for n in sizes)
@@ -90,7 +90,7 @@ def test_an_interrupted_calibration_leaves_no_file(capsys, tmp_path, monkeypatch
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stretto.study.job.launch", interrupted)
+    monkeypatch.setattr("stretto.study.run_processes.launch", interrupted)
     assert main(["calibrate", "--out", str(tmp_path / "cluster.toml")]) == 130
     assert "interrupted; nothing has been written" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

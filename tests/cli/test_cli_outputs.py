@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import stretto
-from stretto import models, room
+from stretto import models
 from stretto.cli import main, output
 from stretto.cli.output import check_file, check_folder
 from stretto.errors import UsageError
+from stretto.nn import memory_limit
 
 TRAIN = "train --model-options.width 8 --steps 2 --quiet"
 FILES = {
@@ -83,7 +84,7 @@ def test_more_replicas_than_examples(capsys, tmp_path):
 
 
 def test_more_replicas_than_memory(monkeypatch):
-    monkeypatch.setattr(room, "available", lambda: 1e6)
+    monkeypatch.setattr(memory_limit, "available", lambda: 1e6)
     stages = [torch.nn.Linear(100, 100), torch.nn.Linear(100, 10)]
 
     def trained(replicas):
@@ -112,10 +113,10 @@ def test_what_is_there_is_counted(monkeypatch):
     digits = stretto.data.load("digits")
     found = models.build("mlp", digits, width=64)
     size = sum(each.numel() * 4 for layer in found.layers for each in layer.parameters())
-    monkeypatch.setattr(room, "available", lambda: size)
+    monkeypatch.setattr(memory_limit, "available", lambda: size)
     models.build("mlp", digits, width=64)
-    monkeypatch.setattr(room, "available", lambda: size - 1)
+    monkeypatch.setattr(memory_limit, "available", lambda: size - 1)
     with pytest.raises(UsageError, match="model 'mlp'"):
         models.build("mlp", digits, width=64)
     monkeypatch.undo()
-    assert 1e6 < room.available() < 1e15
+    assert 1e6 < memory_limit.available() < 1e15

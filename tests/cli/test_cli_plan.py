@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from stretto.cli import main
-from stretto.config import CompareSettings
 from stretto.report import Point, Record
+from stretto.settings.runs import CompareSettings
 from stretto.study import resolve_study
 
 CLUSTER = """

@@ -3,8 +3,8 @@
 import pytest
 
 from stretto.collectives import ALGORITHMS, Calibration, Link, formula
+from stretto.collectives.algorithm_comparison import compared
 from stretto.collectives.calibration import NOMINAL, Measured, cheapest, predicted
-from stretto.collectives.comparison import compared
 from stretto.collectives.reduce import chosen, node_of
 from stretto.errors import UsageError
 

@@ -10,11 +10,12 @@ import pytest
 import stretto
 from collectives.test_calibration import calibration
 from runtime.processes import launch
-from stretto import UsageError, doctor, folders
+from stretto import UsageError, doctor
 from stretto.cli import main
-from stretto.collectives import ALGORITHMS, kept
+from stretto.collectives import ALGORITHMS, stored_calibration
 from stretto.collectives.calibration import Measured
-from stretto.sync import find
+from stretto.files import user_folders
+from stretto.replicas import find
 
 
 def preferring(algorithm, workers=2, host="", machines=1):
@@ -31,48 +32,50 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_the_user_folder_of_each_platform(monkeypatch, tmp_path):
-    assert folders.user_cache() == tmp_path / "cache" / "stretto"
+    assert user_folders.user_cache() == tmp_path / "cache" / "stretto"
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "Local"))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the specification has programs ignore
     places = {"linux": ".cache/stretto", "darwin": "Library/Caches/stretto", "win32": "Local/stretto"}
     for platform, place in places.items():
         monkeypatch.setattr(sys, "platform", platform)
-        assert folders.user_cache() == tmp_path / place
+        assert user_folders.user_cache() == tmp_path / place
 
 
 def test_the_newest_of_each_size_is_kept_whole(cache):
-    first = kept.keep(preferring("ring", 4, host=kept.host()))
-    assert first == cache / "all-reduce" / kept.host() / "4-processes-1-machines.toml"
-    assert kept.keep(preferring("double-tree", 4, host=kept.host())) == first
-    kept.keep(preferring("ring", 8))
+    first = stored_calibration.keep(preferring("ring", 4, host=stored_calibration.host()))
+    assert first == cache / "all-reduce" / stored_calibration.host() / "4-processes-1-machines.toml"
+    assert stored_calibration.keep(preferring("double-tree", 4, host=stored_calibration.host())) == first
+    stored_calibration.keep(preferring("ring", 8))
     (first.parent / "notes.txt").write_text("not ours")
-    assert sorted(kept.kept()) == [(4, 1), (8, 1)]
-    assert kept.read_kept(first).fastest(4, 1024) == "double-tree"
+    assert sorted(stored_calibration.kept()) == [(4, 1), (8, 1)]
+    assert stored_calibration.read_kept(first).fastest(4, 1024) == "double-tree"
     assert [each.name for each in first.parent.iterdir() if each.name.startswith(".")] == []
 
 
 def test_auto_goes_by_the_nearest_size_measured_on_as_many_machines():
-    assert kept.basis(4).calibration is None
-    assert "stretto calibrate --collectives --workers 4" in kept.basis(4).words
+    assert stored_calibration.basis(4).calibration is None
+    assert "stretto calibrate --collectives --workers 4" in stored_calibration.basis(4).words
     for workers, machines in ((2, 1), (8, 1), (4, 2)):
-        kept.keep(preferring("ring", workers, machines=machines))
+        stored_calibration.keep(preferring("ring", workers, machines=machines))
     sizes = (2, 3, 4, 5, 99)
-    chosen = {(size, machines): kept.basis(size, machines).calibration for size in sizes for machines in (1, 2)}
+    chosen = {
+        (size, machines): stored_calibration.basis(size, machines).calibration for size in sizes for machines in (1, 2)
+    }
     assert [chosen[size, 1].workers for size in sizes] == [2, 2, 8, 8, 8]
     assert {chosen[size, 2].workers for size in sizes} == {4}
-    assert kept.basis(4, machines=3).calibration is None
-    assert "among 3 machines" in kept.basis(4, machines=3).words
-    assert "what 3 take follows from its messages" in kept.basis(3).words
-    assert "8-processes-1-machines.toml, measured among 8 processes" in kept.basis(8).words
+    assert stored_calibration.basis(4, machines=3).calibration is None
+    assert "among 3 machines" in stored_calibration.basis(4, machines=3).words
+    assert "what 3 take follows from its messages" in stored_calibration.basis(3).words
+    assert "8-processes-1-machines.toml, measured among 8 processes" in stored_calibration.basis(8).words
     assert stretto.collectives.Calibration.of(json.loads(json.dumps(chosen[4, 1].to_dict()))) == chosen[4, 1]
 
 
 def test_a_file_that_is_named_wins(tmp_path):
-    kept.keep(preferring("ring"))
+    stored_calibration.keep(preferring("ring"))
     file = tmp_path / "mine.toml"
     file.write_text(preferring("double-tree", host="elsewhere").to_toml())
-    found = kept.basis(2, named=str(file))
+    found = stored_calibration.basis(2, named=str(file))
     assert found.calibration.fastest(2, 64) == "double-tree"
     assert found.words == f"{file}, measured among 2 processes on elsewhere"
 
@@ -102,12 +105,12 @@ def test_damaged_and_foreign_files_are_refused(text, said):
 
     import tomli_w
 
-    file = kept.keep(calibration())
+    file = stored_calibration.keep(calibration())
     file.write_text(text)
     if said not in ("all_reduce is missing", "no TOML") and "cluster" not in said:
         file.write_text(tomli_w.dumps({**calibration().to_dict(), **tomllib.loads(text)}))
     with pytest.raises(UsageError) as raised:
-        kept.basis(4)
+        stored_calibration.basis(4)
     assert str(file) in str(raised.value)
     assert said in str(raised.value)
     assert "write one with stretto calibrate --collectives" in str(raised.value)
@@ -116,10 +119,10 @@ def test_damaged_and_foreign_files_are_refused(text, said):
 
 
 def test_another_machines_file_is_refused_unless_it_is_named():
-    file = kept.keep(preferring("ring", host="another"))
+    file = stored_calibration.keep(preferring("ring", host="another"))
     with pytest.raises(UsageError, match=r"was measured on another, and this is .*--workers 2.*calibration='"):
-        kept.basis(2)
-    assert kept.basis(2, named=str(file)).calibration is not None
+        stored_calibration.basis(2)
+    assert stored_calibration.basis(2, named=str(file)).calibration is not None
 
 
 def test_the_doctor_says_which_file_is_used_or_what_to_do():
@@ -127,7 +130,7 @@ def test_the_doctor_says_which_file_is_used_or_what_to_do():
     assert found.state == "missing"
     assert "built-in constants" in found.detail
     assert "stretto calibrate --collectives --workers N" in found.detail
-    file = kept.keep(preferring("ring", 4))
+    file = stored_calibration.keep(preferring("ring", 4))
     found = doctor.try_check("all-reduce", doctor.all_reduce)
     assert (found.state, found.detail) == ("good", f"all-reduce(algorithm=auto) goes by {file} (4 processes)")
 
@@ -156,13 +159,16 @@ def test_all_processes_choose_as_the_first_one_finds(tmp_path, monkeypatch):
         (tmp_path / str(rank)).mkdir()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(rank)))
         if algorithm is not None:
-            kept.keep(preferring(algorithm, host=kept.host()))
+            stored_calibration.keep(preferring(algorithm, host=stored_calibration.host()))
     (tmp_path / "0" / "named.toml").write_text(preferring("parameter-server").to_toml())
     by_own, by_none, by_named = zip(*launch(4, "collectives.scripts:what_auto_chose", str(tmp_path)), strict=True)
     assert [algorithms for algorithms, _ in by_own] == [["double-tree"]] * 4
     assert [said for _, said in by_own[1:]] == [""] * 3
-    file = f"{tmp_path / '0' / 'stretto' / 'all-reduce' / kept.host()}/2-processes-1-machines.toml"
-    assert by_own[0][1] == f"all-reduce(algorithm=auto) goes by {file}, measured among 2 processes on {kept.host()}"
+    file = f"{tmp_path / '0' / 'stretto' / 'all-reduce' / stored_calibration.host()}/2-processes-1-machines.toml"
+    assert (
+        by_own[0][1]
+        == f"all-reduce(algorithm=auto) goes by {file}, measured among 2 processes on {stored_calibration.host()}"
+    )
     assert [algorithms for algorithms, _ in by_none] == [by_none[0][0]] * 4
     assert by_none[0][0] not in (["double-tree"], ["ring"], ["single-master"])
     assert "goes by built-in constants: no calibration" in by_none[0][1]
@@ -172,7 +178,7 @@ def test_all_processes_choose_as_the_first_one_finds(tmp_path, monkeypatch):
 
 def test_a_damaged_file_of_the_first_process_stops_all(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "0"))
-    kept.keep(preferring("ring")).write_text("damaged")
+    stored_calibration.keep(preferring("ring")).write_text("damaged")
     told = launch(2, "collectives.scripts:refused", str(tmp_path), "all-reduce(algorithm=auto)")
     assert None not in told
     said = next(said for kind, said in told if kind == "UsageError")
@@ -186,10 +192,10 @@ def test_what_calibrate_keeps_is_what_training_goes_by(capsys, tmp_path):
     assert main(["calibrate", "--collectives", "--sizes", "1024", "--workers", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     file = Path(told["kept"])
-    assert (told["out"], told["host"], told["machines"]) == (None, kept.host(), 1)
-    assert kept.kept() == {(2, 1): file}
+    assert (told["out"], told["host"], told["machines"]) == (None, stored_calibration.host(), 1)
+    assert stored_calibration.kept() == {(2, 1): file}
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    said = f"all-reduce(algorithm=auto) goes by {file}, measured among 2 processes on {kept.host()}"
+    said = f"all-reduce(algorithm=auto) goes by {file}, measured among 2 processes on {stored_calibration.host()}"
     assert "".join(said.split()) in "".join(capsys.readouterr().out.split())  # in lines of 80 columns
     file.write_text("damaged")
     assert main([*words, "--out", str(tmp_path / "other")]) == 2

@@ -5,14 +5,15 @@ import torch
 from torch import nn
 
 from stretto import UsageError
-from stretto.cost import Affine, layer_costs, with_times
+from stretto.cost import Affine
 from stretto.cost.cluster_file import parse, to_toml
-from stretto.cost.machine import PASSED, SIZES, Findings, cluster_of
-from stretto.cost.operators import Operators, sort
-from stretto.cost.overhead import Overhead
-from stretto.cost.rates import LAYERS, Point, cases, rates_of
-from stretto.cost.stopwatch import affine
-from stretto.cost.transport import Passage
+from stretto.measure import layer_costs, with_times
+from stretto.measure.layer_times import affine
+from stretto.measure.machine import PASSED, SIZES, Findings, cluster_of
+from stretto.measure.messages import Passage
+from stretto.measure.operators import Operators, sort
+from stretto.measure.overhead import Overhead
+from stretto.measure.rates import LAYERS, Point, cases, rates_of
 
 ALPHA, BETA, GAMMA = 5e-5, 4e-10, 1.5e-10
 TRUTH = {"linear": (2e-5, 2e-11, 1e-10), "elementwise": (5e-6, 0.0, 2e-10)}  # t0, per FLOP, per byte

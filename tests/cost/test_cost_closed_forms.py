@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from stretto import UsageError, data, models
-from stretto.cost import measure
+from stretto.measure import measure
 from stretto.models.transformer import CausalAttention
-from stretto.trainer import Trainer
+from stretto.trainer.trainer import Trainer
 
 NETWORKS = {
     "mlp": ("digits", {}, {"depth": 5, "width": 24}),

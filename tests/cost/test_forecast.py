@@ -8,11 +8,12 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from stretto import Trainer
-from stretto.cost import Affine, Cluster, Device, Group, Link, Measured, ModelCosts, layer_costs
+from stretto.cost import Affine, Cluster, Device, Group, Link, Measured, ModelCosts
 from stretto.cost.forecast import forecast
-from stretto.cost.memory import peak_bytes
+from stretto.cost.worker_memory import peak_bytes
+from stretto.measure import layer_costs
 from stretto.methods import method
-from stretto.runtime.memory import peak_memory
+from stretto.runtime.process_memory import peak_memory
 
 F, B, W, U, A = 2.0, 4.0, 3.0, 1.0, 0.5  # seconds of a layer, whatever the examples; A for adding gradients
 WIDTH, MEGA = 64, 1e6

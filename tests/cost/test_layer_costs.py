@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from stretto import UsageError
-from stretto.cost import Affine, ModelCosts, faking, layer_costs
-from stretto.counter import counting
+from stretto.cost import Affine, ModelCosts
+from stretto.measure import faking, layer_costs
 from stretto.models.published import PUBLISHED, published
 from stretto.models.transformer import Block
+from stretto.nn.flop_counter import counting
 
 ITEM = 4
 

@@ -18,8 +18,8 @@ from stretto.cost import (
     layer_costs,
     stage_times,
 )
+from stretto.cost.layer_table import Affine
 from stretto.cost.predict import Machine, all_reduce_seconds, layer_times, summed
-from stretto.cost.table import Affine
 from stretto.methods import method
 from stretto.parallel.price import Grid, Layer, best_rows, price
 from stretto.simulate import period, simulate

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from stretto.data import Dataset, Split, forever
-from stretto.dealer import Dealer
 from stretto.errors import UsageError
-from stretto.precision import Precision
+from stretto.stage.precision import Precision
+from stretto.trainer.microbatches import Dealer
 
 
 def numbered(length, classes=2):

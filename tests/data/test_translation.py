@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from stretto.batch import IGNORED
 from stretto.data import load
 from stretto.data.number_words import english, german
 from stretto.data.translation import BEGIN, END, PAD, translation
 from stretto.errors import UsageError
+from stretto.nn.batch import IGNORED
 
 WORDS = {
     0: ("zero", "null"),

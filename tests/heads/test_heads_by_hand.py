@@ -18,12 +18,12 @@ from torch.nn.functional import (
 
 import stretto
 from laws.networks import labels
-from stretto.config import TrainSettings
-from stretto.cost.flops import count
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads.auglocal import chosen, depth_at
+from stretto.measure.flops import count
 from stretto.methods import method
+from stretto.settings.runs import TrainSettings
 from stretto.study.prediction import costs_of_stages
 from stretto.study.prepare import prepare, resolve
 

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from laws.networks import NETWORKS, state
+from stretto.analysis.gradient_cosine import alignment
 from stretto.errors import UsageError
-from stretto.landscape.cosine import alignment
 
 SGD = torch.optim.SGD
 TRAINED_BY = {  # by stage: the stages whose losses train it

@@ -7,7 +7,7 @@ from torch import nn
 
 import stretto
 from stretto import UsageError
-from stretto.landscape.noise import Noise, estimate, noise_scale
+from stretto.analysis.noise_scale import Noise, estimate, noise_scale
 
 
 class Point(nn.Module):

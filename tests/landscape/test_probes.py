@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from stretto.landscape.filters import MOST, filters
-from stretto.landscape.probes import WIDEST, probes
+from stretto.analysis.filters import MOST, filters
+from stretto.analysis.linear_probes import WIDEST, probes
 
 
 class Product(nn.Module):

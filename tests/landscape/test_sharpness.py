@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from stretto import UsageError, data, models
-from stretto.landscape.sharpness import sharpness
+from stretto.analysis.sharpness import sharpness
 
 
 class Weights(nn.Module):

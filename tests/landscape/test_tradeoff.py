@@ -2,7 +2,7 @@
 
 import pytest
 
-from stretto.landscape.tradeoff import Tradeoff, fit
+from stretto.analysis.batch_tradeoff import Tradeoff, fit
 
 TRUE = Tradeoff(min_steps=300.0, min_examples=12_000.0)
 

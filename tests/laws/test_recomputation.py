@@ -17,10 +17,10 @@ from laws.numpy_network import Delayed
 from laws.numpy_network import Network as NumpyNetwork
 from laws.test_delayed import assert_trains_as, batches, modules
 from pairwise import in_turn
-from stretto.cost import measure
 from stretto.errors import UsageError
+from stretto.measure import measure
 from stretto.simulate import simulate
-from stretto.stage import Graph
+from stretto.stage.stage import Graph
 
 S, WIDTHS = 5, [6, 7, 8, 7, 6, 4]
 LR, MOMENTUM, DECAY = 0.02, 0.9, 1e-3

@@ -8,7 +8,7 @@ from torch import nn
 
 import stretto
 from stretto.errors import UsageError
-from stretto.sync import Order
+from stretto.replicas import Order
 
 WIDTH = 4
 

@@ -296,7 +296,7 @@ def test_a_tied_readout_is_not_lent_and_the_remedy_works():
 
 
 def test_costs_and_evaluation_take_them():
-    from stretto.cost import measure
+    from stretto.measure import measure
 
     trainer = stretto.Trainer(language_model(), token_loss, sgd, "pb")
     x, y = batches(1)[0]

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from stretto import Trainer
-from stretto.batch import IGNORED
-from stretto.chain import Chain
-from stretto.cost.layers import faking
 from stretto.data import Dataset, Split, forever, load
 from stretto.data.translation import PAD
 from stretto.errors import UsageError
+from stretto.measure.layers import faking
 from stretto.models import build
 from stretto.models.encoder_decoder import encoder_decoder
+from stretto.models.greedy_decode import find_bleu, score
 from stretto.models.table import padded_cross_entropy
-from stretto.translate import find_bleu, score
+from stretto.nn.batch import IGNORED
+from stretto.nn.chain import Chain
 
 
 def pairs(examples=8, length=5, vocabulary=11):

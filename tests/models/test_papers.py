@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from stretto.chain import Chain
-from stretto.cost.layers import faking
 from stretto.data import Dataset, Split, load
 from stretto.errors import UsageError
+from stretto.measure.layers import faking
 from stretto.models import build
 from stretto.models.alexnet import alexnet, imagenet_alexnet
 from stretto.models.resnet import cifar_resnet, imagenet_resnet
 from stretto.models.transformer import CausalAttention, turned
 from stretto.models.vgg import imagenet_vgg, vgg
+from stretto.nn.chain import Chain
 
 
 def images(channels=3, side=32, classes=10, examples=10):

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from stretto import Trainer
-from stretto.chain import Chain
-from stretto.cost.layers import faking
 from stretto.data import Dataset, Split, forever, load
 from stretto.errors import UsageError
+from stretto.measure.layers import faking
 from stretto.models import build
 from stretto.models.unet import unet
+from stretto.nn.chain import Chain
 
 
 def masks(side=8, examples=6, classes=2, channels=1):

@@ -18,7 +18,7 @@ from parallel.scripts import begin, end
 from parallel.transformer_blocks import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces
-from stretto.team import alone
+from stretto.trainer.backend import alone
 
 
 def made(make):

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
 
 import stretto
-from stretto.team import alone
+from stretto.trainer.backend import alone
 
 
 @pytest.fixture

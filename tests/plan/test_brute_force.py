@@ -7,7 +7,7 @@ import pytest
 from brute_force import best, step
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
-from stretto.cost.table import Affine
+from stretto.cost.layer_table import Affine
 from stretto.plan import Problem, search
 
 EIGHTH = Fraction(1, 8)

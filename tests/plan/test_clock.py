@@ -7,8 +7,8 @@ import pytest
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.plan import Candidate
+from stretto.plan.candidate_costs import Stage, times_of, waited, waiting, waits_of
 from stretto.plan.clock import CLOCKS
-from stretto.plan.price import Stage, times_of, waited, waiting, waits_of
 from stretto.simulate import period, simulate
 
 SHAPES = [(2, 1), (2, 4), (3, 3), (3, 6), (4, 2), (4, 8)]

@@ -7,9 +7,9 @@ import pytest
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.plan import Candidate, Objective, Penalty
-from stretto.plan.measured import arrival, measured, planned_as
 from stretto.plan.objective import mean_delay
 from stretto.report import Point, Record
+from stretto.study.penalties import arrival, measured, planned_as
 
 BATCHES, SEEDS, EVERY, STEPS = (16, 64), (0, 1, 2), 10, 400
 LEAST, CRITICAL = 30.0, 40.0

@@ -1,6 +1,6 @@
 """What plans are made of, read off networks."""
 
-from stretto.plan.models import costed
+from stretto.study.model_costs import costed
 
 
 def test_layers_that_pass_on_several_tensors_have_costs_and_heads():

@@ -6,8 +6,9 @@ from test_brute_force import draw, problem
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from stretto.cost import Cluster, Device, Group, Link, layer_costs
+from stretto.cost import Cluster, Device, Group, Link
 from stretto.cost.forecast import forecast
+from stretto.measure import layer_costs
 from stretto.methods import method
 from stretto.plan import Problem, search
 from stretto.plan.refine import refined, terms

@@ -3,10 +3,10 @@
 import pytest
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
-from stretto.cost.table import Affine
+from stretto.cost.layer_table import Affine
 from stretto.errors import UsageError
 from stretto.plan import Problem
-from stretto.plan.scale import batches, scaling
+from stretto.plan.scaling_study import batches, scaling
 
 
 def layer(name):

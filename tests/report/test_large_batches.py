@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stretto.landscape.tradeoff import Tradeoff
+from stretto.analysis.batch_tradeoff import Tradeoff
 from stretto.report.html import render
 from stretto.report.large_batches import arrivals, at_batches, large_batches, noise_of, sharpness_of, step_time
 from stretto.report.palette import styles

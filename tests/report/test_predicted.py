@@ -10,8 +10,8 @@ from stretto.report.html import render
 from stretto.report.predicted import OWN, Prediction, predicted
 from stretto.report.turns import mean_durations
 from stretto.simulate import Link, Network, period, simulate
+from stretto.simulate.recordings import recordings
 from stretto.tracing import Recording
-from stretto.tracing.simulated import recordings
 
 from .synthetic import make_page
 from .test_charts import rows_of

@@ -10,8 +10,8 @@ from stretto.report.html import render
 from stretto.report.turns import Bar, timelines, window
 from stretto.schedule import Action
 from stretto.simulate import period, simulate
+from stretto.simulate.recordings import recordings
 from stretto.tracing import Recording
-from stretto.tracing.simulated import recordings
 
 from .synthetic import make_page, make_records
 from .test_charts import rows_of

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from stretto.runtime import membership
 from stretto.runtime.launch import Place, launch
-from stretto.runtime.signed import given_secret
+from stretto.runtime.rendezvous.signed_store import given_secret
 
 
 def work(folder):

@@ -22,13 +22,23 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from stretto import forks
+from stretto.processes import fork_server
 
 IMPORTED = (
-    *forks.NEEDED, "torch.distributed.tensor", "torch.distributed.tensor.parallel", "torch.fx", "stretto.trainer",
-    "stretto.runtime.ranks", "stretto.parallel.operator", "stretto.parallel.space", "stretto.collectives", "hypothesis",
-    "pytest", "stretto.runtime.launch", "stretto.study",
-)  # fmt: skip
+    *fork_server.NEEDED,
+    "torch.distributed.tensor",
+    "torch.distributed.tensor.parallel",
+    "torch.fx",
+    "stretto.trainer.trainer",
+    "stretto.trainer.distributed",
+    "stretto.parallel.operator",
+    "stretto.parallel.space",
+    "stretto.collectives",
+    "hypothesis",
+    "pytest",
+    "stretto.runtime.launch",
+    "stretto.study",
+)
 
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET in <linux/sched.h>
 
@@ -122,7 +132,7 @@ def forked(_, command, kept):
     """Python's own fork server, or its resource tracker, as a fork of this process, too."""
     child = os.fork()
     if child == 0:
-        sys.modules.pop("stretto.serving", None)  # a fresh one would not have it yet
+        sys.modules.pop("stretto.processes.server_start", None)  # a fresh one would not have it yet
         first = 3
         for number in sorted(kept):
             os.closerange(first, number)
@@ -151,7 +161,7 @@ def become(request):
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
     sys.argv = request["words"]
     with mock.patch.object(multiprocessing.util, "spawnv_passfds", forked):
-        forks.prepare()  # before there are threads
+        fork_server.prepare()  # before there are threads
     if sys.argv[0] == "-m":
         sys.path[0] = request["folder"]
         runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)

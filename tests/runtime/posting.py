@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.runtime import membership
-from stretto.runtime.post import Inbox, Line, Outbox
+from stretto.runtime.channel import Inbox, Line, Outbox
 
 
 def given_up(numbers):

@@ -72,8 +72,8 @@ def train_all(runs, jitter=None):
 @contextlib.contextmanager
 def slowed(seed):
     """Actions and messages take a random time longer, another one in each process."""
-    from stretto.runtime.post import Inbox, Outbox
-    from stretto.stage import Stage
+    from stretto.runtime.channel import Inbox, Outbox
+    from stretto.stage.stage import Stage
 
     draw = random.Random(f"{seed} {os.environ.get('RANK')}")
     former = Stage.run, Outbox.send, Inbox.receive
@@ -227,9 +227,9 @@ def loaded_in_flight(method, folder, **options):
 
 def between_devices(function, *args):
     """Call a function here with values that go as between devices, through gloo."""
-    from stretto.runtime import ranks
+    from stretto.trainer.trainer import distributed
 
-    ranks.backend_between = lambda group, device: "gloo"
+    distributed.backend_between = lambda group, device: "gloo"
     return globals()[function](*args)
 
 

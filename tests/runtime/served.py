@@ -12,7 +12,7 @@ from torch import nn
 import stretto
 from runtime import replicated
 from runtime.scripts import weights_of
-from stretto.stage import Stage
+from stretto.stage.stage import Stage
 
 
 def train(method, replicas, *, order=None, staleness=4, steps=14, slow=None, **options):

@@ -6,7 +6,7 @@ import torch
 from runtime import scripts
 from runtime.processes import launch
 from runtime.scripts import same
-from stretto.runtime.direct import IDENTITY, identity
+from stretto.runtime.nccl import IDENTITY, identity
 
 RUNS = [("1f1b", {}), ("overlapping", {}), ("pb-lwp-sc", {}), ("pipedream-2bw", {})]
 

@@ -15,8 +15,8 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from runtime.nursery import Forked
 from runtime.processes import ended, free_port
-from stretto import forks
 from stretto.errors import UsageError
+from stretto.processes import fork_server
 from stretto.runtime.launch import Place, WorkerFailedError, launch, reason
 from stretto.runtime.world import join
 
@@ -59,7 +59,7 @@ def one_fails(seconds):
 
 
 def test_a_fork_server_that_is_lost_while_workers_start_is_a_failed_attempt(tmp_path, monkeypatch):
-    prepare, lost = forks.prepare, []
+    prepare, lost = fork_server.prepare, []
 
     def lose():
         prepare()
@@ -67,7 +67,7 @@ def test_a_fork_server_that_is_lost_while_workers_start_is_a_failed_attempt(tmp_
             lost.append(forkserver._forkserver._forkserver_pid)
             os.kill(lost[0], signal.SIGKILL)
 
-    monkeypatch.setattr(forks, "prepare", lose)
+    monkeypatch.setattr(fork_server, "prepare", lose)
     with pytest.raises(WorkerFailedError, match="the process from which workers are forked has gone"):
         launch(tell, [tmp_path], Place(workers=2))
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from runtime.nursery import Forked
 SCRIPT = """
 import resource
 import torch
-from stretto.runtime.memory import keep_memory
+from stretto.runtime.process_memory import keep_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -38,7 +38,7 @@ def test_freed_memory_is_used_again() -> None:
 
 MEASURED = """
 import torch
-from stretto.runtime.memory import peak_memory
+from stretto.runtime.process_memory import peak_memory
 
 there = torch.zeros(1000)  # made before: not counted
 with peak_memory() as peak:

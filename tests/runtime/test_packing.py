@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.runtime.packing import DTYPES, layout_of, leaves_of, pack, size_of, unpack
+from stretto.runtime.serialize import DTYPES, layout_of, leaves_of, pack, size_of, unpack
 
 
 def through(value):

@@ -17,9 +17,9 @@ from torch.distributed import HashStore, TCPStore
 from runtime.nursery import Forked
 from runtime.processes import ended, free_port
 from stretto.errors import StrettoError, UsageError
-from stretto.runtime import door, meeting
-from stretto.runtime.meeting import Meeting, MeetingError
-from stretto.runtime.signed import ForgedError, Secret, Signed, given_secret, of_round
+from stretto.runtime.rendezvous import addresses, nodes
+from stretto.runtime.rendezvous.nodes import Meeting, MeetingError
+from stretto.runtime.rendezvous.signed_store import ForgedError, Secret, Signed, given_secret, of_round
 
 SECRET, OTHER = Secret("the secret of this test"), Secret("the secret of another")
 NODE = str(Path(__file__).with_name("node.py"))
@@ -139,7 +139,7 @@ def test_launchers_meet_and_meet_again():
 
 def test_another_launcher_takes_the_place_of_one_that_has_gone(monkeypatch):
     """The one that has gone had answered already."""
-    monkeypatch.setattr(meeting, "CONFIRM", 1.0)
+    monkeypatch.setattr(nodes, "CONFIRM", 1.0)
     port = free_port()
     first, gone, second = at(port), at(port, seconds=0.3), at(port)
     assert isinstance(outcome(gone.next_rendezvous), MeetingError)  # nobody has called yet
@@ -212,7 +212,9 @@ def test_places_where_nobody_can_meet(rendezvous):
 
 def test_a_name_that_only_this_machine_takes_for_itself(monkeypatch):
     """As Debian's /etc/hosts has it."""
-    monkeypatch.setattr(door.socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, 1, 6, "", ("127.0.1.1", 29400))])
+    monkeypatch.setattr(
+        addresses.socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, 1, 6, "", ("127.0.1.1", 29400))]
+    )
     with pytest.raises(UsageError, match=r"'node7' stands for 127\.0\.1\.1, which the others do not reach"):
         Meeting("node7:29400", 2, SECRET, timedelta(seconds=1))
 
@@ -234,14 +236,14 @@ def test_something_else_listens_there():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(door, "KNOCK", 0.5)
+            patch.setattr(addresses, "KNOCK", 0.5)
             error = outcome(at(listener.getsockname()[1]).next_rendezvous)
     assert "answers, but no stretto job listens there" in str(error)
 
 
 def test_values_of_another_job_with_the_same_secret_lead_nowhere(monkeypatch):
     """A stranger has heard all of one job, and says it again in the next, on the same port: nobody begins alone."""
-    monkeypatch.setattr(meeting, "CONFIRM", 0.5)
+    monkeypatch.setattr(nodes, "CONFIRM", 0.5)
     port = free_port()
     launchers = [at(port) for _ in range(2)]
     assert [each.rank for each in met(*launchers)] == [0, 1]

@@ -5,7 +5,7 @@ import pytest
 import stretto
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Reach, Rules, Schedule, check
-from stretto.schedule.check import run_dry
+from stretto.schedule.validity import run_dry
 
 BACKPROP = {S: Reach((*[None] * (S - 1), S - 1)) for S in range(1, 5)}
 GREEDY = {S: Reach((0,) * S) for S in range(1, 5)}

@@ -3,7 +3,7 @@
 import stretto
 from stretto.schedule import Action, Reach, Rules, Schedule
 from stretto.schedule.lower import Lane, lower
-from stretto.schedule.replicas import with_agreement
+from stretto.schedule.replicated import with_agreement
 
 BODY = tuple((Action("F", s, 0), Action("B", s, -(1 - s)), Action("U", s, -(1 - s))) for s in range(2))
 

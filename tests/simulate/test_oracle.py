@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 import stretto
 from simulate.oracle import Oracle
 from stretto.schedule import Rules
+from stretto.schedule.norm_reduction import with_reduce
 from stretto.schedule.recompute import with_recompute
-from stretto.schedule.reduce import with_reduce
-from stretto.schedule.replicas import with_agreement
+from stretto.schedule.replicated import with_agreement
 from stretto.simulate import Link, Network, simulate
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved(microbatches=4)", "zb-h1", "zb-v")

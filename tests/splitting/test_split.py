@@ -6,8 +6,8 @@ from splitting_models import GPT, Residual, Transformer, cnn
 from torch import nn
 
 import stretto
-from stretto.chain import Chain
 from stretto.errors import UsageError
+from stretto.nn.chain import Chain
 
 
 def gradients(model, x):

@@ -8,8 +8,8 @@ from splitting_models import GPT, Pairs, Skip
 from torch import fx, nn
 
 import stretto
-from stretto.chain import Chain
 from stretto.errors import UsageError
+from stretto.nn.chain import Chain
 
 
 def tokens(*shape):

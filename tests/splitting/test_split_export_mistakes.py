@@ -6,9 +6,9 @@ from branching_models import Branching, Counting, Moody, Tied
 from torch import nn
 
 import stretto
-from stretto.chain import Chain
 from stretto.errors import UsageError
-from stretto.splitting.exporting import fits
+from stretto.nn.chain import Chain
+from stretto.splitting.export.program import fits
 
 
 class Plain(nn.Module):

@@ -10,8 +10,8 @@ import transformers
 from branching_models import Branching, Counting, Moody, Regions, Shared, Tied
 
 import stretto
-from stretto.chain import Chain
-from stretto.splitting.modes import Switch
+from stretto.nn.chain import Chain
+from stretto.splitting.export.modes import Switch
 
 transformers.logging.set_verbosity_error()
 

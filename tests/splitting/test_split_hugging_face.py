@@ -9,8 +9,8 @@ from torch import nn
 
 import stretto
 from hugging_face_models import build, images, next_word, padding, words
-from stretto.chain import Chain
 from stretto.errors import UsageError
+from stretto.nn.chain import Chain
 
 EXAMPLES = {
     "gpt2": words(0),

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import stretto
-from stretto.chain import Chain
 from stretto.errors import UsageError
+from stretto.nn.chain import Chain
 from stretto.splitting import pieces
 
 IMAGES = (4, 3, 8, 8)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import stretto
-from stretto.chain import Chain
+from stretto.nn.chain import Chain
 
 
 class Attention(nn.Module):

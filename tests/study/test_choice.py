@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from stretto import UsageError
-from stretto.config import CompareSettings
 from stretto.methods import METHODS
+from stretto.settings.runs import CompareSettings
 from stretto.study import compare, open_study, read_study
-from stretto.study.choice import choose
+from stretto.study.methods import choose
 
 SETTINGS = CompareSettings(
     model_options={"depth": 4, "width": 8}, steps=3, evaluations=1, methods=("all",), lr=(0.05,), batch_size=(32,),

@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from stretto.config import TrainSettings
+from stretto.settings.runs import TrainSettings
 from stretto.study import run
 from stretto.study.prepare import resolve
 

@@ -8,17 +8,24 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from stretto.config import MEASURES, TrainSettings
-from stretto.landscape.cosine import alignment
-from stretto.landscape.noise import noise_scale
-from stretto.landscape.probes import probes
-from stretto.landscape.sharpness import sharpness
+from stretto.analysis.gradient_cosine import alignment
+from stretto.analysis.linear_probes import probes
+from stretto.analysis.noise_scale import noise_scale
+from stretto.analysis.sharpness import sharpness
+from stretto.settings.runs import MEASURES, TrainSettings
 from stretto.study import run
-from stretto.study.gauge import COSINE_EXAMPLES, NOISE_BATCH, NOISE_EXAMPLES, PROBE_EXAMPLES, SHARP_EXAMPLES, sample
+from stretto.study.measurements import (
+    COSINE_EXAMPLES,
+    NOISE_BATCH,
+    NOISE_EXAMPLES,
+    PROBE_EXAMPLES,
+    SHARP_EXAMPLES,
+    sample,
+)
+from stretto.study.model_copy import Twin
 from stretto.study.prepare import build_model, dataset, prepare, rate_and_momentum, resolve, scheduler
-from stretto.study.progress import Progress
+from stretto.study.run_progress import Progress
 from stretto.study.store import read_run
-from stretto.study.twin import Twin
 
 SETTINGS = TrainSettings(model_options={"depth": 3, "width": 8}, steps=12, evaluations=4, batch_size=16)
 BOTH = ("sharpness", "noise")

@@ -3,10 +3,10 @@
 import json
 from dataclasses import replace
 
-from stretto.config import TrainSettings
 from stretto.report.record import Observation
+from stretto.settings.runs import TrainSettings
 from stretto.study import run
-from stretto.study.lookout import MINIBATCHES, starts
+from stretto.study.observation_windows import MINIBATCHES, starts
 from stretto.study.prepare import resolve
 from stretto.study.store import read_run
 
@@ -39,7 +39,7 @@ def test_observations_are_kept_with_the_run(tmp_path):
 
 def test_a_run_is_the_same_without_observations(tmp_path, monkeypatch):
     record = run(resolve(SETTINGS), tmp_path / "observed")
-    monkeypatch.setattr("stretto.study.lookout.starts", lambda steps, drain: set())
+    monkeypatch.setattr("stretto.study.observation_windows.starts", lambda steps, drain: set())
     plain = run(resolve(SETTINGS), tmp_path / "plain")
     assert plain.observations == ()
     assert (tmp_path / "plain" / "model.safetensors").read_bytes() == (

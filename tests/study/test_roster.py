@@ -14,15 +14,16 @@ from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
 from cli.processes import start, wait_for
-from stretto import UsageError, forks
-from stretto.cli.main import main
-from stretto.config import CompareSettings
+from stretto import UsageError
+from stretto.cli.program import main
 from stretto.errors import StrettoError
+from stretto.processes import fork_server
+from stretto.settings.runs import CompareSettings
 from stretto.study import open_study, study
 from stretto.study.comparison import compare, share
-from stretto.study.pool import Failure
-from stretto.study.roster import Roster, last, standing
-from stretto.study.storage import hidden, open_storage, reached
+from stretto.study.process_pool import Failure
+from stretto.study.shared_queue import Roster, last, standing
+from stretto.study.shared_storage import hidden, open_storage, reached
 from stretto.study.store import EVENTS, RUN
 
 SETTINGS = CompareSettings(
@@ -54,8 +55,8 @@ def roster(url, opened):
 
 def test_two_processes_make_each_run_once_and_report_all(tmp_path):
     url = url_of("sqlite", tmp_path)
-    forks.prepare()
-    context = multiprocessing.get_context(forks.method())
+    fork_server.prepare()
+    context = multiprocessing.get_context(fork_server.method())
     processes = [
         context.Process(target=main, args=([*STUDY, "--steps", "40", "--storage", url, "--quiet", "--out", out],))
         for out in (str(tmp_path / name) for name in "ab")
@@ -210,7 +211,7 @@ def test_a_run_that_fails_while_sharing_is_said(tmp_path, monkeypatch):
     def make(task, _):
         raise RuntimeError(f"{task.settings.method} is tired")
 
-    monkeypatch.setattr("stretto.study.pool._make", make)
+    monkeypatch.setattr("stretto.study.process_pool._make", make)
     opened = open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
     with study.claimed(opened), roster(url_of("sqlite", tmp_path), opened) as mine:
         (tmp_path / "s" / "runs").mkdir()

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 
-from stretto.chain import Chain
-from stretto.config import CompareSettings, TrainSettings
 from stretto.errors import UsageError
+from stretto.models.greedy_decode import find_bleu, score
+from stretto.nn.chain import Chain
 from stretto.runtime.launch import Place
+from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import compare, open_study, run
-from stretto.study.job import run_on_processes
+from stretto.study.bleu import SAMPLE
 from stretto.study.prepare import costs_of, dataset, prepare, resolve
-from stretto.study.scorer import SAMPLE
+from stretto.study.run_processes import run_on_processes
 from stretto.study.store import read_run
-from stretto.translate import find_bleu, score
 
 SETTINGS = TrainSettings(
     model="encoder-decoder",

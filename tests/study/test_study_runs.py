@@ -11,24 +11,24 @@ import pytest
 from safetensors.torch import load_file
 
 from stretto import UsageError
-from stretto.chain import Chain
-from stretto.config import CompareSettings, TrainSettings
+from stretto.nn.chain import Chain
+from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import (
     compare,
     open_study,
-    page,
-    pool,
+    process_pool,
     read_study,
+    report_page,
     resolve_study,
     run,
     store,
     study,
-    training,
+    training_run,
     write_report,
 )
-from stretto.study.disk import FullDiskError, locked
+from stretto.study.disk_errors import FullDiskError, locked
 from stretto.study.prepare import prepare, resolve
-from stretto.study.single import claim, default_folder, summary
+from stretto.study.single_run import claim, default_folder, summary
 
 SETTINGS = CompareSettings(
     model_options={"depth": 3, "width": 8},
@@ -207,7 +207,7 @@ def test_a_full_disk_while_the_report_is_written(whole, monkeypatch):
     def no_room(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(page, "build", no_room)
+    monkeypatch.setattr(report_page, "build", no_room)
     with pytest.raises(FullDiskError, match="finished runs are kept"):
         write_report(read_study(whole))
 
@@ -248,7 +248,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
             raise RuntimeError("out of luck")
         return original(settings, folder, on_step)
 
-    monkeypatch.setattr(training, "run", breaks)
+    monkeypatch.setattr(training_run, "run", breaks)
     advanced = []
     outcome = made(out, on_steps=advanced.append)
     (failure,) = outcome.failures
@@ -419,16 +419,16 @@ def test_a_reference_batch_scales_rate_and_momentum():
 
 def test_evaluations_are_closer_together_at_the_start():
     for steps, evaluations in [(600, 40), (1, 40), (7, 3), (400, 1)]:
-        chosen = sorted(training.evaluation_steps(steps, evaluations))
+        chosen = sorted(training_run.evaluation_steps(steps, evaluations))
         assert chosen[-1] == steps
         assert chosen[0] >= 1
         assert len(chosen) <= evaluations
-    assert sorted(training.evaluation_steps(100, 4)) == [7, 25, 57, 100]
+    assert sorted(training_run.evaluation_steps(100, 4)) == [7, 25, 57, 100]
 
 
 def test_processes_are_not_more_than_runs(tmp_path, monkeypatch):
     started = []
-    start = pool._start
-    monkeypatch.setattr(pool, "_start", lambda: started.append(start()) or started[-1])
+    start = process_pool._start
+    monkeypatch.setattr(process_pool, "_start", lambda: started.append(start()) or started[-1])
     made(tmp_path / "study", replace(SETTINGS, lr=(0.1,), methods=("greedy",)), jobs=5)
     assert len(started) == 1

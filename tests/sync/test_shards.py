@@ -6,7 +6,7 @@ from torch import nn
 
 from stretto.errors import UsageError
 from stretto.optim import LAMB
-from stretto.sync.shards import Cut, Shard, piece_of, take
+from stretto.replicas.parameter_server.shard import Cut, Shard, piece_of, take
 
 
 def tensors():

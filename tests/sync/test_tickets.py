@@ -5,8 +5,8 @@ import random
 import pytest
 
 from stretto.errors import UsageError
-from stretto.sync.order import Order
-from stretto.sync.tickets import Tickets
+from stretto.replicas.parameter_server.order import Order
+from stretto.replicas.parameter_server.staleness import Tickets
 
 
 def test_the_picture():

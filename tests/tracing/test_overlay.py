@@ -5,11 +5,11 @@ from pathlib import Path
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 import stretto
-from stretto.schedule.replicas import with_agreement
+from stretto.schedule.replicated import with_agreement
 from stretto.simulate import Link, Network, simulate
+from stretto.simulate.recordings import recordings
 from stretto.tracing import Recording, perfetto
 from stretto.tracing.overlay import between, overlay
-from stretto.tracing.simulated import recordings
 
 
 def simulated() -> list[Recording]:

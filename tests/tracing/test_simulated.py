@@ -7,8 +7,8 @@ import pytest
 from stretto import method
 from stretto.schedule import Action, Reach, Rules, Schedule
 from stretto.simulate import simulate
+from stretto.simulate.recordings import recordings
 from stretto.tracing import Mark, Recording, Span
-from stretto.tracing.simulated import recordings
 
 
 def recorded(schedule: Schedule, rules: Rules, turns: int, latency: float = 0) -> list[Recording]:

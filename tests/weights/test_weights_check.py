@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from stretto.doctor.objections import MECHANISMS as MECHANISMS_OF_A_SURVEY
+from stretto.doctor.objections import survey
 from stretto.errors import UsageError
 from stretto.weights import CurrentRule, DoubleBuffered, Live, Stash, Substituted, WeightPrediction
 from stretto.weights.probe import sees_current_weights
-from stretto.weights.survey import MECHANISMS as MECHANISMS_OF_A_SURVEY
-from stretto.weights.survey import survey
 
 
 class Given(nn.Module):

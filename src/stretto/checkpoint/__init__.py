@@ -22,7 +22,6 @@ Until `finish`, everything stands in `.run.partial`; what it replaces is `.run.f
 renames, and is found there by every function that reads.
 """
 
-from stretto.checkpoint.contents import Contents
 from stretto.checkpoint.digest import Digest, FileDigest
 from stretto.checkpoint.folder import (
     begin,
@@ -37,6 +36,7 @@ from stretto.checkpoint.folder import (
     write_stage,
 )
 from stretto.checkpoint.manifest import Manifest
+from stretto.checkpoint.state_hashes import Contents
 from stretto.checkpoint.steps import newest, prune
 
 __all__ = [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stretto.errors import UsageError
-from stretto.names import in_path
+from stretto.files.path_names import in_path
 
 
 class FileDigest(NamedTuple):

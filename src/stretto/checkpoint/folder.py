@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from stretto.checkpoint.contents import TREE, Contents, contents_of
 from stretto.checkpoint.digest import REPLICA, Digest, check, digest_of
 from stretto.checkpoint.manifest import Manifest, parse, render
+from stretto.checkpoint.state_hashes import TREE, Contents, contents_of
 from stretto.checkpoint.tree import empty_tensors, flatten, unflatten
 from stretto.errors import UsageError
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from stretto.cli.output import FLAG, aligned, print_json, write, writing_to
 from stretto.cli.progress import progress
 from stretto.errors import UsageError
-from stretto.words import WHOLE, WHOLES
+from stretto.settings.command_line import WHOLE, WHOLES
 
 if TYPE_CHECKING:
     from stretto.collectives import Calibration
-    from stretto.collectives.comparison import Row
+    from stretto.collectives.algorithm_comparison import Row
     from stretto.cost import Cluster, Link
-    from stretto.cost.machine import Findings
+    from stretto.measure.machine import Findings
 
 OUT = Path("cluster.toml")
 SIZES = tuple(1 << exponent for exponent in range(10, 27, 2))  # 1 KB to 64 MB
@@ -83,7 +83,7 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
     check((), None, workers, launched)
     import os
 
-    from stretto.cost.machine import Findings, steps_of
+    from stretto.measure.machine import Findings, steps_of
 
     options = {"quick": quick, "load": os.getloadavg()[0]}
     with progress("calibrate", steps_of(quick), silent=silent) as bar:
@@ -97,7 +97,7 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
 def tell_machine(found: "Findings", out: Path, *, json: bool, quiet: bool) -> None:
     """Write the cluster and say what it is."""
     from stretto.cost.cluster_file import to_dict, write_cluster
-    from stretto.cost.machine import cluster_of
+    from stretto.measure.machine import cluster_of
 
     cluster = cluster_of(found)
     with writing_to(out):
@@ -151,7 +151,7 @@ def all_reduces(
 ) -> "Calibration | None":
     """Measure all-reduces; None but on the first process."""
     from stretto.collectives.calibration import Calibration
-    from stretto.collectives.measure import steps_of
+    from stretto.measure.all_reduce import steps_of
 
     check(sizes, per_node, workers, launched)
     options = {"sizes": list(sizes), "per_node": per_node}
@@ -162,7 +162,7 @@ def all_reduces(
 
 def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, quiet: bool) -> None:
     """Write what was measured of all-reduces, and say it. Raises UsageError if it is neither written nor kept."""
-    from stretto.collectives.comparison import compared
+    from stretto.collectives.algorithm_comparison import compared
 
     rows = compared(result)
     if out is not None:
@@ -182,7 +182,7 @@ def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, qui
 
 def keep(result: "Calibration") -> tuple[Path | None, str]:
     """Keep it for this user on this machine: the file, or None and what is in the way."""
-    from stretto.collectives.kept import keep as write_down
+    from stretto.collectives.stored_calibration import keep as write_down
 
     try:
         file = write_down(result)
@@ -210,7 +210,7 @@ def measured(
 ) -> dict[str, Any] | None:
     """Measure on processes of its own, or among those that are there already."""
     from stretto.runtime.launch import Place
-    from stretto.study.calibration import measure_here, measure_on_processes
+    from stretto.study.calibration_processes import measure_here, measure_on_processes
 
     if workers is None:
         return measure_here(what, options, on_step)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from stretto import forks
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.progress import progress
 from stretto.cli.study_file import study_file
-from stretto.config import CompareSettings, known
+from stretto.processes import fork_server
 from stretto.report.heading import Heading
-from stretto.words import NUMBER, WHOLE
+from stretto.settings.command_line import NUMBER, WHOLE
+from stretto.settings.runs import CompareSettings, known
 
 if TYPE_CHECKING:
     from stretto.study import Outcome
@@ -78,7 +78,7 @@ def compare(
     if output.dry_run:
         return show_settings(sweeps, output)
     if jobs != 1 or any(each.workers is not None for each in chosen.values()):
-        forks.prepare()
+        fork_server.prepare()
     found = {name: run(sweep, output, jobs, storage, timeout) for name, sweep in sweeps.items()}
     if output.json:
         content = {name: outcome.to_json() for name, outcome in found.items()}
@@ -146,7 +146,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
 def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, timeout: float | None) -> "Outcome":
     """Make the runs of a sweep that are missing, and its page."""
     from stretto import study
-    from stretto.study.storage import hidden
+    from stretto.study.shared_storage import hidden
 
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
     if timeout is not None:

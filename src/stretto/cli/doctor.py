@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.cli.output import FLAG, aligned, print_json
-from stretto.words import OPTIONS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import OPTIONS, WHOLE, WHOLES, Option
 
 if TYPE_CHECKING:
-    from stretto.diagnosis import Diagnosis
+    from stretto.doctor.model import Diagnosis
 
 
 def doctor(
@@ -59,7 +59,7 @@ def doctor(
 
 def environment(json: bool) -> int:
     """Check this machine."""
-    from stretto.doctor import examine
+    from stretto.doctor.environment import examine
 
     findings = examine()
     broken = [finding for finding in findings if finding.state == "broken"]
@@ -82,7 +82,7 @@ def diagnosis_of(
     path: str | None,
 ) -> "Diagnosis":
     """Find the model and an example of its input, and look at it. Raises UsageError for what cannot be found."""
-    from stretto.diagnosis import cut, diagnose, example_of
+    from stretto.doctor.model import cut, diagnose, example_of
     from stretto.errors import UsageError
 
     model, example = built_in(name, options, data) if ":" not in name else of_user(name, options, data)
@@ -92,7 +92,7 @@ def diagnosis_of(
         example = example_of(shape, model)
     pieces = cut(model, stages, path, example)
     if example is None:
-        from stretto.trace import example_for_linear
+        from stretto.nn.shapes import example_for_linear
 
         example = example_for_linear([model])
     if example is None:
@@ -105,10 +105,10 @@ def diagnosis_of(
 
 def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
     """A built-in network and a small batch of its data."""
-    from stretto.chain import Chain
-    from stretto.config import DEFAULTS, Settings
     from stretto.errors import UsageError, nearest
     from stretto.models import MODELS
+    from stretto.nn.chain import Chain
+    from stretto.settings.runs import DEFAULTS, Settings
     from stretto.study.prepare import build_model, dataset
 
     if name not in MODELS:
@@ -124,16 +124,16 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
 def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
     """A user's network, and the example that it came with."""
     from stretto.errors import UsageError
-    from stretto.locate import locate
+    from stretto.models.own import own_model
 
     if options or data is not None:
         raise UsageError(f"model-options and data are for built-in networks; {name} is a function without arguments")
-    return locate(name)
+    return own_model(name)
 
 
 def in_words(name: str, found: "Diagnosis") -> list[str]:
     """A table of the modules, what stands in the way, and what to mind."""
-    from stretto.diagnosis import MEANING, methods_of
+    from stretto.doctor.model import MEANING, methods_of
 
     plural = "stage" if found.num_stages == 1 else "stages"
     rows = [("stage", "module", "kind", "parameters", *MEANING)]

@@ -29,7 +29,7 @@ def inspect(
     from stretto.errors import UsageError
     from stretto.report.inspection import HEADS
     from stretto.study import read_study
-    from stretto.study.inspection import inspect_study, write_inspection
+    from stretto.study.inspected_runs import inspect_study, write_inspection
 
     study = read_study(folder)
     found = inspect_study(study)

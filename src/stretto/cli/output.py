@@ -15,7 +15,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stretto.config import Settings
+    from stretto.settings.runs import Settings
     from stretto.tracing import Recording
 
 FLAG = Parameter(negative="")

@@ -8,13 +8,13 @@ from stretto.cli.output import aligned
 
 if TYPE_CHECKING:
     from stretto.plan import Objective, Penalty, Problem
-    from stretto.plan.measured import Measured
+    from stretto.study.penalties import Measured
 
 
 def study_of(folder: Path | None, objective: str, loss: float | None) -> "Measured | None":
     """What a study measured, if one is given. Raises UsageError for options that do not go together."""
     from stretto.errors import UsageError
-    from stretto.plan.measured import read_measured
+    from stretto.study.penalties import read_measured
 
     if folder is not None and objective != "loss":
         raise UsageError(f"measured={folder} counts for the time to a loss: add --objective loss, or leave it out")

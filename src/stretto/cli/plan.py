@@ -10,12 +10,12 @@ from stretto.cli.output import FLAG, print_json
 from stretto.cli.penalties import aim_of, methods_of, study_of, weighed
 from stretto.cli.planned import explained, in_words, points, summary, tell_difference, written
 from stretto.cli.scaling import scaled
-from stretto.words import NUMBER, OPTIONS, TEXTS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import NUMBER, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 if TYPE_CHECKING:
     from stretto.cost import Cluster
     from stretto.plan import Problem
-    from stretto.plan.models import Costed
+    from stretto.study.model_costs import Costed
 
 OUT = Path("plan.toml")
 KEEP = 4  # plans that are simulated
@@ -173,9 +173,9 @@ def costs_of(
     dtype: str, methods: Sequence[str],
 ) -> "Costed":  # fmt: skip
     """What a model costs, heads included if some method has any."""
-    from stretto.config import DEFAULTS
     from stretto.plan.clock import CLOCKS, clocks
-    from stretto.plan.models import costed
+    from stretto.settings.runs import DEFAULTS
+    from stretto.study.model_costs import costed
 
     usual = DEFAULTS[model].data if model in DEFAULTS else "digits"
     heads = any(CLOCKS[name].family == "local" for name in clocks(tuple(methods)))
@@ -203,6 +203,6 @@ def images(model: "Costed") -> tuple[int, ...] | None:
 def shards(model: "Costed") -> tuple[str, ...]:
     """What may be sharded: what `stretto train` can do, of a model that it trains."""
     from stretto.plan.problem import SHARDS
-    from stretto.sync.choice import CHOICES
+    from stretto.replicas.strategies import CHOICES
 
     return SHARDS if model.trained is None or "fully-shard" in CHOICES else ("none",)

@@ -10,8 +10,8 @@ from stretto.cli.scaling import in_words as scaling_in_words
 
 if TYPE_CHECKING:
     from stretto.plan import Found, Objective, Plan, Problem
-    from stretto.plan.models import Costed
-    from stretto.plan.price import Prices
+    from stretto.plan.candidate_costs import Prices
+    from stretto.study.model_costs import Costed
 
 SEEN = 1e-6  # of a step: terms that are less are rounding
 
@@ -20,7 +20,7 @@ def written(
     best: "Plan", prices: "Prices", aim: "Objective", model: "Costed", out: Path, export: str | None
 ) -> dict[str, Any]:
     """Write the plan, and what others read of it."""
-    from stretto.plan.file import content, to_toml
+    from stretto.plan.plan_file import content, to_toml
 
     known = content(best, prices, aim, model=model.name, trained=model.trained)
     known["plan"]["bounds"] = model.bounds(best.bounds)
@@ -35,7 +35,7 @@ def exported(best: "Plan", model: "Costed", out: Path) -> None:
     import json
 
     from stretto.methods import method
-    from stretto.plan.file import split_points
+    from stretto.plan.plan_file import split_points
     from stretto.schedule.export import to_csv
 
     c = best.candidate
@@ -47,7 +47,7 @@ def exported(best: "Plan", model: "Costed", out: Path) -> None:
 
 def summary(best: "Plan", found: "Found", known: Mapping[str, Any], model: "Costed", out: Path) -> dict[str, Any]:
     """The plan that was written as plain data, and the search; of a user's own model the line that trains it."""
-    from stretto.plan.file import script
+    from stretto.plan.plan_file import script
 
     told = {
         "plan": str(out),
@@ -91,7 +91,7 @@ def points(problem: "Problem", aim: "Objective") -> list[dict[str, Any]]:
 def tell_difference(files: Sequence[Path], *, json: bool) -> None:
     """Print what two plans differ in."""
     from stretto.errors import UsageError
-    from stretto.plan.file import difference, read_plan
+    from stretto.plan.plan_file import difference, read_plan
 
     if len(files) != 2:
         raise UsageError(f"diff takes two plans, not {len(files)}: --diff A.toml B.toml")

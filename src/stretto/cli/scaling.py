@@ -8,7 +8,7 @@ from stretto.cli.output import aligned, writing_to
 
 if TYPE_CHECKING:
     from stretto.plan import Problem
-    from stretto.plan.scale import Scaled
+    from stretto.plan.scaling_study import Scaled
     from stretto.report.scaling import Row
 
 
@@ -16,7 +16,7 @@ def scaled(problem: "Problem", model: str, numbers: Sequence[int], file: Path, *
     """Plan for every number of workers, write the page, and give both as plain data."""
     from dataclasses import asdict
 
-    from stretto.plan.scale import batches, scaling
+    from stretto.plan.scaling_study import batches, scaling
     from stretto.report.scaling import build_scaling
 
     rows = [row_of(each) for each in scaling(problem, numbers, per_worker=per_worker)]

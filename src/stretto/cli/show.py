@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from stretto.cli.output import FLAG, print_json, write
-from stretto.words import WHOLE
+from stretto.settings.command_line import WHOLE
 
 
 def show(
@@ -53,7 +53,7 @@ def show(
     """
     from stretto.cli.layout import lay_out
     from stretto.errors import UsageError
-    from stretto.plan.file import read_plan
+    from stretto.plan.plan_file import read_plan
     from stretto.schedule import draw, read_csv
     from stretto.schedule.export import to_csv
     from stretto.simulate import simulate, unit_costs

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.cli.output import FLAG, aligned, print_json, write, write_trace
-from stretto.words import NUMBER, NUMBERS, WHOLE
+from stretto.settings.command_line import NUMBER, NUMBERS, WHOLE
 
 if TYPE_CHECKING:
     from stretto.cli.layout import Layout
@@ -118,7 +118,7 @@ def simulate(
     if svg is not None:
         write(svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
     if trace is not None:
-        from stretto.tracing.simulated import recordings
+        from stretto.simulate.recordings import recordings
 
         write_trace(trace, recordings(timeline, layout.rules, latency=latency))
     if json:

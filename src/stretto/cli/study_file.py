@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError, nearest
-from stretto.names import in_path
+from stretto.files.path_names import in_path
 from stretto.report.heading import Heading
 
 SIZES = ("small", "full")

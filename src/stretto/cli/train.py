@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from stretto import forks
 from stretto.cli.output import FLAG, Output, print_json, print_settings, write_trace
 from stretto.cli.progress import progress
-from stretto.config import TrainSettings, known
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.words import NUMBER, WHOLE
+from stretto.processes import fork_server
+from stretto.settings.command_line import NUMBER, WHOLE
+from stretto.settings.runs import TrainSettings, known
 
 if TYPE_CHECKING:
     from stretto.runtime.launch import Place
@@ -70,14 +70,14 @@ def train(
         first node makes one and prints it for the others.
     """
     if settings.workers is not None and not output.dry_run:
-        forks.prepare()
+        fork_server.prepare()
     import torch
 
     from stretto.runtime.world import place_in_job
     from stretto.study.prepare import prepare, resolve
-    from stretto.study.single import claim, default_folder, summary, traced
+    from stretto.study.single_run import claim, default_folder, summary, traced
     from stretto.study.store import RUN, read_run
-    from stretto.team import alone
+    from stretto.trainer.backend import alone
 
     rank, processes = place_in_job()  # torchrun or srun may have started several
     if processes > 1:
@@ -134,12 +134,12 @@ def train(
 
 def tell_algorithm(prepared: "Prepared", output: Output) -> None:
     """Say which calibration all-reduce(algorithm=auto) goes by; where there is none, the first process warns."""
-    from stretto.sync import AllReduce
+    from stretto.replicas import AllReduce
 
     sync, replicas = prepared.trainer.sync, prepared.trainer.mesh.data
     if not isinstance(sync, AllReduce) or sync.algorithm != "auto" or prepared.settings.workers is None:
         return
-    from stretto.collectives.kept import basis
+    from stretto.collectives.stored_calibration import basis
     from stretto.runtime.world import machines_of
 
     ranks = prepared.trainer.placement.replicas_of(0)
@@ -160,7 +160,7 @@ def place_of(
 ) -> "Place | None":
     """Where processes of the run's own go; None if it is to have none. Raises UsageError for what cannot be."""
     from stretto.runtime.launch import Place
-    from stretto.runtime.signed import given_secret
+    from stretto.runtime.rendezvous.signed_store import given_secret
 
     if secret_file is not None and rendezvous is None:
         raise UsageError(f"--secret-file {secret_file}: it is for nodes that meet; give --rendezvous HOST:PORT, too")
@@ -196,8 +196,8 @@ def make(
 ) -> None:
     """Make the run, in this process or on processes of its own."""
     from stretto.study import run
-    from stretto.study.job import run_on_processes
     from stretto.study.prepare import costs_of
+    from stretto.study.run_processes import run_on_processes
 
     settings, costs = prepared.settings, costs_of(prepared)
     title = f"{settings.model} on {settings.data}, {settings.method}"
@@ -221,8 +221,8 @@ def make(
 def going_on(prepared: "Prepared", folder: Path, command: str | None) -> Iterator[None]:
     """When the run does not come to its end, say what is kept, and how to go on: by that command, if it is known."""
     from stretto.runtime.launch import WorkerFailedError
-    from stretto.study.disk import FullDiskError
-    from stretto.study.saved import Checkpoints
+    from stretto.study.checkpoints import Checkpoints
+    from stretto.study.disk_errors import FullDiskError
 
     try:
         yield

@@ -1,11 +1,11 @@
 """All-reduce on point-to-point messages: algorithms as plans, one executor, and what each should cost."""
 
+from stretto.collectives.algorithms import ALGORITHMS, plan, plans
 from stretto.collectives.calibration import Calibration
 from stretto.collectives.formulas import Link, Terms, formula
-from stretto.collectives.price import Traffic, price, traffic
+from stretto.collectives.pricing import Traffic, price, traffic
 from stretto.collectives.reduce import CollectiveError, all_reduce
 from stretto.collectives.step import Plan, Step
-from stretto.collectives.table import ALGORITHMS, plan, plans
 
 __all__ = [
     "ALGORITHMS",

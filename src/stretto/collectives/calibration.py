@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.arguments import path
+from stretto.collectives.algorithms import ALGORITHMS
 from stretto.collectives.formulas import Link, formula
 from stretto.collectives.library.double_tree import blocks_of
 from stretto.collectives.library.hierarchical import nodes_of
-from stretto.collectives.table import ALGORITHMS
 from stretto.errors import UsageError
+from stretto.options.checks import path
 
 NOMINAL = Link(latency=1e-4, seconds_per_byte=1e-9, reduction_seconds_per_byte=2e-10)  # processes of one machine
 ITEM = 4  # bytes of an element, where only bytes are known

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from math import floor, log2
 from typing import NamedTuple
 
-from stretto.arguments import number, one_of, whole
+from stretto.options.checks import number, one_of, whole
 
 
 class Terms(NamedTuple):

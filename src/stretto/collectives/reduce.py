@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.arguments import of_kind, one_of, refuse, whole
+from stretto.collectives.algorithms import ALGORITHMS, NESTED, plan
 from stretto.collectives.calibration import NOMINAL, Calibration, cheapest
 from stretto.collectives.execute import execute
 from stretto.collectives.program import Program, lower
-from stretto.collectives.table import ALGORITHMS, NESTED, plan
 from stretto.errors import StrettoError, UsageError
+from stretto.options.checks import of_kind, one_of, refuse, whole
 
 AUTO = "auto"
 KNOWN = (*ALGORITHMS, AUTO)

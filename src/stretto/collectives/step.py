@@ -8,7 +8,7 @@ come, and what is received is added once earlier sends of these elements have be
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stretto.parting import bounds
+from stretto.schedule.even_split import bounds
 
 SEND, ADD, SET = "send", "add", "set"  # send; receive and add; receive and overwrite
 

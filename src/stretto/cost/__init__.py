@@ -4,13 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.cost.cluster_file import find_cluster, read_cluster, write_cluster
+from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, Work
 from stretto.cost.predict import StageTimes, durations_of, stage_times
-from stretto.cost.table import Affine, LayerCost, Measured, ModelCosts, Work
 
 if TYPE_CHECKING:
-    from stretto.cost.costs import NOTES, Accounting, Costs, measure
-    from stretto.cost.layers import faking, layer_costs
-    from stretto.cost.stopwatch import with_times
+    from stretto.measure import NOTES, Accounting, Costs, faking, layer_costs, measure, with_times
 
 __all__ = [
     "NOTES",
@@ -38,21 +36,13 @@ __all__ = [
     "write_cluster",
 ]
 
-_HOMES = {
-    "NOTES": "costs",
-    "Accounting": "costs",
-    "Costs": "costs",
-    "measure": "costs",
-    "faking": "layers",
-    "layer_costs": "layers",
-    "with_times": "stopwatch",
-}
+_MEASURED = {"NOTES", "Accounting", "Costs", "faking", "layer_costs", "measure", "with_times"}  # now in stretto.measure
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is asked for."""
-    if name not in _HOMES:
+    """What 0.1.0 had here and stands in `stretto.measure` now, which needs torch: imported when it is asked for."""
+    if name not in _MEASURED:
         raise AttributeError(f"module 'stretto.cost' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"stretto.cost.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module("stretto.measure"), name)

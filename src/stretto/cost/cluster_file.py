@@ -7,11 +7,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stretto.arguments import of_kind
-from stretto.arguments import path as check_path
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.errors import UsageError, nearest
-from stretto.folders import write_whole
+from stretto.files.user_folders import write_whole
+from stretto.options.checks import of_kind
+from stretto.options.checks import path as check_path
 
 T = TypeVar("T")
 HOME = files("stretto.cost") / "clusters"

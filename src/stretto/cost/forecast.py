@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stretto.cost.cluster import Cluster
-from stretto.cost.memory import SMALL, peak_bytes
+from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.predict import StageTimes, stage_times
-from stretto.cost.table import LayerCost, ModelCosts
+from stretto.cost.worker_memory import SMALL, peak_bytes
 from stretto.cost.workers import Workers
 from stretto.methods import Method
 from stretto.methods import method as find_method

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from stretto.arguments import of_kind, positive, shown
 from stretto.cost.cluster import Cluster, Device
-from stretto.cost.table import Affine, Kind, LayerCost, ModelCosts, Work
+from stretto.cost.layer_table import Affine, Kind, LayerCost, ModelCosts, Work
 from stretto.errors import UsageError, nearest
+from stretto.options.checks import of_kind, positive, shown
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from itertools import permutations
 from math import inf
 
 from stretto.cost.cluster import Cluster, Device, Link
-from stretto.cost.memory import SMALL
+from stretto.cost.worker_memory import SMALL
 from stretto.simulate import Link as Way
 from stretto.simulate import Network
 

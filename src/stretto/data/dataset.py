@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from stretto.batch import IGNORED
 from stretto.errors import UsageError
-from stretto.seeding import derive
+from stretto.nn.batch import IGNORED
+from stretto.nn.seeding import derive
 
 
 class Examples(Protocol):

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from stretto.data.dataset import Dataset, Split
-from stretto.data.options import whole
 from stretto.data.split import stratify
+from stretto.options.named import whole
 
 SIDE = 8
 

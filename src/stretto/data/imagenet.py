@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from stretto.data.dataset import Dataset, Split
-from stretto.data.options import whole
 from stretto.data.pictures import Pictures, pillow, random_crop
 from stretto.data.split import stratify
 from stretto.errors import UsageError
+from stretto.options.named import whole
 
 ENDINGS = {".jpeg", ".jpg", ".png"}
 KEPT = 0.95  # of each class; the rest is the validation split

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from stretto.arguments import is_number, shown
 from stretto.data.dataset import Dataset, Split
 from stretto.errors import UsageError
+from stretto.options.checks import is_number, shown
 
 RANDOM = "random_labels"
 _SEED = 0  # the same labels in every run, so that figures can be compared

@@ -3,9 +3,9 @@
 import torch
 
 from stretto.data.dataset import Dataset
-from stretto.data.options import choose, whole
 from stretto.data.translation import Pair, translation
 from stretto.errors import UsageError
+from stretto.options.named import choose, whole
 
 LIMIT = 1_000_000
 HELD = 12  # of so many numbers one is for validation and one for test

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from stretto.data.dataset import Dataset
-from stretto.data.options import whole
 from stretto.data.text import SPLITS
 from stretto.data.translation import UNKNOWN, Pair, translation
 from stretto.errors import UsageError
-from stretto.names import in_path
+from stretto.files.path_names import in_path
+from stretto.options.named import whole
 
 NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 PREPARE = "https://github.com/facebookresearch/fairseq/blob/main/examples/translation/prepare-iwslt14.sh"

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 
 from stretto.data.dataset import Dataset, Split
-from stretto.data.options import choose, whole
 from stretto.data.pictures import Pictures, random_crop
 from stretto.data.text import SPLITS, Level, language, refuse_tokenizer
 from stretto.data.tokens import Source, tokenized
 from stretto.data.translation import UNKNOWN, Pair, translation
 from stretto.errors import UsageError
+from stretto.options.named import choose, whole
 
 ROWS = 1000  # of text that are read at a time
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from stretto.arguments import shown
 from stretto.data.cifar import cifar10, cifar100
 from stretto.data.dataset import Dataset
 from stretto.data.digit_masks import digit_masks
@@ -12,12 +11,13 @@ from stretto.data.digits import digits
 from stretto.data.imagenet import imagenet
 from stretto.data.labels import RANDOM, randomised
 from stretto.data.number_words import number_words
-from stretto.data.options import resolve
 from stretto.data.parallel import parallel
 from stretto.data.pydoc import pydoc
 from stretto.data.saved import saved
 from stretto.data.text import text
 from stretto.errors import UsageError, nearest
+from stretto.options.checks import shown
+from stretto.options.named import resolve
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits, "cifar10": cifar10, "cifar100": cifar100, "pydoc": pydoc, "text": text,

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 
 from stretto.data.dataset import Dataset, Split
-from stretto.data.options import choose, whole
 from stretto.data.tokens import Source, tokenized
 from stretto.errors import UsageError
+from stretto.options.named import choose, whole
 
 VOCABULARY = 2000
 CHUNK = 2**20  # characters that are read at a time

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stretto.data.dataset import Dataset, Split
-from stretto.data.options import whole
 from stretto.errors import UsageError
+from stretto.options.named import whole
 
 VOCABULARY = 4096
 BYTES = 256  # every byte is a token, so that nothing is unknown

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from stretto.batch import IGNORED
 from stretto.data.dataset import Dataset, Split
 from stretto.data.text import number
+from stretto.nn.batch import IGNORED
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 """The first tokens of every vocabulary. What pads is no token to be predicted: targets have -100 there."""

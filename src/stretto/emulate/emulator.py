@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from stretto.errors import ScheduleError
-from stretto.interpreter import Interpreter
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
-from stretto.schedule.check import explain
-from stretto.stage import Stage
+from stretto.schedule.validity import explain
+from stretto.stage.interpreter import Interpreter
+from stretto.stage.stage import Stage
 
 
 class Emulator(Interpreter):

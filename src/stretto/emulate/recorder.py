@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from stretto.emulate.emulator import Emulator
-from stretto.interpreter import count
 from stretto.schedule import Action
+from stretto.stage.interpreter import count
 from stretto.tracing import Recording
 from stretto.tracing.naming import channel, worker_name
 

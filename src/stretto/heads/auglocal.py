@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stretto.batch import several
-from stretto.data.options import whole
-from stretto.elsewhere import Elsewhere
 from stretto.errors import UsageError
 from stretto.heads.head import REMEDY, Site, Tensors, decline
 from stretto.heads.plain import Mean
+from stretto.nn.batch import several
+from stretto.nn.remote_stage import Elsewhere
+from stretto.options.named import whole
 
 
 def auglocal(at: Site, *, depth: int = 2, coefficient: float = 0.5) -> nn.Module:

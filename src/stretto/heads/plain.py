@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from stretto.data.options import whole
 from stretto.heads.head import Site
+from stretto.options.named import whole
 
 
 class Mean(nn.Module):

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from stretto.data.options import whole
-from stretto.elsewhere import Elsewhere
 from stretto.errors import UsageError
 from stretto.heads.head import REMEDY, Site
-from stretto.methods.table import parse
+from stretto.nn.remote_stage import Elsewhere
+from stretto.options.named import whole
+from stretto.options.parse import parse
 from stretto.schedule import Reach
 
 NAME = "solo"

@@ -2,15 +2,15 @@
 
 from torch import Tensor, nn
 
-from stretto.arguments import of_kind, refuse, whole
-from stretto.data.options import resolve
 from stretto.errors import UsageError, nearest
 from stretto.heads import plain
 from stretto.heads.auglocal import auglocal
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
 from stretto.heads.infopro import infopro
 from stretto.heads.solo import solo
-from stretto.methods.table import parse
+from stretto.options.checks import of_kind, refuse, whole
+from stretto.options.named import resolve
+from stretto.options.parse import parse
 
 HEADS: dict[str, HeadKind] = {
     "linear": HeadKind(lambda f, o: f == 2 and o == 2, plain.linear, "[N, d] -> [N, K]", plain=True),

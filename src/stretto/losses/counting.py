@@ -18,11 +18,11 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.losses.value import Sum, divided
-from stretto.shards import local
+from stretto.nn.sharded_modules import local
 
 if TYPE_CHECKING:
-    from stretto.stage import Gradient, Target
-    from stretto.sync.agreement import Agreement
+    from stretto.replicas.agreement import Agreement
+    from stretto.stage.stage import Gradient, Target
 
 
 class Counting:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stretto.batch import IGNORED
+from stretto.nn.batch import IGNORED
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

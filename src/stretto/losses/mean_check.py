@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from stretto.batch import IGNORED
 from stretto.errors import UsageError
-from stretto.generator import PreservedGenerator
 from stretto.losses.value import Loss, MeanOverExamples, Sum, call
+from stretto.nn.batch import IGNORED
+from stretto.nn.generator import PreservedGenerator
 
 FIRST = 4  # minibatches that are looked at in any case; after them each whose number is a power of two
 MOST = 1 << 22  # numbers of made-up outputs: of large ones some examples of each part are enough

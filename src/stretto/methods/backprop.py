@@ -1,6 +1,6 @@
 """Backpropagation: one loss at the top, whose gradient reaches every stage."""
 
-from stretto.methods.method import Method
+from stretto.methods.definition import Method
 from stretto.schedule import Reach
 from stretto.schedule.library import local
 

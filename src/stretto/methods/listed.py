@@ -3,10 +3,10 @@
 import hashlib
 from pathlib import Path
 
-from stretto.arguments import of_kind
 from stretto.errors import UsageError
 from stretto.methods.backprop import whole_network
-from stretto.methods.method import Method
+from stretto.methods.definition import Method
+from stretto.options.checks import of_kind
 from stretto.schedule import Schedule
 from stretto.schedule.read import read_csv
 

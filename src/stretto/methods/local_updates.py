@@ -7,7 +7,7 @@ shows overlapping with every shared stage drawn twice; the same gradients come f
 from typing import Literal
 
 from stretto.errors import UsageError
-from stretto.methods.method import Method
+from stretto.methods.definition import Method
 from stretto.schedule import Reach
 from stretto.schedule.library import local
 

@@ -2,7 +2,7 @@
 
 from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Cure
-from stretto.methods.method import Method
+from stretto.methods.definition import Method
 from stretto.schedule.library.pipedream import pipedream
 
 

@@ -7,7 +7,7 @@ by updating only once as many micro-batches are through as there are stages.
 
 from stretto.errors import UsageError
 from stretto.methods.backprop import whole_network
-from stretto.methods.method import Method
+from stretto.methods.definition import Method
 from stretto.methods.pipelines import check_count
 from stretto.schedule import Schedule
 from stretto.schedule.library.pipedream import pipedream as pipedream_schedule

@@ -9,7 +9,7 @@ from typing import Literal
 from stretto.errors import UsageError
 from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Cure, Place, Prediction
-from stretto.methods.method import Method
+from stretto.methods.definition import Method
 from stretto.methods.pipelines import check_count, check_flag
 from stretto.schedule.library.pipedream import paci as paci_schedule
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop

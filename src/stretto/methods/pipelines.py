@@ -8,10 +8,10 @@ They give plain training's gradients and differ in bubble, memory and messages: 
 
 from collections.abc import Callable
 
-from stretto.arguments import is_whole, shown
 from stretto.errors import UsageError
 from stretto.methods.backprop import whole_network
-from stretto.methods.method import Method, one_each
+from stretto.methods.definition import Method, one_each
+from stretto.options.checks import is_whole, shown
 from stretto.schedule import Schedule
 from stretto.schedule.library.gpipe import gpipe as gpipe_schedule
 from stretto.schedule.library.interleaved import interleaved as interleaved_schedule

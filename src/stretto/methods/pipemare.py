@@ -10,7 +10,7 @@ from functools import partial
 
 from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Correction, Cure
-from stretto.methods.method import Method
+from stretto.methods.definition import Method
 from stretto.methods.pipelines import check_count, check_flag
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.methods.cure import Correction, Place, Prediction
-from stretto.methods.method import Method
+from stretto.methods.definition import Method
 
 
 def recomputing(method: Method, recompute: Any) -> Method:

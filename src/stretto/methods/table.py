@@ -1,18 +1,15 @@
 """The table of names: from what a user writes to a method."""
 
-import ast
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stretto.arguments import shown
 from stretto.errors import UsageError, nearest
 from stretto.methods.backprop import backprop, whole_network
+from stretto.methods.definition import Method
 from stretto.methods.listed import csv
 from stretto.methods.local_updates import chunked, greedy, overlapping
-from stretto.methods.method import Method
 from stretto.methods.nesterov import nesterov
 from stretto.methods.phases import Phases
 from stretto.methods.pipedream import pipedream, pipedream_2bw
@@ -22,6 +19,8 @@ from stretto.methods.pipemare import pipemare
 from stretto.methods.pipeoptim import pipeoptim
 from stretto.methods.recompute import recomputing
 from stretto.methods.spectrain import spectrain
+from stretto.options.checks import shown
+from stretto.options.parse import parse
 
 METHODS: dict[str, Callable[..., Method]] = {
     "backprop": backprop,
@@ -104,69 +103,3 @@ def with_microbatches(chosen: Method, count: int) -> Method:
     if not chosen.synchronous or not free or chosen.options.get("microbatches") is not None:
         return chosen
     return method(chosen.name, **{**chosen.options, "microbatches": count})
-
-
-def parse(text: str, what: str = "method") -> tuple[str, dict[str, Any]]:
-    """Split "chunked(chunks=4)" in its name and its options; a value is a Python literal, or a bare word.
-
-    A word may be hyphenated, and have options of its own: `head=two-layer(width=64)`.
-    """
-    bare, parenthesis, rest = text.strip().partition("(")
-    if not parenthesis:
-        return bare, {}
-    try:
-        call = ast.parse(f"f({PATH.sub(quoted, rest)}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError("options are written name=value")
-        names = [keyword.arg or "**" for keyword in call.keywords]
-        if len(names) > len(set(names)):
-            raise ValueError("an option stands twice")
-        return bare.strip(), {keyword.arg or "**": literal(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(
-            f"cannot read the {what} {text!r} ({error}): write it as NAME or NAME(option=value, ...)"
-        ) from error
-
-
-PATH = re.compile(r"(\bpath\s*=\s*)([^\s'\",()]+)")
-
-
-def quoted(found: re.Match[str]) -> str:
-    """A file's name that stands without quotation marks, with them."""
-    return f"{found[1]}{found[2]!r}"
-
-
-def literal(node: ast.expr) -> Any:
-    """The value of a literal; a bare word stands for itself (`combine=mean`), but for true, false and none."""
-    if isinstance(node, ast.Name):
-        return WORDS.get(node.id.lower(), node.id)
-    if isinstance(node, ast.Call | ast.BinOp) and isinstance(leftmost(node), ast.Name) and not positional(node):
-        return ast.unparse(node).replace(" - ", "-")
-    return ast.literal_eval(node)
-
-
-def positional(node: ast.expr) -> bool:
-    """Whether an option has no name."""
-    return isinstance(node, ast.Call) and bool(node.args)
-
-
-def leftmost(node: ast.expr) -> ast.expr:
-    """Where an expression begins."""
-    while isinstance(node, ast.Call | ast.BinOp):
-        node = node.func if isinstance(node, ast.Call) else node.left
-    return node
-
-
-WORDS = {"true": True, "false": False, "none": None}
-
-
-def split_list(text: str) -> list[str]:
-    """Split "greedy,chunked(chunks=4, head=linear)" at the commas that stand outside parentheses."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]

@@ -10,12 +10,12 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from stretto.chain import Chain
 from stretto.data import Dataset
-from stretto.data.options import choose
 from stretto.data.translation import PAD
 from stretto.models.model import Recipe
 from stretto.models.transformer import CausalAttention, Embedding, Unembedding, check_heads, draw, mlp, scoring
+from stretto.nn.chain import Chain
+from stretto.options.named import choose
 
 
 def encoder_decoder(

@@ -4,7 +4,7 @@ from torch import nn
 
 from stretto.data import Dataset
 from stretto.errors import UsageError
-from stretto.norms import like
+from stretto.nn.group_norm import like
 
 NORMS = ("batch", "group")
 
@@ -37,7 +37,7 @@ def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, 
 
 
 def normalisation(kind: str, channels: int) -> nn.Module:
-    """Over the batch, or over groups of two channels, which single examples need (`stretto.norms`)."""
+    """Over the batch, or over groups of two channels, which single examples need (`stretto.nn.group_norm`)."""
     batch = nn.BatchNorm2d(channels)
     return batch if kind == "batch" else like(batch, 2)
 

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from stretto.data import Dataset
-from stretto.data.options import choose
 from stretto.models.images import NORMS, activated, convolution, image_of, normalisation
 from stretto.models.model import Recipe
+from stretto.options.named import choose
 
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 CIFAR_DEPTHS = (20, 32, 44, 56, 110)

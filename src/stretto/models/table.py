@@ -7,12 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stretto import room
-from stretto.arguments import of_kind, shown
-from stretto.arguments import whole as check_whole
-from stretto.batch import IGNORED
 from stretto.data import Dataset
-from stretto.data.options import resolve, whole
 from stretto.errors import UsageError, nearest
 from stretto.losses import CrossEntropy, mean, token_cross_entropy
 from stretto.models.alexnet import alexnet
@@ -24,7 +19,12 @@ from stretto.models.resnet import cifar_resnet, resnet
 from stretto.models.transformer import transformer
 from stretto.models.unet import unet
 from stretto.models.vgg import vgg
-from stretto.seeding import derive
+from stretto.nn import memory_limit
+from stretto.nn.batch import IGNORED
+from stretto.nn.seeding import derive
+from stretto.options.checks import of_kind, shown
+from stretto.options.checks import whole as check_whole
+from stretto.options.named import resolve, whole
 
 MODELS: Mapping[str, Callable[..., Recipe]] = {
     "mlp": mlp, "cnn": cnn, "alexnet": alexnet, "vgg": vgg, "resnet": resnet, "cifar-resnet": cifar_resnet,
@@ -74,7 +74,7 @@ def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> M
             whole(f"model {name!r}", option, value)
     recipe = MODELS[name](dataset, **resolved)
     chosen = ", ".join(f"{option} {value}" for option, value in resolved.items())
-    with room.Allowance(f"model {name!r} ({chosen})"):
+    with memory_limit.Allowance(f"model {name!r} ({chosen})"):
         layers = [_seeded(make, derive(seed, "model", i)) for i, make in enumerate(recipe)]
     size = sum(p.numel() for layer in layers for p in layer.parameters())
     return Model(name, layers, _LOSSES[dataset.task], f"{name} ({chosen}) for {dataset.name}: {size:,} parameters")

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.data import Dataset
-from stretto.data.options import choose
 from stretto.errors import UsageError
 from stretto.models.model import Recipe
+from stretto.options.named import choose
 
 
 def transformer(

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from stretto.data import Dataset
-from stretto.data.options import choose
 from stretto.errors import UsageError
 from stretto.models import images
 from stretto.models.images import activated, convolution, image_of
 from stretto.models.model import Recipe
+from stretto.options.named import choose
 
 
 def unet(dataset: Dataset, *, depth: int = 2, width: int = 16, norm: str = "batch") -> Recipe:

@@ -5,10 +5,10 @@ from functools import partial
 from torch import nn
 
 from stretto.data import Dataset
-from stretto.data.options import choose
 from stretto.models import images
 from stretto.models.images import activated, convolution, image_of
 from stretto.models.model import Recipe
+from stretto.options.named import choose
 
 WIDTHS = (64, 128, 256, 512, 512)  # channels of each group, which ends in a pooling
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.arguments import flag, refuse
 from stretto.optim.layerwise import (
     check_range,
     cohorts,
@@ -17,6 +16,7 @@ from stretto.optim.layerwise import (
     scaled,
     with_gradients,
 )
+from stretto.options.checks import flag, refuse
 
 
 class LAMB(torch.optim.Optimizer):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.arguments import is_number, shown
 from stretto.errors import UsageError
+from stretto.options.checks import is_number, shown
 
 
 def cohorts(group: Mapping[str, Any]) -> Iterator[tuple[list[Tensor], bool]]:

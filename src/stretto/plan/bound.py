@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from stretto.mesh import Mesh
+from stretto.plan.candidate_costs import UPDATE, Prices, Table, between, fills
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import Kind, Numbers, message, receiving, sending
-from stretto.plan.price import UPDATE, Prices, Table, between, fills
-from stretto.plan.space import Candidate
+from stretto.plan.search_space import Candidate
 
 SLACK = 1 - 1e-9  # sums in another order differ in their last bits
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from stretto.errors import UsageError, nearest
-from stretto.parting import bounds
+from stretto.schedule.even_split import bounds
 
 Family = Literal["synchronous", "asynchronous", "local"]
 Messages = Literal["exposed", "streamed", "hidden"]

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from stretto.cost.cluster import Cluster
+from stretto.plan.branch_and_bound import Found, Plan, plan_of, search
+from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
-from stretto.plan.price import Prices
 from stretto.plan.problem import SHARDS, Problem
-from stretto.plan.search import Found, Plan, plan_of, search
-from stretto.plan.space import Candidate, candidates
+from stretto.plan.search_space import Candidate, candidates
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from stretto.errors import UsageError, nearest
 from stretto.plan.clock import CLOCKS, Clock
-from stretto.plan.space import Candidate
+from stretto.plan.search_space import Candidate
 
 Goal = Literal["step", "money", "memory", "loss"]
 GOALS: tuple[Goal, ...] = ("step", "money", "memory", "loss")

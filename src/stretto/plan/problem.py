@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stretto.cost.cluster import Cluster
+from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.predict import optimizer_of
-from stretto.cost.table import LayerCost, ModelCosts
 from stretto.errors import UsageError
 from stretto.plan.clock import CLOCKS, FAMILIES, clocks
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from stretto.cost.forecast import Pricer, silent, turn_seconds
 from stretto.cost.predict import StageTimes, stage_times
 from stretto.methods import method
-from stretto.plan.price import TERMS, Prices, Stage
-from stretto.plan.search import Plan
+from stretto.plan.branch_and_bound import Plan
+from stretto.plan.candidate_costs import TERMS, Prices, Stage
+from stretto.plan.search_space import Candidate
 from stretto.plan.share import shared
-from stretto.plan.space import Candidate
 
 MOST = 4000  # actions of a turn whose simulation takes no longer than a search
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stretto.cost.cluster import Link
-from stretto.cost.table import Affine, LayerCost, Measured, Work, Works
+from stretto.cost.layer_table import Affine, LayerCost, Measured, Work, Works
 
 
 def by_tensor(layer: LayerCost, parts: int) -> LayerCost:

@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from stretto.landscape.tradeoff import Tradeoff, fit, positive_weights
+from stretto.analysis.batch_tradeoff import Tradeoff, fit, positive_weights
 from stretto.report import units
 from stretto.report.charts import large_batches as charts
 from stretto.report.frontier import first_reaching

@@ -160,7 +160,7 @@ def busy_of(schedule: Schedule, worker: int, prediction: Prediction) -> float:
 def period_of(schedule: Schedule, rules: Rules, prediction: Prediction) -> float:
     """The predicted seconds of a turn once the pipeline is full, links and their queues included."""
     from stretto.simulate import simulate
-    from stretto.simulate.simulate import no_bytes
+    from stretto.simulate.simulator import no_bytes
 
     settled, over = 4 * (schedule.drain + 1), 12
     timeline = simulate(

@@ -60,7 +60,7 @@ class Observation:
 
     `mismatch` is ||w_forward - w_backward|| / ||w||; `prediction_error` ||w_predicted - w_actual|| / ||w_actual||, and
     `unpredicted_error` the same without prediction; None where there is nothing to measure. Memory is in bytes, the
-    most at any time. `stretto.observe` has the exact definitions.
+    most at any time. `stretto.trainer.observer` has the exact definitions.
     """
 
     step: int
@@ -89,7 +89,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What the loss looked like after `step`, on fixed training examples: `stretto.landscape` has the definitions.
+    """What the loss looked like after `step`, on fixed training examples: `stretto.analysis` has the definitions.
 
     `sharpness` is the largest eigenvalue of the Hessian; `noise_trace` estimates the trace of the covariance of an
     example's gradient, `gradient_square` the square of the true gradient's norm (it may be negative). By stage:

@@ -70,8 +70,11 @@ def timelines(
 
     Only the turns `among` these follow the schedule: a method's synchronous phases have another.
     """
-    from stretto.simulate import period, simulate  # numpy takes a while
-    from stretto.tracing.simulated import recordings as simulated_recordings
+    from stretto.simulate import (
+        period,
+        simulate,  # numpy takes a while
+    )
+    from stretto.simulate.recordings import recordings as simulated_recordings
 
     turns = max(2, CELLS // max(map(len, schedule.body)))
     full = schedule.drain + 1

@@ -9,8 +9,8 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from stretto.errors import StrettoError
-from stretto.runtime.signed import ForgedError
-from stretto.runtime.status import here
+from stretto.runtime.rendezvous.signed_store import ForgedError
+from stretto.runtime.wait_report import here
 
 KEY = "failure"
 GRACE = 3.0  # seconds for whoever failed to say so, after its connection has gone

@@ -17,14 +17,14 @@ from typing import Any, NoReturn
 
 from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
 
-from stretto import forks
 from stretto.errors import StrettoError, UsageError
-from stretto.runtime import agent
-from stretto.runtime.door import parted
-from stretto.runtime.loopback import Loopback
-from stretto.runtime.meeting import Meeting
-from stretto.runtime.signed import VARIABLE, Secret
-from stretto.scratch import scratch
+from stretto.files.temporary_folders import scratch
+from stretto.processes import fork_server
+from stretto.runtime import launch_agent
+from stretto.runtime.rendezvous.addresses import parted
+from stretto.runtime.rendezvous.local import Loopback
+from stretto.runtime.rendezvous.nodes import Meeting
+from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
 LOUD = ("torch.distributed.elastic", "torch.multiprocessing.spawn")  # loggers of torch's launcher
@@ -87,7 +87,7 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) ->
     handler = place.handler()
     with scratch() as folder, silent(), handlers_kept():
         try:
-            failures = agent.run(
+            failures = launch_agent.run(
                 begin,
                 [{**os.environ, VARIABLE: handler.secret.text}, work, *arguments],
                 workers=place.workers // place.nodes,
@@ -104,7 +104,7 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) ->
 
 def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
     """What each process does: as if it had just been started by the one that launches."""
-    forks.begin()
+    fork_server.begin()
     own = {name: value for name, value in os.environ.items() if name.startswith(OF_LAUNCHER)}
     os.environ.clear()
     os.environ.update({**environment, **own})

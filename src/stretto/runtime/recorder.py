@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from stretto.interpreter import Interpreter, count
-from stretto.runtime.packing import as_tensor, as_text
-from stretto.runtime.post import Inbox, Outbox
+from stretto.runtime.channel import Inbox, Outbox
+from stretto.runtime.serialize import as_tensor, as_text
 from stretto.schedule import Action
+from stretto.stage.interpreter import Interpreter, count
 from stretto.tracing import Recording
 
 ROUNDS = 8  # of asking what time it is elsewhere

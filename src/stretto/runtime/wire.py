@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.runtime.failure import reaching
-from stretto.runtime.packing import aligned, layout_of, pack, size_of, unpack
+from stretto.runtime.serialize import aligned, layout_of, pack, size_of, unpack
 
 HEAD = 6  # whole numbers
 TAG = 0x57A1E  # no collective and no channel has it

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from stretto.errors import ScheduleError
-from stretto.interpreter import Interpreter
-from stretto.runtime.mailbox import Channel, Mailbox, receivers
-from stretto.runtime.post import Letter
-from stretto.runtime.status import Status
+from stretto.replicas.reduction import Peers
+from stretto.runtime.channel import Letter
+from stretto.runtime.channels import Channel, Mailbox, receivers
+from stretto.runtime.wait_report import Status
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.rules import Tie
-from stretto.stage import Stage
-from stretto.sync.peers import Peers
+from stretto.stage.interpreter import Interpreter
+from stretto.stage.shared_stage import Within
+from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 from stretto.tracing.naming import channel as name
-from stretto.within import Within
 
 
 class Route(NamedTuple):

@@ -18,11 +18,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from stretto.errors import UsageError
-from stretto.runtime.connections import made_here
-from stretto.runtime.door import Door, knock
 from stretto.runtime.failure import WorkerLostError
-from stretto.runtime.packing import as_tensor, as_text
-from stretto.runtime.signed import VARIABLE, Secret, of_round
+from stretto.runtime.group_connections import made_here
+from stretto.runtime.rendezvous.addresses import Door, knock
+from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret, of_round
+from stretto.runtime.serialize import as_tensor, as_text
 
 TIMEOUT = timedelta(minutes=10)
 ADDRESS_OF = 0x8915  # SIOCGIFADDR

@@ -4,7 +4,6 @@ The idea everything else stands on: a schedule is data, and what its actions mea
 """
 
 from stretto.schedule.action import KINDS, Action
-from stretto.schedule.check import check
 from stretto.schedule.delay import Delays
 from stretto.schedule.export import to_csv
 from stretto.schedule.reach import Reach
@@ -12,5 +11,6 @@ from stretto.schedule.read import read_csv
 from stretto.schedule.rules import Edge, Rules
 from stretto.schedule.schedule import Schedule
 from stretto.schedule.span import Span
+from stretto.schedule.validity import check
 
 __all__ = ["KINDS", "Action", "Delays", "Edge", "Reach", "Rules", "Schedule", "Span", "check", "read_csv", "to_csv"]

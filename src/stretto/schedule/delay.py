@@ -2,8 +2,8 @@
 
 from functools import cached_property
 
-from stretto.arguments import flag, of_kind
 from stretto.errors import ScheduleError
+from stretto.options.checks import flag, of_kind
 from stretto.schedule.rules import Tie
 from stretto.schedule.schedule import Schedule
 

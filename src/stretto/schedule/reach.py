@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from stretto.arguments import is_whole, shown
 from stretto.errors import ScheduleError
+from stretto.options.checks import is_whole, shown
 
 
 @dataclass(frozen=True)

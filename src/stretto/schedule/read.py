@@ -14,13 +14,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from stretto.arguments import path as check_path
 from stretto.errors import ScheduleError, UsageError
+from stretto.options.checks import path as check_path
 from stretto.schedule.action import Action
-from stretto.schedule.check import check
 from stretto.schedule.reach import Reach
 from stretto.schedule.rules import Rules
 from stretto.schedule.schedule import Schedule
+from stretto.schedule.validity import check
 
 CELL = re.compile(r"(\d{1,6})([A-Z_]+)(\d{1,6})?")
 READ = "FCBIWU"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from stretto.arguments import of_kind, sequence, whole
 from stretto.errors import ScheduleError
+from stretto.options.checks import of_kind, sequence, whole
 from stretto.schedule.action import Action
 from stretto.schedule.reach import Reach
 from stretto.schedule.schedule import Schedule

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from stretto.arguments import is_whole, shown, whole
 from stretto.errors import ScheduleError
+from stretto.options.checks import is_whole, shown, whole
 from stretto.schedule.action import KINDS, Action
 
 MOST_TURNS = 1_000_000

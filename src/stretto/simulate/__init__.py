@@ -1,10 +1,10 @@
 """The interpreter that needs no tensors: time on paper."""
 
-from stretto.simulate.endless import Endless, endless
 from stretto.simulate.memory import Ledger, ledgers
 from stretto.simulate.network import Link, Network
 from stretto.simulate.noise import Noise
-from stretto.simulate.simulate import Durations, simulate, unit_costs
+from stretto.simulate.periodic import Endless, endless
+from stretto.simulate.simulator import Durations, simulate, unit_costs
 from stretto.simulate.steady import period
 from stretto.simulate.timeline import Timeline
 from stretto.simulate.times import stage_times

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Rules, Schedule
 from stretto.schedule.lower import LATE
-from stretto.simulate.simulate import Durations
+from stretto.simulate.simulator import Durations
 
 
 class Dependence(NamedTuple):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from stretto.errors import UsageError
-from stretto.simulate.simulate import Durations
+from stretto.simulate.simulator import Durations
 
 Times = Sequence[float] | None  # one for all stages, or one each
 

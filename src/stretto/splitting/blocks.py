@@ -6,9 +6,9 @@ from torch import fx, nn
 
 from stretto.splitting.arguments import find_call
 from stretto.splitting.cost import Inputs
+from stretto.splitting.fx.graph import TraceError, record
+from stretto.splitting.fx.units import Units
 from stretto.splitting.parts import tied
-from stretto.splitting.recording import TraceError, record
-from stretto.splitting.units import Units
 
 
 class Blocks(Units):

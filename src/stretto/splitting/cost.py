@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.counter import counting
 from stretto.errors import UsageError
-from stretto.splitting.undisturbed import home, members, undisturbed
-from stretto.trace import describe
+from stretto.nn.flop_counter import counting
+from stretto.nn.preserve import home, members, undisturbed
+from stretto.nn.shapes import describe
 
 Inputs = tuple[Tensor, ...]
 REPEATS = 5

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from stretto.chain import Chain
 from stretto.errors import UsageError
+from stretto.nn.chain import Chain
+from stretto.nn.preserve import home, undisturbed
+from stretto.nn.shapes import describe
 from stretto.splitting.cost import Inputs, attempt
 from stretto.splitting.lists import opens, whole_tuples
 from stretto.splitting.parts import Joint, Parts, tally, tied
-from stretto.splitting.undisturbed import home, undisturbed
-from stretto.trace import describe
 
 
 class Layer(NamedTuple):

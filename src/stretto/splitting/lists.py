@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from stretto.chain import Chain
 from stretto.errors import UsageError, nearest
+from stretto.nn.chain import Chain
 from stretto.splitting.parts import tally
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from stretto.nn.tied_weights import find as find_ties
 from stretto.splitting.balance import partition
-from stretto.ties import find as find_ties
 
 
 @dataclass(frozen=True)

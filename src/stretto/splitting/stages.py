@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from stretto.arguments import mapping, of_kind
 from stretto.errors import UsageError, nearest
+from stretto.options.checks import mapping, of_kind
 from stretto.splitting.cost import Costs
 
 

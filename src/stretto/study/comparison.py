@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stretto.config import known
 from stretto.methods import method
 from stretto.report import METRICS, Record, panels
-from stretto.study.page import write_report
-from stretto.study.pool import Failure, OnRun, OnSteps, Task, run_all
-from stretto.study.roster import Roster
-from stretto.study.storage import open_storage, reached
+from stretto.settings.runs import known
+from stretto.study.process_pool import Failure, OnRun, OnSteps, Task, run_all
+from stretto.study.report_page import write_report
+from stretto.study.shared_queue import Roster
+from stretto.study.shared_storage import open_storage, reached
 from stretto.study.study import Study, claimed
 
 

@@ -9,27 +9,28 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from stretto.config import TrainSettings, known
-from stretto.cost import Cluster, ModelCosts, layer_costs, stage_times
+from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.forecast import Pricer, silent
-from stretto.cost.table import LayerCost
+from stretto.cost.layer_table import LayerCost
 from stretto.cost.workers import Workers
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses import Loss
-from stretto.plan.models import outputs
+from stretto.measure import layer_costs
 from stretto.report.predicted import OWN, Prediction
 from stretto.report.turns import mean_durations, turn_starts
+from stretto.settings.runs import TrainSettings, known
 from stretto.simulate import simulate
-from stretto.simulate.simulate import no_bytes
-from stretto.stage import Target, head_loss
+from stretto.simulate.recordings import recordings as recordings_on_paper
+from stretto.simulate.simulator import no_bytes
+from stretto.stage.stage import Target, head_loss
+from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, prepare, stages_of
-from stretto.study.single import traced
+from stretto.study.single_run import traced
 from stretto.study.store import RUN, read_run
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.overlay import between, overlay
-from stretto.tracing.simulated import recordings as recordings_on_paper
 
 EXAMPLES = 2  # that costs are read off
 MOST = 200  # turns of an overlay

@@ -9,26 +9,27 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stretto import config, data, models
-from stretto.chain import Chain
-from stretto.cost import Costs, measure
+from stretto import data, models
 from stretto.errors import UsageError
+from stretto.measure import Costs, measure
 from stretto.mesh import Mesh
 from stretto.methods import method
+from stretto.models.greedy_decode import find_bleu
+from stretto.nn.chain import Chain
 from stretto.optim import LAMB, LARS, cosine, scale_for_batch, warmup
+from stretto.replicas import find as find_sync
+from stretto.settings import runs
 from stretto.splitting import divide
-from stretto.sync import find as find_sync
-from stretto.trainer import Trainer
-from stretto.translate import find_bleu
+from stretto.trainer.trainer import Trainer
 
-S = TypeVar("S", bound=config.Settings)
+S = TypeVar("S", bound=runs.Settings)
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A run that could start now."""
 
-    settings: config.TrainSettings
+    settings: runs.TrainSettings
     dataset: data.Dataset
     model: models.Model
     trainer: Trainer
@@ -40,12 +41,12 @@ def load(name: str, options: tuple[tuple[str, object], ...]) -> data.Dataset:
     return data.load(name, **dict(options))
 
 
-def dataset(settings: config.Settings) -> data.Dataset:
+def dataset(settings: runs.Settings) -> data.Dataset:
     """The settings' data set."""
     return load(settings.data, tuple(sorted(settings.data_options.items())))
 
 
-def build_model(settings: config.Settings, seed: int = 0) -> models.Model:
+def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
     """The settings' network."""
     options: dict[str, Any] = dict(settings.model_options)
     if "seed" in options:
@@ -56,9 +57,9 @@ def build_model(settings: config.Settings, seed: int = 0) -> models.Model:
 def resolve(settings: S) -> S:
     """Fill in everything that was left to Stretto to choose. Raises UsageError for what cannot work."""
     settings = with_methods(settings)
-    if isinstance(settings, config.TrainSettings):
+    if isinstance(settings, runs.TrainSettings):
         settings = with_optimizer(settings, [settings.method])
-    config.check(settings)
+    runs.check(settings)
     model = build_model(settings)
     stages = len(model.layers) if settings.stages is None else settings.stages
     if stages > len(model.layers):
@@ -66,22 +67,22 @@ def resolve(settings: S) -> S:
             f"stages={stages}, but {model.name} has {len(model.layers)} blocks: use at most {len(model.layers)} "
             f"stages, or a deeper network (--model-options.depth {stages})"
         )
-    mesh = settings.mesh if isinstance(settings, config.TrainSettings) else Mesh()
+    mesh = settings.mesh if isinstance(settings, runs.TrainSettings) else Mesh()
     most = stages * mesh.data * mesh.inside
     if settings.workers is not None and settings.workers > most:
         each = f" of each of {mesh.data} replicas" if mesh.data > 1 else ""
         shared = f", each shared by {mesh.inside}" if mesh.inside > 1 else ""
         raise UsageError(f"workers={settings.workers} for {stages} stages{each}{shared}: use at most {most} workers")
-    resolved = config.with_defaults(replace(settings, stages=stages))
-    config.check(resolved)  # what was chosen here fits what was given
+    resolved = runs.with_defaults(replace(settings, stages=stages))
+    runs.check(resolved)  # what was chosen here fits what was given
     return resolved
 
 
 def with_methods(settings: S) -> S:
     """Write each method's name as Stretto itself does: two spellings of one method are one."""
-    if isinstance(settings, config.CompareSettings):
+    if isinstance(settings, runs.CompareSettings):
         return replace(settings, methods=tuple(str(method(name)) for name in settings.methods))
-    if isinstance(settings, config.TrainSettings):
+    if isinstance(settings, runs.TrainSettings):
         return replace(settings, method=str(method(settings.method)), sync=str(find_sync(settings.sync)))
     return settings
 
@@ -95,10 +96,10 @@ def with_optimizer(settings: S, methods: Sequence[str]) -> S:
     return replace(settings, optimizer=built_on.lower())
 
 
-def prepare(settings: config.TrainSettings, timeout: float = 600) -> Prepared:
+def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
     """Build the data, the model, its stages and the trainer of a resolved run; `timeout` is the trainer's, in s."""
     loaded = dataset(settings)
-    batch_size = config.known(settings.batch_size)
+    batch_size = runs.known(settings.batch_size)
     if batch_size > len(loaded.train):
         raise UsageError(
             f"batch_size={batch_size}, but {loaded.name} has {len(loaded.train)} training examples: "
@@ -133,13 +134,13 @@ def prepare(settings: config.TrainSettings, timeout: float = 600) -> Prepared:
     return Prepared(settings, loaded, model, trainer)
 
 
-def stages_of(settings: config.TrainSettings, model: models.Model, example: torch.Tensor) -> list[nn.Module]:
+def stages_of(settings: runs.TrainSettings, model: models.Model, example: torch.Tensor) -> list[nn.Module]:
     """The model cut where the settings say, or evenly."""
     if settings.bounds is None:
-        return divide(model.layers, config.known(settings.stages), example=example)
+        return divide(model.layers, runs.known(settings.stages), example=example)
     bounds, blocks = settings.bounds, len(model.layers)
     rising = all(after > before for before, after in pairwise(bounds))
-    if len(bounds) != config.known(settings.stages) + 1 or bounds[0] != 0 or bounds[-1] != blocks or not rising:
+    if len(bounds) != runs.known(settings.stages) + 1 or bounds[0] != 0 or bounds[-1] != blocks or not rising:
         raise UsageError(
             f"bounds={list(bounds)} for {settings.stages} stages of {blocks} blocks: give 0, where each further stage "
             f"begins, and {blocks}, each larger than the one before"
@@ -154,7 +155,7 @@ def costs_of(prepared: Prepared) -> Costs:
     return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
 
 
-def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+def optimizer(settings: runs.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """What makes the optimizer of a stage."""
     lr, momentum = rate_and_momentum(settings)
     decay = settings.weight_decay
@@ -167,20 +168,20 @@ def optimizer(settings: config.TrainSettings) -> Callable[[list[nn.Parameter]], 
     return lambda params: kind(params, lr=lr, betas=(momentum, 0.999), weight_decay=decay)
 
 
-def rate_and_momentum(settings: config.TrainSettings) -> tuple[float, float]:
+def rate_and_momentum(settings: runs.TrainSettings) -> tuple[float, float]:
     """Those of the run's batch size, scaled from the reference batch if there is one."""
-    lr, momentum, size = (config.known(each) for each in (settings.lr, settings.momentum, settings.batch_size))
+    lr, momentum, size = (runs.known(each) for each in (settings.lr, settings.momentum, settings.batch_size))
     if settings.reference_batch is None:
         return lr, momentum
     return scale_for_batch(lr, momentum, settings.reference_batch, to=int(size), rule=settings.lr_scaling)
 
 
-def scheduler(settings: config.TrainSettings) -> Callable[[Any], Any] | None:
+def scheduler(settings: runs.TrainSettings) -> Callable[[Any], Any] | None:
     """What makes the learning-rate scheduler of a stage, which counts its updates."""
-    steps = config.known(settings.steps) * find_sync(settings.sync).updates(settings.data_parallel)
+    steps = runs.known(settings.steps) * find_sync(settings.sync).updates(settings.data_parallel)
     if settings.lr_warmup:
         updates = round(settings.lr_warmup * steps)
-        start = min(config.known(settings.lr) / rate_and_momentum(settings)[0], 1) if settings.reference_batch else 0.0
+        start = min(runs.known(settings.lr) / rate_and_momentum(settings)[0], 1) if settings.reference_batch else 0.0
         return warmup(updates, start=start, then=cosine(steps - updates) if settings.schedule == "cosine" else None)
     if settings.schedule == "constant":
         return None

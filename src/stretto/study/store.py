@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.report.record import Measurement, Observation, Point, Record
-from stretto.study.disk import locked, writing
+from stretto.study.disk_errors import locked, writing
 from stretto.tracing import Recording
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"

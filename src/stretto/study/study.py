@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from stretto.config import CompareSettings, Settings, TrainSettings, known
 from stretto.errors import UsageError
-from stretto.names import in_path
+from stretto.files.path_names import in_path
 from stretto.report import Record
 from stretto.report.heading import Heading
-from stretto.study.choice import choose
-from stretto.study.disk import FullDiskError, locked, writing
-from stretto.study.pool import Task
+from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known
+from stretto.study.disk_errors import FullDiskError, locked, writing
+from stretto.study.methods import choose
+from stretto.study.process_pool import Task
 from stretto.study.store import LOCK, RUN, STUDY, read_run, versions, write_json
 
 ROOM = 64 * 2**20  # bytes that must be free before a study starts

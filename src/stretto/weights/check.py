@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stretto.batch import call
 from stretto.errors import UsageError
+from stretto.nn.batch import call
 from stretto.weights import guard
 from stretto.weights.origins import Copy, Kind, Origins, place, tensors_in
 

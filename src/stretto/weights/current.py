@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stretto.batch import call
+from stretto.nn.batch import call
 from stretto.weights.weights import Weights
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from stretto.batch import call
 from stretto.errors import UsageError
+from stretto.nn.batch import call
 from stretto.weights import check, guard
 from stretto.weights.current import Current
 from stretto.weights.reads import Read, Reads

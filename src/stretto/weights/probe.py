@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.batch import call, like
 from stretto.errors import UsageError
+from stretto.nn.batch import call, like
 from stretto.weights import guard
 from stretto.weights.check import watched
 from stretto.weights.origins import tensors_in

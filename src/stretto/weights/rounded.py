@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stretto.optim.masters import Masters
+from stretto.nn.master_weights import Masters
 from stretto.weights.rules import Parameters, Rule
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.optim.coming_rates import FutureRates, Scheduler
 from stretto.optim.direction import check_direction, moved
 from stretto.optim.momentum import check_momentum
-from stretto.optim.rates import FutureRates, Scheduler
 
 Horizon = float | Callable[[int], float]  # how many updates ahead; or a function of the updates so far
 Parameters = Mapping[str, Tensor]

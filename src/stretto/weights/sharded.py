@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stretto.shards import gathered, groups_of, release
+from stretto.nn.sharded_modules import gathered, groups_of, release
 from stretto.weights.current import Current
 
 

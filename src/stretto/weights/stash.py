@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stretto.batch import Named
+from stretto.nn.batch import Named
 from stretto.weights import check
 from stretto.weights.weights import Weights
 

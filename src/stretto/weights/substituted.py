@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from stretto.batch import call
+from stretto.nn.batch import call
 from stretto.weights import check
 from stretto.weights.reads import Read, Reads
 from stretto.weights.rules import CurrentRule, Rule

@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from stretto.arguments import of_kind
 from stretto.errors import UsageError
-from stretto.flat import align
-from stretto.parting import part_sizes
+from stretto.nn.buckets import align
+from stretto.options.checks import of_kind
+from stretto.schedule.even_split import part_sizes
 
 NAME = "tensor"
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name since torch 2.13

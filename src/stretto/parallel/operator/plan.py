@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from stretto.arguments import one_of
 from stretto.errors import UsageError, nearest
+from stretto.options.checks import one_of
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.chains import chains
 from stretto.parallel.operator.heads import Attention, attentions, too_few

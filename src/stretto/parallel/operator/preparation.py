@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from stretto.arguments import flag, mapping, of_kind, one_of
 from stretto.errors import UsageError
+from stretto.options.checks import flag, mapping, of_kind, one_of
 from stretto.parallel.operator import attention, layers, styles
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.blocks import blocks

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from stretto.parting import bounds
+from stretto.schedule.even_split import bounds
 
 
 class Span(NamedTuple):

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from stretto.arguments import of_kind
 from stretto.errors import UsageError
-from stretto.flat import joined, split_like
+from stretto.nn.buckets import joined, split_like
+from stretto.options.checks import of_kind
 from stretto.parallel.space.route import Place
 
 AXES = ("height", "width")

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves, tree_map
 
-from stretto.arguments import of_kind, refuse
 from stretto.errors import UsageError
+from stretto.options.checks import of_kind, refuse
 from stretto.parallel.space.exchange import Collect, Scatter
 from stretto.parallel.space.geometry import cuts
 from stretto.parallel.space.grid import Grid

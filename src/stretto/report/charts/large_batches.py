@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import altair as alt
 
-from stretto.landscape.tradeoff import Tradeoff
+from stretto.analysis.batch_tradeoff import Tradeoff
 from stretto.report import units
 from stretto.report.charts.axis import LABELS, log_axis
 from stretto.report.charts.rows import color, data, shape

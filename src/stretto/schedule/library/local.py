@@ -12,8 +12,8 @@ Time runs to the right, one worker a stage, unit costs (F = I = W = 1, B = 2; up
 from collections.abc import Iterator
 
 from stretto.errors import ScheduleError
-from stretto.parting import bounds
 from stretto.schedule.action import Action
+from stretto.schedule.even_split import bounds
 from stretto.schedule.schedule import Schedule
 
 

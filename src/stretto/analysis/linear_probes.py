@@ -1,0 +1,111 @@
+"""Linear probes: how well a linear classifier tells the classes from what each stage gives.
+
+Fitted on some examples and tested on others (Alain and Bengio 2016, arXiv 1610.01644).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from stretto.analysis.gradient_cosine import boundaries
+from stretto.errors import UsageError
+from stretto.nn.batch import IGNORED, check_examples, with_numbers
+from stretto.nn.input_errors import fitting
+from stretto.nn.preserve import evaluating
+from stretto.options.checks import of_kind, sequence, shown
+
+Examples = tuple[Tensor, Tensor]
+
+WIDEST = 512  # wider outputs of images are averaged over regions until they have no more features
+DECAY = 1e-4
+STEPS = 25  # of L-BFGS at most
+
+
+def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tuple[float | None, ...]:
+    """By stage: the accuracy on `test` of a probe fitted on `train`, both (x, y).
+
+    y are whole numbers, one for each example or one for each position; those of -100 ask for nothing, and do not count.
+    None where a stage's first output is not of numbers, or has no place for each target.
+    """
+    check(stages, train, test)
+    at = fitting(
+        lambda: "probes: the stages cannot take these examples", "Give train=(x, y) and test=(x, y) as in training"
+    )
+    with evaluating(stages), at:
+        fitted, tested = ([placed(each, y) for each in outputs(stages, x)] for x, y in (train, test))
+    return tuple(
+        None if one is None or other is None else probe((one, train[1]), (other, test[1]))
+        for one, other in zip(fitted, tested, strict=True)
+    )
+
+
+def check(stages: Sequence[nn.Module], train: Examples, test: Examples) -> None:
+    """Refuse what are no stages, and no examples with whole numbers for targets."""
+    sequence("stages", stages, "a list of modules, such as trainer.stages")
+    for index, stage in enumerate(stages):
+        of_kind(f"stages[{index}]", stage, nn.Module, "an nn.Module")
+    for name, pair in (("train", train), ("test", test)):
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(each, Tensor) for each in pair):
+            raise UsageError(f"{name}={shown(pair)}: give a pair of tensors (x, y)")
+        x, y = (with_numbers(each, f"the {part} of {name}") for each, part in zip(pair, "xy", strict=True))
+        check_examples((x,), y, cuts=False)
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or int(y.min()) < IGNORED:
+            raise UsageError(f"{name}: y is {shown(y)}: give classes as whole numbers from 0 on, {IGNORED} for none")
+
+
+def outputs(stages: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """The first tensor that each stage gives."""
+    given = boundaries([*stages, nn.Identity()], (x,))
+    return [tensors[0] for tensors in given[1:]]
+
+
+def placed(features: Tensor, y: Tensor) -> Tensor | None:
+    """Features [*y.shape, ...], channels put last where pixels have targets [N, H, W]; None if there are none."""
+    if y.dim() == 3 and features.dim() == 4:
+        features = features.movedim(1, -1)
+    fits = features.is_floating_point() and features.dim() > y.dim() and features.shape[: y.dim()] == y.shape
+    return features if fits else None
+
+
+def probe(train: Examples, test: Examples) -> float:
+    """The accuracy on `test` of logistic regression with a little weight decay on normalised features."""
+    x, y = prepared(*train)
+    unseen, wanted = prepared(*test)
+    mean, deviation = x.mean(0), x.std(0).clamp_min(1e-6)
+    weight = classifier((x - mean) / deviation, y, int(max(y.max(), wanted.max())) + 1)
+    found = with_ones((unseen - mean) / deviation) @ weight
+    return float((found.argmax(1) == wanted).double().mean())
+
+
+def prepared(features: Tensor, y: Tensor) -> Examples:
+    """Features [n, d] in float64 and targets [n], of those that ask for something."""
+    flat = features.flatten(0, y.dim() - 1)[y.flatten() != IGNORED].double()
+    if flat.dim() == 4 and flat[0].numel() > WIDEST:
+        side = max(1, int((WIDEST / flat.shape[1]) ** 0.5))
+        flat = nn.functional.adaptive_avg_pool2d(flat, (min(side, flat.shape[2]), min(side, flat.shape[3])))
+    return flat.flatten(1), y[y != IGNORED]
+
+
+def classifier(x: Tensor, y: Tensor, classes: int) -> Tensor:
+    """The weights [d + 1, classes] of the least regularised cross entropy, from zero: the same every time."""
+    x = with_ones(x)
+    weight = torch.zeros(x.shape[1], classes, dtype=x.dtype, device=x.device, requires_grad=True)
+    optimizer: Any = torch.optim.LBFGS([weight], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = cross_entropy(x @ weight, y) + DECAY / 2 * weight[:-1].square().sum()
+        torch.autograd.backward(value)
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    return weight.detach()
+
+
+def with_ones(x: Tensor) -> Tensor:
+    """A column more, for the bias."""
+    return torch.cat([x, x.new_ones(len(x), 1)], 1)

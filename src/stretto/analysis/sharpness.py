@@ -1,0 +1,97 @@
+"""Sharpness: the largest eigenvalue of the loss's Hessian, by power iteration on Hessian-vector products."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.analysis.frozen_model import flat_gradient, outputs, still
+from stretto.errors import UsageError
+from stretto.losses import Loss, mean_and_weight
+from stretto.nn.batch import first_size
+from stretto.nn.batches import Batches
+from stretto.options.checks import number, whole
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """`value` never exceeds the largest eigenvalue; if `converged`, an eigenvalue is within the tolerance of it."""
+
+    value: float
+    products: int  # of the Hessian and a vector
+    converged: bool
+
+
+def sharpness(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[tuple[Any, Any]],
+    *,
+    tolerance: float = 0.01,
+    products: int = 100,
+    seed: int = 0,
+) -> Sharpness:
+    """The largest eigenvalue of the Hessian of the mean loss over all examples of `batches`, at the model's weights.
+
+    As in Yao et al. 2018 (arXiv 1802.08241): double backward and power iteration, from a random vector, until
+    ||H v - value v|| <= tolerance |value|, or for so many products. Should the eigenvalue of largest size be negative,
+    a second iteration, on H minus it, finds the largest one. Dropout and batch statistics are off. The graphs of all
+    batches are held at once; a product costs about two backwards.
+    """
+    number("sharpness: tolerance", tolerance, 0)
+    whole("sharpness: products", products, 1)
+    whole("sharpness: seed", seed, -(1 << 63), (1 << 63) - 1)
+    given = Batches("sharpness", batches)
+    with still(model) as parameters, given.fitting():
+        product = hessian(model, loss, list(given), parameters)
+        start = random_direction(parameters, seed)
+        found = iterate(product, start, tolerance, products)
+        if found.value >= 0:
+            return found
+        lowest = found.value
+        above = iterate(lambda v: product(v).sub_(v, alpha=lowest), start, tolerance, products)
+        return Sharpness(lowest + above.value, found.products + above.products, found.converged and above.converged)
+
+
+def hessian(
+    model: nn.Module, loss: Loss, batches: Sequence[tuple[Any, Any]], parameters: list[nn.Parameter]
+) -> Callable[[Tensor], Tensor]:
+    """What multiplies the Hessian and a vector, all parameters behind each other."""
+    if not sum(first_size(x) for x, _ in batches):
+        raise UsageError("sharpness got no examples: the iterable of batches is empty (a used-up generator?)")
+    values = [mean_and_weight(loss, outputs(model, x), y, first_size(x)) for x, y in batches]
+    whole = sum(weight for _, weight in values)
+    gradients = [
+        (weight / whole, flat_gradient(value, parameters, differentiable=True)) for value, weight in values if weight
+    ]
+
+    def product(vector: Tensor) -> Tensor:
+        made = torch.zeros_like(vector)
+        for share, gradient in gradients:
+            if gradient.requires_grad:  # else the loss is linear there
+                made.add_(flat_gradient(gradient @ vector, parameters, keep=True), alpha=share)
+        return made
+
+    return product
+
+
+def random_direction(parameters: Sequence[Tensor], seed: int) -> Tensor:
+    """The same on every device, of length 1."""
+    draw = torch.Generator("cpu").manual_seed(seed)
+    vector = torch.randn(sum(each.numel() for each in parameters), generator=draw, dtype=torch.float64)
+    vector /= vector.norm()
+    return vector.to(parameters[0].device, parameters[0].dtype)
+
+
+def iterate(product: Callable[[Tensor], Tensor], vector: Tensor, tolerance: float, products: int) -> Sharpness:
+    """Power iteration: the eigenvalue of largest size, as the Rayleigh quotient of the last vector."""
+    value = 0.0
+    for made in range(1, products + 1):
+        image = product(vector)
+        value, length = float(vector @ image), float(image.norm())
+        if float((image - value * vector).norm()) <= tolerance * abs(value) or not length:
+            return Sharpness(value, made, converged=True)
+        vector = image / length
+    return Sharpness(value, products, converged=False)

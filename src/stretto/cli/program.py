@@ -1,0 +1,134 @@
+"""The command line: reads arguments and files, turns errors into one clear message and an exit status.
+
+0 done, 1 something failed on the way, 2 a user's mistake, 130 interrupted.
+"""
+
+import contextlib
+import errno
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from inspect import Signature
+from pathlib import Path
+from typing import Any
+
+from cyclopts import App, CycloptsError
+
+from stretto import __version__
+from stretto.cli.calibrate import calibrate
+from stretto.cli.compare import compare
+from stretto.cli.doctor import doctor
+from stretto.cli.inspect import inspect
+from stretto.cli.output import Output, check_file, check_folder
+from stretto.cli.plan import plan
+from stretto.cli.report import report
+from stretto.cli.show import show
+from stretto.cli.simulate import simulate
+from stretto.cli.toml_file import file_first, parts_of, settings_from_file
+from stretto.cli.train import train
+from stretto.errors import StrettoError, UsageError
+from stretto.settings.runs import CompareSettings
+
+FILES = ("out", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
+NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # what no file can be called, or is
+OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+app = App(
+    name="stretto",
+    help="Train deep networks on many workers, with or without backpropagation's locks.",
+    version=__version__,
+    config=settings_from_file,
+)
+for verb in (compare, train, show, simulate, plan, calibrate, report, inspect, doctor):
+    app.command(verb)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    if arguments is None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: no process stays behind
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status: Any = call(words)
+        flush()
+    except (CycloptsError, StrettoError) as error:
+        code = MISTAKE if isinstance(error, CycloptsError | UsageError) else FAILED
+        told = getattr(error, "said_by", None) is not None  # by another process of this job
+        return code if told else complain(f"{error}", code)
+    except BrokenPipeError:  # whoever read stdout has gone; nothing that Python says at its end may fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        said = f"{error.filename or 'the operating system refuses'}: {error.strerror or error}"
+        return complain(said, MISTAKE if error.errno in NO_PATH else FAILED)
+    except ValueError as error:
+        if "null byte" not in str(error):
+            raise
+        return complain("a path holds a zero character, which no file's name can: leave it out", MISTAKE)
+    except KeyboardInterrupt as interrupt:
+        study = "; finished runs are kept, the same command makes the others" if "compare" in words[:1] else ""
+        return complain(f"{interrupt}" or f"interrupted{study}", INTERRUPTED)
+    return status if isinstance(status, int) else OK
+
+
+def call(words: list[str]) -> Any:
+    """Parse and run. A TOML file may stand anywhere among the words; the options beside it win."""
+    words = file_first(words, lambda: options_of(words))
+    command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    if command is compare:
+        bound.arguments["parts"] = {part: settings_of(words, part) for part in parts_of(bound.arguments)}
+    check_outputs({**defaults(bound.signature), **bound.arguments})
+    if command is train:
+        bound.arguments["command"] = shlex.join(["stretto", *words])
+    try:
+        return command(*bound.args, **bound.kwargs)
+    except UsageError as error:
+        file = bound.arguments.get("config")
+        if file is None:
+            raise
+        raise UsageError(f"{error} (with the settings in {file})") from error
+
+
+def check_outputs(arguments: Mapping[str, Any]) -> None:
+    """Raise UsageError where a verb is to write and cannot: before it computes anything."""
+    output = arguments.get("output")
+    if isinstance(output, Output) and output.out is not None:
+        check_folder(output.out)
+    for name in FILES:
+        if isinstance(arguments.get(name), Path):
+            check_file(arguments[name])
+
+
+def defaults(signature: Signature) -> dict[str, Any]:
+    """What a verb takes for options that are not given."""
+    return {name: each.default for name, each in signature.parameters.items() if each.default is not each.empty}
+
+
+def options_of(words: Sequence[str]) -> list[str]:
+    """The options of the verb, those that every verb has included."""
+    verb = words[0] if words and words[0] in app and not words[0].startswith("-") else None
+    found = () if verb is None else app[verb].assemble_argument_collection()
+    return ["--help", "--version", *(name for argument in found for name in argument.names if name.startswith("-"))]
+
+
+def settings_of(words: list[str], part: str) -> CompareSettings:
+    """The settings of a part of a study file, as if it had been asked for alone: the command line wins in each."""
+    bound = app.parse_args([*words, "--part", part], exit_on_error=False, print_error=False)[1]
+    settings: CompareSettings = bound.arguments.get("settings", CompareSettings())
+    return settings
+
+
+def complain(message: str, status: int) -> int:
+    """Say on stderr what went wrong."""
+    with contextlib.suppress(OSError):
+        flush()
+    print(f"stretto: {message}", file=sys.stderr)
+    return status
+
+
+def flush() -> None:
+    """Find out now, not at Python's end, whether stdout takes what was written; there may be none."""
+    if sys.stdout is not None:
+        sys.stdout.flush()

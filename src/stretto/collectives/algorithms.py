@@ -1,0 +1,60 @@
+"""The all-reduce algorithms by name."""
+
+import sys
+from collections.abc import Callable, Iterable
+
+from stretto.collectives.library.double_tree import double_tree
+from stretto.collectives.library.hierarchical import hierarchical
+from stretto.collectives.library.parameter_server import parameter_server
+from stretto.collectives.library.rabenseifner import rabenseifner
+from stretto.collectives.library.recursive_doubling import recursive_doubling
+from stretto.collectives.library.ring import ring
+from stretto.collectives.library.single_master import single_master
+from stretto.collectives.step import Plan, Step, without_empty
+from stretto.errors import UsageError, nearest
+from stretto.options.checks import shown, whole
+
+ALGORITHMS: dict[str, Callable[[int, int, int], Iterable[Step]]] = {
+    "single-master": single_master,
+    "parameter-server": parameter_server,
+    "ring": ring,
+    "recursive-doubling": recursive_doubling,
+    "rabenseifner": rabenseifner,
+    "double-tree": double_tree,
+    "hierarchical": hierarchical,
+}
+NESTED = "hierarchical"
+
+
+MOST_PROCESSES = 100_000
+
+
+def check(algorithm: str, size: int, length: int, per_node: int | None) -> None:
+    """Refuse what no plan can be made for."""
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise UsageError(f"algorithm={shown(algorithm)}: {nearest(str(algorithm), [*ALGORITHMS, 'auto'])}")
+    whole("size", size, 1, MOST_PROCESSES)
+    whole("length", length, 0, sys.maxsize)
+    if per_node is not None:
+        whole("per_node", per_node, 1)
+
+
+def plan(algorithm: str, rank: int, size: int, length: int, *, per_node: int | None = None) -> Plan:
+    """What process `rank` of `size` does to sum `length` elements.
+
+    `per_node` is for the hierarchical algorithm: how many consecutive ranks are a node. Raises UsageError for a name
+    that is not known, and for nodes that are not alike.
+    """
+    check(algorithm, size, length, per_node)
+    whole("rank", rank, 0, size - 1)
+    if algorithm == NESTED:
+        return without_empty(hierarchical(rank, size, length, per_node))
+    if per_node is not None:
+        raise UsageError(f"per_node={per_node} is for {NESTED!r} only, not for {algorithm!r}: leave it out")
+    return without_empty(ALGORITHMS[algorithm](rank, size, length))
+
+
+def plans(algorithm: str, size: int, length: int, *, per_node: int | None = None) -> list[Plan]:
+    """What each process does."""
+    check(algorithm, size, length, per_node)
+    return [plan(algorithm, rank, size, length, per_node=per_node) for rank in range(size)]

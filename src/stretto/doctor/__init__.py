@@ -1,0 +1,1 @@
+"""What Stretto finds: on this machine, and in a model."""

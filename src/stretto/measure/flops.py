@@ -1,0 +1,89 @@
+"""FLOPs of every action, counted on the real modules by torch's own counter."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from stretto.emulate import Emulator
+from stretto.nn.batch import inputs_on, target_on
+from stretto.nn.flop_counter import counting
+from stretto.nn.generator import PreservedGenerator
+from stretto.schedule import Action
+from stretto.stage.stage import Stage, Target
+from stretto.trainer.trainer import Trainer
+from stretto.weights import WEIGHTS
+
+# Predicting and correcting weights is element-wise, and counts as nothing; a graph that lives through an update needs
+# a stash to be counted on a copy whose optimizer never steps.
+COUNTED_AS = {"current": "current", "stash": "stash", "double-buffered": "double-buffered", "live": "stash"}
+Flops = Mapping[tuple[str, int], float]  # (kind, stage) -> FLOPs per example
+
+
+def count(trainer: Trainer, x: Any, y: Any) -> Flops:
+    """What each action of one minibatch costs, in FLOPs per example: forward and head, backward or its two halves.
+
+    Counted while a copy of the stages and heads really runs the method's actions, so that what a method spares is
+    spared: the input gradient at a detached input, or a second forward. The trainer, its statistics and the global
+    generator are left alone. Element-wise work and optimizers count as nothing, as in torch's counter.
+    """
+    reach, split, recompute = trainer.rules.reach, trainer.rules.split, trainer.rules.recompute
+    stages = []
+    for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
+        weights = WEIGHTS[COUNTED_AS[trainer.method.weights]](module)
+        mean = trainer.method.combine == "mean"
+        stages.append(
+            Counted(index, module, reach=reach, weights=weights, head=head,
+                    loss=trainer.precision.loss(trainer.loss), split=index in split, recompute=index in recompute,
+                    mean=mean)
+        )  # fmt: skip
+    rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
+    emulator = Emulator(trainer.schedule, rules, dict(enumerate(stages)), trainer.method.delays(trainer.schedule))
+    inputs, target = trainer.precision.inputs(inputs_on(x, trainer.device)), target_on(y, trainer.device)
+    with torch.enable_grad(), PreservedGenerator(trainer.device):
+        emulator.step(0, [{"activation": inputs, "target": Target(target, inputs=inputs)}] * trainer.schedule.per_turn)
+        emulator.drain(1)
+    examples = inputs[0].shape[0]
+    return {
+        (kind, stage.index): flops / trainer.schedule.per_turn / examples
+        for stage in stages
+        for kind, flops in stage.flops.items()
+    }
+
+
+class Counted(Stage):
+    """A stage that adds up what its actions cost."""
+
+    def __init__(self, index: int, module: torch.nn.Module, **parts: Any) -> None:
+        super().__init__(index, module, **parts)
+        self.flops: dict[str, int] = {}
+
+    def run(
+        self, kind: str, microbatch: int, operands: Mapping[str, Any], version: int | None = None
+    ) -> dict[str, Any]:
+        """Run the action under torch's counter."""
+        with counting() as counter:
+            made = super().run(kind, microbatch, operands, version)
+        self.flops[kind] = self.flops.get(kind, 0) + counter.get_total_flops()
+        return made
+
+
+def paper(counted: Flops) -> Flops:
+    """Charge what Laskin, Metz et al. 2020 charge: a backward is two forwards, whatever a method spares.
+
+    A recompute is a forward (ours).
+    """
+    factor = {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "A": 0, "R": 0, "U": 0, "M": 0}
+    return {(kind, stage): factor[kind] * counted["F", stage] for kind, stage in counted}
+
+
+def durations(flops: Flops) -> Callable[[Action], float]:
+    """FLOPs as times, for a simulation in which every worker computes at the same rate.
+
+    A stage that recomputes in this schedule alone, not where it was counted, takes a forward for it.
+    """
+    forward = {("C", stage): each for (kind, stage), each in flops.items() if kind == "F"}
+    times = {**forward, **flops}
+    return lambda action: times.get((action.kind, action.stage), 0.0)

@@ -1,0 +1,253 @@
+"""What the layers of a model take on this machine: medians of repeats in which layers and batch sizes take turns."""
+
+import copy
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from stretto.cost.layer_table import Affine, Measured, ModelCosts
+from stretto.errors import UsageError
+from stretto.measure.fit import fit
+from stretto.measure.layers import Loss
+from stretto.nn.preserve import home, members, undisturbed
+from stretto.runtime.process_memory import keep_memory
+
+Inputs = tuple[Tensor, ...]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+T = TypeVar("T")
+REPEATS = 7
+AGAIN = "B again"  # a whole backward that finds gradients of another micro-batch to add its own to
+Samples = dict[tuple[int, str, int], list[float]]  # (layer, pass, examples) -> seconds
+
+
+class Timed(NamedTuple):
+    """A layer that is measured, what it trains, and the step of its optimizer, if there is one."""
+
+    module: nn.Module
+    trained: list[nn.Parameter]
+    step: Callable[[], object] | None
+
+
+class Run(NamedTuple):
+    """What a forward of a layer leaves for its backward."""
+
+    number: int
+    layer: Timed
+    leaves: Inputs
+    outputs: Inputs
+
+
+def with_times(
+    costs: ModelCosts,
+    layers: Sequence[nn.Module],
+    examples: Sequence[Tensor | Inputs],
+    *,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    targets: Sequence[Tensor] = (),
+    optimizer: MakeOptimizer | None = None,
+    repeats: int = REPEATS,
+    crowded: bool = False,
+) -> ModelCosts:
+    """The costs with measured seconds of each layer, `t0 + b t1` through `examples` of several batch sizes.
+
+    Measured as training runs them, one layer after the other on what the one before gave: forward, whole backward,
+    another one that adds to its gradients, both halves, a step of the optimizer if one is given; and the loss, if it is
+    given with a target for each of the examples. On a copy, in training mode: nothing is trained. The process keeps its
+    memory from here on, as one that trains does. `crowded` says that as many processes of the machine as will train
+    measure at the same time: no contention is then added to these times. Raises UsageError for fewer than two batch
+    sizes.
+    """
+    given = [each if isinstance(each, tuple) else (each,) for each in examples]
+    sizes = sorted({each[0].shape[0] for each in given})
+    if len(sizes) < 2 or sizes[0] < 1:
+        raise UsageError(f"examples of the batch sizes {sizes}: a line takes two different ones, of 1 example or more")
+    if loss is not None and len(targets) != len(given):
+        raise UsageError(f"{len(targets)} targets for {len(given)} examples: give one for each, or no loss")
+    keep_memory()
+    samples: Samples = defaultdict(list)
+    device = home(layers)
+    own = [prepared(layer, optimizer) for layer in copy.deepcopy(list(layers))]
+    with undisturbed([each.module for each in own], device), torch.enable_grad():
+        for each in own:
+            each.module.train()
+        for turn in range(1 + repeats):
+            for number, inputs in enumerate(given):
+                ends = [] if loss is None else [Timed(Loss(loss, targets[number].to(device)), [], None)]
+                sweep([*own, *ends], tuple(x.to(device) for x in inputs), samples if turn else defaultdict(list))
+    start, step = starting(samples), 0.0 if optimizer is None else stepping(optimizer, samples)
+    number = len(own) + (loss is not None)
+    rows = [
+        replace(row, measured=replace(measured(index, samples, sizes, updates=optimizer is not None), crowded=crowded))
+        if index < number
+        else row
+        for index, row in enumerate(costs.layers)
+    ]
+    return replace(costs, layers=tuple(rows), start=start, step=step)
+
+
+def prepared(module: nn.Module, optimizer: MakeOptimizer | None) -> Timed:
+    """A layer ready to be measured. Its optimizer steps by nothing, so that numbers stay what they are."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    if optimizer is None or not trained:
+        return Timed(module, trained, None)
+    made = optimizer(trained)
+    for group in made.param_groups:
+        group["lr"] = 0.0
+    return Timed(module, trained, made.step)
+
+
+def starting(samples: Samples) -> float:
+    """What starting a backward takes, and take it off those of layers: a stage starts one for all of its layers."""
+    leaf = torch.zeros(1, requires_grad=True)
+    start = usual(partial(torch.autograd.grad, leaf * 1, leaf, retain_graph=True))
+    take_off(samples, ("B", "I", "W", AGAIN), start)
+    return start
+
+
+def stepping(optimizer: MakeOptimizer, samples: Samples) -> float:
+    """The same of a step of the optimizer: what it takes for one number, less what each further number adds."""
+    one, five = (usual(small_step(optimizer, number)) for number in (1, 5))
+    step = max(0.0, one - (five - one) / 4)
+    take_off(samples, ("U",), step)
+    return step
+
+
+def small_step(optimizer: MakeOptimizer, number: int) -> Callable[[], object]:
+    """A step on so many parameters of one number each."""
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(number)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros(1)
+    made: Callable[[], object] = optimizer(parameters).step
+    return made
+
+
+def usual(call: Callable[[], object]) -> float:
+    """The median of some calls."""
+    least: list[float] = []
+    for _ in range(2 + 3 * REPEATS):
+        timed(call, least)
+    return statistics.median(least[2:])
+
+
+def take_off(samples: Samples, kinds: Sequence[str], start: float) -> None:
+    """Samples of these kinds without what any call takes."""
+    for (_, kind, _), taken in samples.items():
+        if kind in kinds:
+            taken[:] = [max(seconds - start, seconds / 10) for seconds in taken]
+
+
+def sweep(layers: Sequence[Timed], inputs: Inputs, samples: Samples) -> None:
+    """Time two micro-batches and the update that they make, and a third whose backward comes in halves."""
+    examples = inputs[0].shape[0]
+
+    def into(index: int, kind: str) -> list[float]:
+        return samples[index, kind, examples]
+
+    for kind in ("B", AGAIN):
+        runs = forwards(layers, inputs, into)
+        gradients: Sequence[Tensor | None] = [None] * len(runs[-1].outputs)
+        while runs:
+            run = runs.pop()  # its graph goes when the next one comes
+            gradients = backward(run, gradients, into(run.number, kind))
+    for index, layer in enumerate(layers):
+        if layer.step is not None:
+            timed(layer.step, into(index, "U"))
+    drop_gradients(layers)
+    runs = forwards(layers, inputs, into)
+    for kind in ("I", "W"):
+        for run in reversed(runs):
+            half(run, kind, into(run.number, kind))
+    drop_gradients(layers)
+
+
+def drop_gradients(layers: Sequence[Timed]) -> None:
+    """As after an update."""
+    for layer in layers:
+        for parameter in layer.trained:
+            parameter.grad = None
+
+
+def forwards(layers: Sequence[Timed], inputs: Inputs, into: Callable[[int, str], list[float]]) -> list[Run]:
+    """Time a forward of every layer."""
+    runs, tensors = [], inputs
+    for index, layer in enumerate(layers):
+        leaves = tuple(t.detach().requires_grad_(index > 0 and t.is_floating_point()) for t in tensors)
+        outputs = members(timed(partial(layer.module, *leaves), into(index, "F")))
+        runs.append(Run(index, layer, leaves, outputs))
+        tensors = tuple(tensor.detach() for tensor in outputs)
+    return runs
+
+
+def backward(run: Run, arrived: Sequence[Tensor | None], samples: list[float]) -> list[Tensor | None]:
+    """Time the whole backward of a layer, for the gradients of its outputs; the gradients of its inputs."""
+    pairs = [
+        (root, torch.ones_like(root) if gradient is None else gradient)
+        for root, gradient in zip(run.outputs, arrived, strict=True)
+        if root.requires_grad
+    ]
+    if pairs and (run.layer.trained or any(leaf.requires_grad for leaf in run.leaves)):
+        roots, gradients = (list(each) for each in zip(*pairs, strict=True))
+        timed(partial(torch.autograd.backward, roots, gradients), samples)
+    return [leaf.grad for leaf in run.leaves]
+
+
+def half(run: Run, kind: str, samples: list[float]) -> None:
+    """Time one half of the backward of a layer, if it has any."""
+    roots = [tensor for tensor in run.outputs if tensor.requires_grad]
+    wanted = run.layer.trained if kind == "W" else [leaf for leaf in run.leaves if leaf.requires_grad]
+    if roots and wanted:
+        gradients = [torch.ones_like(root) for root in roots]
+        call = partial(torch.autograd.backward, roots, gradients, inputs=wanted, retain_graph=kind == "I")
+        timed(call, samples)
+
+
+def timed(call: Callable[[], T], samples: list[float]) -> T:
+    """Add the seconds of a call to its samples; gives what it gave."""
+    synchronize()
+    begin = time.perf_counter()
+    made = call()
+    synchronize()
+    samples.append(time.perf_counter() - begin)
+    return made
+
+
+def synchronize() -> None:
+    """Wait for what a GPU has been given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measured(index: int, samples: Samples, sizes: Sequence[int], *, updates: bool) -> Measured:
+    """The lines of one layer, and what does not depend on the batch."""
+    lines, residuals = {}, [0.0]
+    for kind in ("F", "B", "I", "W"):
+        points = [(size, statistics.median(samples[index, kind, size])) for size in sizes if samples[index, kind, size]]
+        lines[kind], residual = affine(points)
+        residuals.append(residual)
+    steps = [seconds for size in sizes for seconds in samples[index, "U", size]] or [0.0]
+    longer = [
+        again - once
+        for size in sizes
+        for again, once in zip(samples[index, AGAIN, size], samples[index, "B", size], strict=True)
+    ]
+    return Measured(
+        lines["F"], lines["B"], lines["I"], lines["W"],
+        update=statistics.median(steps) if updates else None,
+        accumulate=max(0.0, statistics.median(longer)) if longer else 0.0,
+        residual=max(residuals),
+    )  # fmt: skip
+
+
+def affine(points: Sequence[tuple[float, float]]) -> tuple[Affine, float]:
+    """t0 + b t1 through (b, t), neither negative, and its residual."""
+    if not points:
+        return Affine(), 0.0
+    found = fit([(1, size) for size, _ in points], [seconds for _, seconds in points])
+    return Affine(*found.rates), found.residual

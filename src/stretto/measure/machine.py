@@ -1,0 +1,187 @@
+"""Calibration of the machine at hand: what processes measure together, and the cluster that follows from it."""
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stretto.cost.cluster import Cluster, Device, Group, Link
+from stretto.measure.all_reduce import adding, ping_pong
+from stretto.measure.fit import line
+from stretto.measure.messages import Passage, measure_passages
+from stretto.measure.overhead import Overhead, measure_overhead
+from stretto.measure.rates import Point, measure_rates, rates_of, turns_of
+
+SIZES = tuple(1 << exponent for exponent in range(6, 25, 2))  # bytes of messages: 64 B to 16 MB
+QUICK_SIZES = (1 << 8, 1 << 14, 1 << 20)
+PASSED = tuple(1 << exponent for exponent in range(6, 24, 3))  # bytes of messages of the runtime: 64 B to 2 MB
+QUICK_PASSED = (1 << 6, 1 << 20)
+
+Times = tuple[tuple[int, float], ...]  # (bytes, seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was measured: times, and of what; `load` is that of others when it began.
+
+    Passages are messages of the runtime.
+    """
+
+    workers: int
+    per_node: int
+    points: tuple[Point, ...]
+    within: Times
+    between: Times
+    within_passages: tuple[Passage, ...]
+    between_passages: tuple[Passage, ...]
+    additions: Times
+    overhead: Overhead
+    load: float
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Findings":
+        """From plain data."""
+        times = {key: tuple((size, each) for size, each in content[key]) for key in ("within", "between", "additions")}
+        passages = {
+            key: tuple(Passage(*each) for each in content[key]) for key in ("within_passages", "between_passages")
+        }
+        points = tuple(Point.of(each) for each in content["points"])
+        return cls(**{**content, **times, **passages, "points": points, "overhead": Overhead(*content["overhead"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @property
+    def noise(self) -> float:
+        """The median over cases of how far their repeats lie apart, as a share."""
+        return statistics.median(point.noise for point in self.points)
+
+
+def measure_machine(*, per_node: int, quick: bool, load: float, tell: Callable[[], object]) -> Findings:
+    """Measure among all processes of the job, of which each node has `per_node`; the same result on all of them.
+
+    Messages go between the first two processes of the first node, and between the first ones of the first two nodes.
+    """
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup), "whoever calls this has started several processes"
+    sizes, passed = (QUICK_SIZES, QUICK_PASSED) if quick else (SIZES, PASSED)
+    points = measure_rates(world, quick=quick, tell=tell)
+    within = messages(0, 1, sizes) if per_node > 1 else ()
+    within_passages = passages(0, 1, passed) if per_node > 1 else ()
+    tell()
+    between = messages(0, per_node, sizes) if world.size() > per_node else ()
+    between_passages = passages(0, per_node, passed) if world.size() > per_node else ()
+    tell()
+    overhead = measure_overhead(world, (within_passages or between_passages)[0])
+    tell()
+    additions = tuple((size, adding(world, size)) for size in sizes)
+    tell()
+    return Findings(
+        workers=world.size(), per_node=per_node, points=tuple(points), within=within, between=between,
+        within_passages=within_passages, between_passages=between_passages, additions=additions, overhead=overhead,
+        load=load,
+    )  # fmt: skip
+
+
+def steps_of(quick: bool) -> int:
+    """How often `measure_machine` tells that it has come further."""
+    return turns_of(quick) + 4
+
+
+def messages(one: int, other: int, sizes: Sequence[int]) -> Times:
+    """Seconds of messages between two processes, one way; all processes must come here."""
+    pair = dist.new_group([one, other])
+    times = torch.zeros(len(sizes), dtype=torch.float64)
+    if dist.get_rank() in (one, other):
+        assert isinstance(pair, dist.ProcessGroup)
+        times = torch.tensor([ping_pong(pair, size) for size in sizes], dtype=torch.float64)
+    dist.broadcast(times, one)
+    return tuple(zip(sizes, times.tolist(), strict=True))
+
+
+def passages(one: int, other: int, sizes: Sequence[int]) -> tuple[Passage, ...]:
+    """The same of messages of the runtime, while both compute."""
+    pair = dist.new_group([one, other])
+    found = torch.zeros(len(sizes), len(Passage._fields), dtype=torch.float64)
+    if dist.get_rank() in (one, other):
+        assert isinstance(pair, dist.ProcessGroup)
+        found = torch.tensor(measure_passages(pair, sizes), dtype=torch.float64)
+    dist.broadcast(found, one)
+    return tuple(Passage(int(size), *seconds) for size, *seconds in found.tolist())
+
+
+def link_of(times: Times, passed: Sequence[Passage] = ()) -> Link:
+    """alpha and beta from times of messages, and what its ends have to do with one while they compute."""
+    found = line(times)
+    latency, per_byte = found.rates
+    assert per_byte > 0, f"messages of {times[-1][0]} bytes take no longer than those of {times[0][0]}"
+    if not passed:
+        return Link(latency=latency, bandwidth=1 / per_byte, residual=found.residual)
+    send, receive, whole = (
+        line([(each.bytes, max(seconds, 1e-9)) for each, seconds in zip(passed, column, strict=True)]).rates
+        for column in (
+            [each.send for each in passed],
+            [each.receive for each in passed],
+            [each.send + each.travel + each.receive for each in passed],
+        )
+    )
+    way = max(whole[1], per_byte) - send[1] - receive[1]  # no byte is faster because its ends compute
+    return Link(
+        latency=latency, bandwidth=1 / per_byte, send=send[0], send_per_byte=send[1],
+        receive=receive[0], receive_per_byte=receive[1],
+        travel=max(0.0, whole[0] - send[0] - receive[0]), travel_per_byte=max(0.0, way),
+        residual=found.residual,
+    )  # fmt: skip
+
+
+def cluster_of(findings: Findings) -> Cluster:
+    """The machine as a cluster, with residuals: what `stretto plan` takes."""
+    links = {}
+    if findings.within:
+        links["within"] = link_of(findings.within, findings.within_passages)
+    if findings.between:
+        links["between"] = link_of(findings.between, findings.between_passages)
+    name = platform.node() or "this machine"
+    group = Group(
+        nodes=findings.workers // findings.per_node,
+        workers=findings.per_node,
+        device="cpu",
+        within="within" if findings.within else None,
+        between="between" if findings.between else None,
+    )
+    how = (
+        f"measured by stretto calibrate: {findings.workers} processes of one thread, medians of interleaved repeats, "
+        f"which lie {100 * findings.noise:.0f} % apart; load of others when it began: {findings.load:.1f}"
+    )
+    return Cluster(
+        name=name, groups=(group,), devices={"cpu": device_of(findings)}, links=links, sources={"devices.cpu": how}
+    )
+
+
+def device_of(findings: Findings) -> Device:
+    """What one process computes with. Peaks are the fastest that was seen, memory is shared by those of a node."""
+    rates = rates_of(findings.points)
+    peak = max(point.amounts[1] / point.alone for point in findings.points)
+    copies = [point for point in findings.points if point.operator == "copy"]
+    largest = max(copies, key=lambda point: point.amounts[2])
+    gamma = line(findings.additions).rates[1]
+    return Device(
+        memory=memory() / findings.per_node,
+        memory_bandwidth=largest.amounts[2] / largest.alone,
+        peak={"float32": peak},
+        reduction_bandwidth=1 / gamma if gamma else None,
+        per_action=findings.overhead.per_action,
+        per_step=findings.overhead.per_step,
+        rates=rates,
+    )
+
+
+def memory() -> float:
+    """Bytes of this machine's memory."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

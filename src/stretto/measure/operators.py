@@ -1,0 +1,100 @@
+"""What torch's operators do, one by one: which sort they are, their FLOPs, and the bytes they read and write."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from stretto.nn.flop_counter import CPU_KERNELS
+
+SORTS = (  # what stands in an operator's name, the first that fits
+    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
+    ("convolution", ("conv",)),
+    ("batch-norm", ("batch_norm",)),
+    ("layer-norm", ("layer_norm", "group_norm", "rms_norm")),
+    ("embedding", ("embedding",)),
+    ("pooling", ("pool",)),
+    ("recurrence", ("rnn", "lstm", "gru")),
+    ("transcendental", ("gelu", "silu", "softmax", "tanh", "sigmoid", "exp", "log", "softplus", "mish", "erf")),
+)
+PRODUCTS = (  # whole names
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "mv",
+    "addmv",
+    "dot",
+    "linear",
+)
+SHORT = ("exp", "log", "erf")
+FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "item")
+FORMULAS: dict[Any, Any] = dict(flop_registry)
+for _kernel, _formula in CPU_KERNELS.items():
+    FORMULAS[_kernel] = shape_wrapper(_formula)  # type: ignore[no-untyped-call]
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what runs inside, by sort: [calls, FLOPs, bytes]. Views are free, and what only makes room."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.done: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and write down what it does."""
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        space, _, name = func._schema.name.partition("::")
+        if space != "prim" and name not in FREE and not is_view(func):
+            formula = FORMULAS.get(func._overloadpacket)
+            flops = 0 if formula is None else formula(*args, **kwargs, out_val=made)
+            taken = self.done[sort(name)]
+            for index, amount in enumerate((1, flops, moved(name, args, kwargs, made))):
+                taken[index] += amount
+        return made
+
+
+def sort(name: str) -> str:
+    """Which sort of operator a name belongs to; element-wise, with sums and copies, where no other fits.
+
+    >>> sort("native_batch_norm_backward"), sort("addmm"), sort("gelu"), sort("expand_copy")
+    ('batch-norm', 'linear', 'transcendental', 'elementwise')
+    """
+    if name in PRODUCTS:
+        return "linear"
+    words = name.removeprefix("_").split("_")
+    return next((kind for kind, parts in SORTS if any(fits(part, name, words) for part in parts)), "elementwise")
+
+
+def fits(part: str, name: str, words: Sequence[str]) -> bool:
+    """Whether a name holds a part: exp is no part of expand, log none of logical."""
+    return part in words if part in SHORT else part in name
+
+
+def is_view(func: Any) -> bool:
+    """Whether an operator gives back its operand's memory, unchanged."""
+    returned = func._schema.returns
+    return bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+
+
+def moved(name: str, args: Any, kwargs: Any, made: Any) -> int:
+    """Bytes read and written; of an embedding's table only the rows that are looked up."""
+    if name == "embedding":
+        return nbytes(args[1:]) + 2 * nbytes(made)
+    return nbytes((args, kwargs)) + nbytes(made)
+
+
+def nbytes(values: Any) -> int:
+    """Bytes of the elements of all tensors in a nest of values."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(values))
+
+
+def tensors(values: Any) -> Iterable[Tensor]:
+    """The tensors in a nest of values."""
+    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))

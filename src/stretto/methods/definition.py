@@ -1,0 +1,175 @@
+"""What a method is: a schedule, how far gradients travel, and which weights a pass sees."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from stretto.errors import UsageError
+from stretto.methods.cure import Cure
+from stretto.methods.phases import Phases
+from stretto.options.checks import MOST_STAGES, flag, is_whole, of_kind, one_of, sequence, shown, whole
+from stretto.schedule import Delays, Reach, Rules, Schedule, check
+from stretto.schedule.library.one_f_one_b import one_f_one_b
+from stretto.schedule.norm_reduction import with_reduce
+from stretto.schedule.recompute import with_recompute
+from stretto.schedule.replicated import Agreement, with_agreement
+
+Pairs = Sequence[tuple[int, int]]
+Readings = Sequence[tuple[int, int, int]]  # (owner, reader, after how many updates)
+
+
+def one_each(num_stages: int) -> int:
+    """One worker for each stage."""
+    return num_stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to train, for any number of stages.
+
+    `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
+    says who does what in which order. `weights` names a policy of `stretto.weights`, `cure` what is done about delay.
+    `combine` says whether several losses that train the same stage are summed or averaged. `head` names how auxiliary
+    heads are built (`stretto.heads`). `recompute` says that forwards are run again for their backward, in segments of
+    so many stages, or (True) of as many as suit the schedule (`schedule/recompute.py`). `workers(num_stages)` is how
+    many suit it. A synchronous method finishes every minibatch before the next one enters; another may do so in some
+    `phases`.
+    """
+
+    name: str
+    summary: str
+    reach: Callable[[int], Reach]
+    schedule: Callable[[int, int], Schedule]
+    synchronous: bool
+    weights: Literal["current", "stash", "double-buffered", "live"] = "current"
+    cure: Cure = field(default_factory=Cure)
+    combine: Literal["sum", "mean"] = "sum"
+    head: str = "auto"
+    recompute: int | bool = False
+    workers: Callable[[int], int] = one_each
+    phases: Phases = field(default_factory=Phases)
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}({', '.join(f'{key}={self._written(key)}' for key in self.options)})"
+
+    def _written(self, key: str) -> str:
+        # So that a name reads back as what it was.
+        return repr(self.options[key]) if key in ("path", "digest") else str(self.options[key])
+
+    def lag(self, num_stages: int) -> int:
+        """How many minibatches `Trainer.step`'s loss is behind: no worker runs further ahead than that."""
+        whole("num_stages", num_stages, 1)
+        return 0 if self.synchronous else 2 * num_stages
+
+    def delays(self, schedule: Schedule) -> Delays:
+        """How old the gradients are that the stages of `schedule` work with."""
+        of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
+        return Delays(schedule, buffered=self._buffered(schedule))
+
+    def versions(self, schedule: Schedule) -> tuple[int, ...]:
+        """How many versions of its weights each stage holds in the steady state, the current one included."""
+        of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
+        if self.weights == "stash":
+            return tuple(delay + 1 for delay in self.delays(schedule).steady)
+        return (2 if self._buffered(schedule) else 1,) * schedule.num_stages
+
+    def _buffered(self, schedule: Schedule) -> bool:
+        # A single stage never waits for another: its forwards can see the newest weights, as plain training does.
+        return self.weights == "double-buffered" and schedule.num_stages > 1
+
+    def synchronous_plan(
+        self,
+        num_stages: int,
+        num_workers: int | None = None,
+        *,
+        reduce: bool = False,
+        ties: Pairs = (),
+        reads: Readings = (),
+        agreement: Agreement | None = None,
+    ) -> tuple[Schedule, Rules]:
+        """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
+        flag("reduce", reduce)
+        schedule, rules = self.plan(num_stages, num_workers)
+        flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
+        if self.recompute:
+            flushed = with_recompute(flushed)
+        return planned(Delays(flushed), rules.reach, reduce, ties, reads, agreement)
+
+    def plan(
+        self,
+        num_stages: int,
+        num_workers: int | None = None,
+        *,
+        reduce: bool = False,
+        ties: Pairs = (),
+        reads: Readings = (),
+        agreement: Agreement | None = None,
+    ) -> tuple[Schedule, Rules]:
+        """The schedule and its rules for so many stages, on as many workers as suit the method.
+
+        `reduce` makes the updates of a synchronous method wait until all stages have told each other how large their
+        gradients are. `ties` are pairs of stages, the second of which works on weights of the first, and trains them if
+        its losses reach that far; `reads` are such
+        that the second does not train, with the number of updates after which it gets them. `agreement` is
+        what replicas of the pipeline do at each update (`schedule/replicas.py`). Raises
+        ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
+        recompute.
+        """
+        flag("reduce", reduce)
+        schedule = self._laid_out(num_stages, num_workers)
+        if self.recompute:
+            schedule = self._recomputing(schedule)
+        return planned(
+            self.delays(schedule), self.reach(num_stages), reduce and self.synchronous, ties, reads, agreement
+        )
+
+    def homes(self, num_stages: int, num_workers: int | None = None) -> Mapping[int, int]:
+        """The worker that each stage lives on."""
+        return self._laid_out(num_stages, num_workers).worker_of
+
+    def _laid_out(self, num_stages: int, num_workers: int | None) -> Schedule:
+        whole("num_stages", num_stages, 1, MOST_STAGES)
+        if num_workers is not None:
+            whole("num_workers", num_workers, 1, MOST_STAGES)
+        return self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
+
+    def _recomputing(self, plain: Schedule) -> Schedule:
+        schedule = with_recompute(plain, None if self.recompute is True else self.recompute)
+        if schedule == plain and plain.num_stages > 1:
+            raise UsageError(
+                f"{self} on {plain.num_stages} stages and {plain.num_workers} workers: nothing to recompute, as every "
+                "backward that could wait for it follows its forward at once; leave recompute= out, or use shorter "
+                "segments or fewer workers"
+            )
+        return schedule
+
+
+def planned(
+    delays: Delays, reach: Reach, reduce: bool, ties: Pairs, reads: Readings, agreement: Agreement | None
+) -> tuple[Schedule, Rules]:
+    """A schedule, with R before its updates and A or M beside them if asked for, and its rules; checked."""
+    check_ties("ties", ties, 2, delays.schedule.num_stages)
+    check_ties("reads", reads, 3, delays.schedule.num_stages)
+    if agreement is not None:
+        one_of("agreement", agreement, get_args(Agreement))
+    schedule = with_reduce(delays.schedule) if reduce else delays.schedule
+    if agreement is not None:
+        schedule = with_agreement(schedule, agreement)
+    owned = (delays.tie(*each, reach.trains_all_of(*each)) for each in ties)
+    borrowed = (*owned, *(delays.reading(*each) for each in reads))
+    rules = Rules.of(schedule, reach, ties=borrowed)
+    check(schedule, rules)
+    return schedule, rules
+
+
+def check_ties(name: str, given: Sequence[tuple[int, ...]], length: int, num_stages: int) -> None:
+    """Refuse what does not name stages: the first two numbers of each are two different ones."""
+    sequence(name, given, f"a list of tuples of {length} whole numbers")
+    for each in given:
+        if not isinstance(each, tuple | list) or len(each) != length or not all(map(is_whole, each)):
+            raise UsageError(f"{name}: {shown(each)}: give {length} whole numbers")
+        if each[0] == each[1] or not all(0 <= stage < num_stages for stage in each[:2]):
+            raise UsageError(f"{name}: {shown(each)}: two different stages from 0 to {num_stages - 1} come first")

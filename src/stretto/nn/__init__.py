@@ -1,0 +1,1 @@
+"""Small things over torch.nn.Module and tensors that everything above needs."""

@@ -1,0 +1,46 @@
+"""Objects of a user's code by their names: `package.module:name` or `path/to/file.py:name`."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stretto.errors import UsageError, nearest
+
+
+def import_object(text: str, what: str = "model") -> Any:
+    """What `text` names. Raises UsageError, in which it is called `what`, where there is no such thing."""
+    place, _, name = text.rpartition(":")
+    module = load(place, text, what)
+    if not hasattr(module, name):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(f"{place} has no {name!r}: {nearest(name, public)}")
+    return getattr(module, name)
+
+
+def load(place: str, text: str, what: str) -> ModuleType:
+    """Import a module by its name, from the current folder too, or a file by its path, with its neighbours."""
+    if not place:
+        raise UsageError(f"{what} {text!r}: write package.module:function or path/to/file.py:function")
+    file = Path(place)
+    by_path = file.suffix == ".py"
+    if by_path and not file.is_file():
+        raise UsageError(f"{what} {text!r}: there is no file {place}")
+    sys.path.insert(0, str(file.parent.resolve() if by_path else Path.cwd()))
+    try:
+        return from_file(file) if by_path else importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"cannot import {place}: {type(error).__name__}: {error}") from error
+
+
+def from_file(file: Path) -> ModuleType:
+    """Run a file as a module of a name that no other module has."""
+    spec = importlib.util.spec_from_file_location(f"stretto_model_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # what the file defines looks itself up there, as dataclasses do
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,141 @@
+"""A plan as a TOML file: what `stretto train --plan` runs and `stretto show --plan` draws, and what is predicted."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import UsageError
+from stretto.plan.branch_and_bound import Plan
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.objective import Objective
+from stretto.plan.refine import terms
+
+TRAIN, PLAN, PREDICTED = "train", "plan", "predicted"
+
+
+def content(
+    plan: Plan, prices: Prices, aim: Objective, *, model: str, trained: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """All that is known of a plan. `trained` are the settings of its model, if `stretto train` can train it."""
+    c, problem = plan.candidate, prices.problem
+    penalty = aim.penalty(c)
+    known: dict[str, Any] = {
+        "model": model,
+        "cluster": problem.cluster.name,
+        PLAN: {
+            "method": str(c),
+            "workers": c.workers,
+            "pipeline": c.pipeline,
+            "data": c.mesh.data,
+            "tensor": c.mesh.tensor,
+            "space": list(c.mesh.space),
+            "stages": c.stages,
+            "bounds": list(plan.bounds),
+            "microbatches": c.microbatches,
+            "recompute": c.recompute,
+            "sharding": c.shard,
+            "batch_size": c.batch,
+            "dtype": prices.dtype,
+            "optimizer": problem.optimizer,
+        },
+        PREDICTED: {
+            "seconds_per_step": plan.seconds,
+            "by": "simulation" if plan.simulated else "closed form",
+            "closed_form_seconds": plan.formula,
+            "bytes_per_worker": [round(each) for each in plan.bytes],
+            "memory_per_worker": [round(each) for each in prices.where(c).memory],
+            "examples_per_second": c.batch / plan.seconds,
+            "seconds": {name.replace(" ", "_"): value for name, value in terms(plan, prices).items()},
+        },
+        "objective": {"goal": aim.goal, "value": plan.value},
+    }
+    if plan.money is not None:
+        known[PREDICTED]["money_per_step"] = plan.money
+    if aim.goal == "loss":
+        known["objective"] |= {
+            "steps": aim.steps(c), "critical_batch": aim.critical_batch, "penalty": penalty.factor,
+            "penalty_is": penalty.source, **({} if penalty.error is None else {"penalty_error": penalty.error}),
+        }  # fmt: skip
+    if trained is not None:
+        known[TRAIN] = {**trained, **settings(plan)}
+    return known
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """What `stretto train` needs to know beside the model."""
+    c = plan.candidate
+    axes: dict[str, Any] = {"data_parallel": c.mesh.data, "tensor": c.mesh.tensor, "space": list(c.mesh.space)}
+    given = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
+    shard = {} if c.shard == "none" else {"sync": c.shard}
+    workers = {"workers": c.workers} if c.workers > 1 else {}
+    return {
+        "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **given, **shard,
+        "batch_size": c.batch,
+    }  # fmt: skip
+
+
+def script(plan: Plan, bounds: Sequence[int]) -> str:
+    """What trains a user's own model so, on as many processes as the plan has workers. Its `bounds` are the model's."""
+    c = plan.candidate
+    lengths = {"data": c.mesh.data, "tensor": c.mesh.tensor, "space": c.mesh.space}
+    axes = ", ".join(f"{axis}={length}" for axis, length in lengths.items() if length not in (1, (1, 1)))
+    mesh = f", mesh=stretto.Mesh({axes})" if axes else ""
+    shard = "" if c.shard == "none" else f', sync="{c.shard}"'
+    cut = f"stretto.split(model, {list(bounds)}, example=x)"
+    return f'stretto.Trainer({cut}, loss, optimizer, "{c}", workers={c.pipeline}{mesh}{shard})'
+
+
+def to_toml(known: Mapping[str, Any]) -> str:
+    """As text."""
+    import tomli_w
+
+    return "# Written by stretto plan. Seconds, bytes; money in the unit of the cluster's prices.\n" + tomli_w.dumps(
+        known
+    )
+
+
+def read_plan(file: Path) -> dict[str, Any]:
+    """A plan from its file. Raises UsageError where there is none."""
+    try:
+        known = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"no plan in {file}: {error.strerror}; write one with stretto plan --out {file}") from error
+    except ValueError as error:
+        raise UsageError(f"{file} is no TOML file: {error}") from error
+    if not all(isinstance(known.get(key), dict) for key in (PLAN, PREDICTED)):
+        raise UsageError(
+            f"{file} is no plan: [{PLAN}] or [{PREDICTED}] is missing; write one with stretto plan --out FILE"
+        )
+    return known
+
+
+def training_of(file: Path) -> dict[str, Any]:
+    """The settings that a plan has for `stretto train`. Raises UsageError if it has none."""
+    known = read_plan(file)
+    if TRAIN not in known:
+        raise UsageError(
+            f"{file} plans {known.get('model')}, which stretto train has no data for: it can only be shown"
+        )
+    found: dict[str, Any] = known[TRAIN]
+    return found
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What two plans differ in: key, the one's, the other's."""
+    flat, also = flattened(one), flattened(other)
+    keys = [key for key in dict.fromkeys((*flat, *also)) if not key.startswith(f"{TRAIN}.")]
+    return [(key, flat.get(key), also.get(key)) for key in keys if flat.get(key) != also.get(key)]
+
+
+def flattened(nest: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Tables within tables as one, keys joined by dots."""
+    found: dict[str, Any] = {}
+    for key, value in nest.items():
+        found |= flattened(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return found
+
+
+def split_points(bounds: Sequence[int], names: Sequence[str]) -> dict[str, str]:
+    """Where torch.distributed.pipelining's `pipeline(split_spec=...)` is to begin a stage, by the name of a layer."""
+    return {names[bound]: "beginning" for bound in bounds[1:-1]}

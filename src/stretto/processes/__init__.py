@@ -1,0 +1,1 @@
+"""How processes of ours start, and end with whoever started them. No torch at import."""

@@ -1,0 +1,218 @@
+"""One channel between two workers: values arrive in the order in which they were sent.
+
+Every message begins with a prefix [8] of int64: what it is, and the micro-batch. If a value has another layout
+than the one before it, three messages go out instead of one: the number of the new layout's whole numbers, these, and
+the value. No object is pickled.
+
+The receiving end always has one receive posted, so that a value travels while its receiver still computes; the sending
+end copies each value, so that nobody waits for a send, until too many are on their way.
+
+Between devices that reach each other (`direct.py`) a value travels by itself, from device to device, after its prefix.
+"""
+
+import struct
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stretto.runtime.failure import reaching
+from stretto.runtime.nccl import Direct
+from stretto.runtime.serialize import Form, Layout, fill, form_of, layout_of, leaves_of, size_of
+from stretto.runtime.wait_report import Status
+
+PREFIX = 64  # bytes
+HEADER = struct.Struct("=qq")  # what a message is, and the micro-batch; the rest of the prefix is zeros
+VALUE, LAYOUT, MARK = 1, 2, 3
+
+
+class Letter(NamedTuple):
+    """What arrived: a value, and the micro-batch it belongs to."""
+
+    microbatch: int
+    value: Any
+
+
+class Line(NamedTuple):
+    """One direction between this process and another: the group, the other's rank in it, a tag, and a name for people.
+
+    `status` is where this process says what it waits for. `direct` is its end of a channel of these two alone, through
+    which values go from device to device; None if they go through the host.
+    """
+
+    group: dist.ProcessGroup
+    peer: int
+    tag: int
+    name: str
+    status: Status
+    direct: Direct | None = None
+
+
+class Parcel:
+    """The memory of a message with a value of one layout. It is filled again and again: fresh pages cost more than
+    copying into them.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.buffer = torch.empty(PREFIX + size_of(layout), dtype=torch.uint8)
+        self.buffer[:PREFIX] = 0
+        self._header = self.buffer.numpy().data
+        self._places = tuple(leaves_of(form_of(layout).within(self.buffer, PREFIX)))
+
+    def fill(self, value: Any, microbatch: int) -> None:
+        """Make it the message of a value."""
+        HEADER.pack_into(self._header, 0, VALUE, microbatch)
+        fill(self._places, value)
+
+
+class Sent(NamedTuple):
+    """A message under way, the memory that must not change until it has been taken, and how many values it holds."""
+
+    work: Any
+    memory: Parcel | Tensor
+    values: int
+
+
+# What outboxes that were given up had under way. gloo drops a message whose sender no longer holds it, and a send does
+# not tell that it has been taken unless one waits for it: these are few, and stay.
+_given_up: list[Sent] = []
+
+
+class Outbox:
+    """The sending end. Fewer than `depth` values may wait there until they are taken. What it has sent arrives, even if
+    it is given up.
+    """
+
+    def __init__(self, line: Line, depth: int) -> None:
+        self._group, self._peer, self._tag, self._name, self._status, self._direct = line
+        self._depth = depth
+        self._layout: Layout | None = None
+        self._under_way: deque[Sent] = deque()
+        weakref.finalize(self, _given_up.extend, self._under_way).atexit = False
+        self._values = 0  # under way
+        self._free: Parcel | None = None
+
+    def send(self, value: Any, microbatch: int = 0) -> None:
+        """Send a value. Waits only if `depth` values have not been taken then."""
+        layout = layout_of(value)
+        if layout != self._layout:
+            self._announce(layout)
+        if self._direct is not None:
+            self._send_directly(self._direct, value, microbatch, size_of(layout))
+        else:
+            parcel = self._parcel(layout)
+            parcel.fill(value, microbatch)
+            self._post(parcel, values=1)
+        while self._values >= self._depth:  # now, when the receiver has something to do
+            self._wait_for_oldest()
+
+    def settle(self) -> None:
+        """Wait until everything has been taken."""
+        while self._under_way:
+            self._wait_for_oldest()
+
+    def mark(self) -> None:
+        """Send a mark for the other end's `clear`; waits for nothing."""
+        self._post(prefix(MARK, 0))
+
+    def _wait_for_oldest(self) -> None:
+        oldest = self._under_way[0]
+        with self._status.waiting(f"{self._name} to be taken", self._peer), reaching(self._peer):
+            oldest.work.wait()
+        self._under_way.popleft()
+        self._values -= oldest.values
+        if isinstance(oldest.memory, Parcel):
+            self._free = oldest.memory
+
+    def _parcel(self, layout: Layout) -> Parcel:
+        # That of a value that has been taken, if it fits.
+        free, self._free = self._free, None
+        return free if free is not None and free.layout == layout else Parcel(layout)
+
+    def _send_directly(self, direct: Direct, value: Any, microbatch: int, size: int) -> None:
+        self._post(prefix(VALUE, microbatch), values=0 if size else 1)
+        if size:
+            with reaching(self._peer):
+                self._under_way.append(Sent(*direct.send(value, size), values=1))
+            self._values += 1
+
+    def _announce(self, layout: Layout) -> None:
+        numbers = torch.tensor(layout, dtype=torch.int64)
+        self._post(prefix(LAYOUT, numbers.numel()))
+        self._post(numbers.view(torch.uint8))
+        self._layout = layout
+
+    def _post(self, memory: Parcel | Tensor, values: int = 0) -> None:
+        buffer = memory.buffer if isinstance(memory, Parcel) else memory
+        with reaching(self._peer):
+            work = self._group.send([buffer], self._peer, self._tag)
+        self._under_way.append(Sent(work, memory, values))
+        self._values += values
+
+
+class Inbox:
+    """The receiving end. Values go to `device`; on the CPU they are where they arrived, uncopied."""
+
+    def __init__(self, line: Line, device: torch.device) -> None:
+        self._group, self._peer, self._tag, self._name, self._status, self._direct = line
+        self._device = device
+        self._form = Form(None, 0)
+        self._posted = self._post(torch.empty(PREFIX, dtype=torch.uint8))
+
+    def receive(self, what: str | None = None) -> Letter:
+        """The next value; waits for it. `what` is said to be waited for."""
+        with self._status.waiting(what or self._name, self._peer):
+            kind, number, message = self._next()
+            assert kind == VALUE, f"a message of kind {kind} from rank {self._peer}, where a value should be"
+            return Letter(number, self._value(message))
+
+    def clear(self) -> None:
+        """Drop everything up to the next mark."""
+        with self._status.waiting(f"the end of {self._name}", self._peer):
+            while (taken := self._next())[0] != MARK:
+                self._value(taken[2])
+
+    def _next(self) -> tuple[int, int, Tensor]:
+        while True:
+            work, buffer = self._posted
+            header, following = buffer.numpy().data, self._expected()  # at no cost while nothing is there
+            with reaching(self._peer):
+                work.wait()
+            kind, number = HEADER.unpack_from(header)
+            if kind != LAYOUT:
+                self._posted = self._post(following)
+                return kind, number, buffer
+            self._read_layout(number)
+
+    def _value(self, message: Tensor) -> Any:
+        if self._direct is None or not self._form.size:
+            return self._form.within(message.to(self._device), PREFIX)
+        with reaching(self._peer):
+            return self._form.within(self._direct.receive(self._form.size))
+
+    def _expected(self) -> Tensor:
+        # Memory for the next message, if it is a value.
+        size = PREFIX if self._direct is not None else PREFIX + self._form.size
+        return torch.empty(size, dtype=torch.uint8)
+
+    def _read_layout(self, length: int) -> None:
+        work, buffer = self._post(torch.empty(8 * length, dtype=torch.uint8))
+        with reaching(self._peer):
+            work.wait()
+        self._form = form_of(tuple(buffer.view(torch.int64).tolist()))
+        self._posted = self._post(self._expected())
+
+    def _post(self, buffer: Tensor) -> tuple[Any, Tensor]:
+        with reaching(self._peer):
+            return self._group.recv([buffer], self._peer, self._tag), buffer
+
+
+def prefix(kind: int, number: int) -> Tensor:
+    """What a message begins with."""
+    buffer = torch.zeros(PREFIX, dtype=torch.uint8)
+    HEADER.pack_into(buffer.numpy().data, 0, kind, number)
+    return buffer

@@ -1,0 +1,196 @@
+"""This process as a member of its job: what it does, what has failed, how it leaves. There is one in a process."""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Protocol
+from weakref import WeakSet
+
+import torch.distributed as dist
+
+from stretto.errors import StrettoError
+from stretto.runtime.failure import Failures, PeerLostError
+from stretto.runtime.group_connections import cut, sockets
+from stretto.runtime.process_memory import keep_memory
+from stretto.runtime.wait_report import PATIENCE, Status, Watchman
+from stretto.runtime.world import TIMEOUT, World, join
+
+START = 60.0  # seconds that processes wait for each other at least before they train
+LEAVING = 5.0  # seconds for the others to come to their end too
+
+
+class Service(Protocol):
+    """Something that answers other processes in threads of its own."""
+
+    def leave(self) -> None:
+        """This process asks no more: nobody has to wait for it."""
+
+    def close(self) -> None:
+        """Nobody will ask any more: end the threads."""
+
+
+class Member:
+    """All trainers of a process share it. `together` is where it works with the others."""
+
+    def __init__(self, world: World, timeout: float = TIMEOUT.total_seconds()) -> None:
+        self.world = world
+        self.status = Status()
+        self._default = dist.group.WORLD
+        self._group = world.group(timeout)
+        self.failures = Failures(world.store, world.rank)
+        self.services: WeakSet[Service] = WeakSet()
+        self._failed = self._inside = False
+        self._gathered = 0  # how often
+        self._watchman = None if world.store is None else Watchman(self.status, world.store, world.rank)
+        if self._watchman is not None:
+            self._watchman.start()
+        atexit.register(self._leave)
+        self._excepthook, sys.excepthook = sys.excepthook, self._except
+        keep_memory()
+
+    @property
+    def parted(self) -> bool:
+        """Whether its processes have left each other, because of an error, and nothing has come in between."""
+        return self._failed and self.world.base is not None and not dist.is_initialized()
+
+    @property
+    def belongs(self) -> bool:
+        """Whether the process group is still the one that was joined."""
+        return dist.is_initialized() and dist.group.WORLD is self._default
+
+    def group(self, timeout: float) -> dist.ProcessGroup:
+        """A new group of all processes; a collective. `timeout` is in seconds. One that has failed nobody waits for."""
+        with self.together():
+            self._gather(timeout)
+            return self.world.group(timeout)
+
+    def _gather(self, timeout: float) -> None:
+        # gloo waits for those with whom it connects until the time is out; so all begin that only once all are here.
+        world, until = self.world, time.monotonic() + timeout
+        if world.store is None:
+            return
+        self._gathered += 1
+        keys = [f"here/{self._gathered}/{rank}" for rank in range(world.size)]
+        world.store.set(keys[world.rank], "")
+        while missing := [rank for rank, key in enumerate(keys) if not world.store.check([key])]:
+            if self.failures.known():
+                raise PeerLostError(missing[0], RuntimeError("another worker has failed"))
+            if time.monotonic() > until:
+                raise PeerLostError(missing[0], TimeoutError(f"timed out after {timeout:g} s"))
+            time.sleep(0.01)
+
+    def expect(self, timeout: float) -> None:
+        """Somebody gives up after `timeout` seconds: say who waits for whom well before."""
+        if self._watchman is not None:
+            self._watchman.patience = min(self._watchman.patience, timeout / 4, PATIENCE)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """An error here parts all processes: it is said once, by the process where it happened.
+
+        What one refuses, all refuse, with the same error; if it crashes, the others end.
+        """
+        if self._failed and not self._inside:
+            raise StrettoError(
+                "these processes have parted because of an error before: make a new Trainer, in each of them"
+            )
+        outermost, self._inside = not self._inside, True
+        try:
+            yield
+        except BaseException as error:
+            if self._failed:
+                raise
+            self._failed = True
+            raised = self.failures.translate(error, self.status.told(), self._chain)
+            self._close()
+            if raised is error:
+                raise
+            raise raised from None
+        finally:
+            if outermost:
+                self._inside = False
+        self.status.rests()
+
+    def _chain(self) -> str:
+        return f"worker {self.world.rank} {self.status.told()}" if self._watchman is None else self._watchman.chain()
+
+    def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        # The user's script has failed between two calls: do not keep the others waiting.
+        if not self._failed:
+            self._failed = True
+            self.failures.translate(error, self.status.told(), self._chain)
+        if not (isinstance(error, StrettoError) and error.said_by is not None):
+            self._excepthook(kind, error, traceback)
+
+    def _leave(self) -> None:
+        # What this process has sent must have been taken before it ends, and others may still need it.
+        if not self._failed and self.belongs:
+            waiting = self.status.waiting("its end", (self.world.rank + 1) % self.world.size)
+            with contextlib.suppress(RuntimeError), waiting:
+                for service in self.services:
+                    service.leave()
+                # An error in a child of multiprocessing never comes to the excepthook: do not keep its parent waiting.
+                if multiprocessing.parent_process() is None or self._others_leave(LEAVING):
+                    dist.barrier(group=self._group)
+                else:
+                    keep_connections()
+                    return
+        self._close()
+
+    def _others_leave(self, seconds: float) -> bool:
+        # Whether all come to their end within that time. (A barrier that is given up would keep this process from it.)
+        store, until = self.world.store, time.monotonic() + seconds
+        if store is None:
+            return True
+        store.set(f"leaving/{self.world.rank}", "")
+        while not store.check([f"leaving/{rank}" for rank in range(self.world.size)]):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _close(self) -> None:
+        for service in self.services:
+            service.close()
+        if self._watchman is not None:
+            self._watchman.end()
+        if self._failed:
+            cut()
+        if self.belongs:
+            dist.destroy_process_group()
+
+
+def keep_connections() -> None:
+    """Keep what is connected so until this process has ended, whoever closes it before.
+
+    Those who miss this process then fail after it, and a parent hears of the first error first.
+    """
+    for number, _ in sockets():
+        with contextlib.suppress(OSError):  # it has been closed since
+            os.dup(number)
+
+
+_members: list[Member] = []  # at most one: what torch.distributed's default group is to it, this is to us
+
+
+def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:
+    """This process's part in its job; None where it is alone. Joins the others the first time, and once they parted.
+
+    It waits for them for `timeout` seconds, but for a minute at least: some start later than others.
+    """
+    former = _members[0] if _members else None
+    if former is not None and former.belongs:
+        return former
+    patience = timedelta(seconds=min(TIMEOUT.total_seconds(), max(timeout, START)))
+    world = former.world.again() if former is not None and former.parted else join(timeout=patience)
+    if world is None:
+        return None
+    _members[:] = [Member(world, patience.total_seconds())]
+    return _members[0]

@@ -1,0 +1,69 @@
+"""Memory of a training process: what it keeps from step to step, and the most that tensors took."""
+
+import ctypes
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch.profiler import ProfilerActivity, profile
+
+from stretto.files.temporary_folders import scratch
+
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's malloc.h calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
+LARGEST_MMAP_THRESHOLD = 32 * 2**20  # bytes; glibc takes no more
+NEVER = 2**31 - 1  # bytes; the most an int holds
+CPU = 0  # as torch's profiler numbers devices
+
+
+def keep_memory() -> bool:
+    """Tell glibc not to give freed memory back to the system; return whether it will do so.
+
+    Each step frees what the next one needs again: gradients, activations, messages. Left alone, glibc gives the top of
+    its heap back, and the kernel clears every page anew: some 5 to 7 % of a step (docs/log.md). A process takes no more
+    memory than at its peak. What is larger than 32 MiB is still given back. Another allocator in glibc's place is not
+    touched.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD) and libc.mallopt(TRIM_THRESHOLD, NEVER))
+
+
+@dataclass
+class Peak:
+    """The most bytes that tensors took; known when what was measured is over."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def peak_memory() -> Iterator[Peak]:
+    """Measure the most bytes of tensors that were made inside and lived at one time, by torch's own allocator.
+
+    On the CPU torch tells its profiler of every allocation, of any thread; all are kept until the end, so measure a few
+    steps. What libraries allocate behind torch's back (oneDNN's reordered weights) is not seen.
+    """
+    peak = Peak()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        yield peak
+    with scratch() as folder:
+        file = folder / "trace.json"
+        seen.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    told = [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == CPU]
+    peak.bytes = most(sorted((event["ts"], event["args"]["Addr"], event["args"]["Bytes"]) for event in told))
+
+
+def most(changes: Sequence[tuple[float, int, int]]) -> int:
+    """The most bytes at once, of times, addresses and bytes: of what came, until it goes (bytes below 0)."""
+    there: dict[int, int] = {}
+    held = peak = 0
+    for _, address, size in changes:
+        held -= there.pop(address, 0)
+        if size > 0:
+            there[address] = size
+            held += size
+        peak = max(peak, held)
+    return peak

@@ -1,0 +1,1 @@
+"""How the processes of a job find each other: on one machine, and over several."""

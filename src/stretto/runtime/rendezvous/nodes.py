@@ -1,0 +1,291 @@
+"""How the launchers of several machines meet: at a store on the first of them, where all that counts is signed.
+
+The first is the one that can listen at HOST:PORT, and listens there only. It calls; each of the others answers with a
+number that nobody has seen before; it offers places in a roster of those numbers; whoever stands in it takes its place;
+then the round begins. A round is named by its roster: nothing of another round or job is taken for a part of it.
+
+A launcher whose workers have failed says that it leaves the round; all others then meet it in a new one.
+
+torch's own rendezvous (2.13) keeps its state as a pickle that whoever reaches the port can write.
+"""
+
+import contextlib
+import hashlib
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import NoReturn
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # mypy does not see that it exports them
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from stretto.errors import StrettoError, UsageError
+from stretto.runtime.rendezvous.addresses import Door, answers, doors_of, hosted, knock, listening
+from stretto.runtime.rendezvous.local import NAME
+from stretto.runtime.rendezvous.signed_store import VARIABLE, ForgedError, Secret, Signed, of_round
+
+CONFIRM = 10.0  # seconds in which whoever is offered a place has to take it
+GREET = 10.0  # seconds in which a first node has to show itself
+LEAVE = 5.0  # seconds for the others to come to their end before the store has gone
+PAUSE = 0.1  # seconds between two looks
+STRANGER = "stranger"  # the one key that is not signed: somebody has come with another secret, or with none
+REMEDY = f"give all nodes the same one, with --secret-file FILE or the variable {VARIABLE}"
+
+
+class MeetingError(StrettoError):
+    """The launchers of a job on several machines have not met, or have lost each other."""
+
+
+class Board:
+    """What the launchers tell each other before a round begins, in the store of the first."""
+
+    def __init__(self, store: TCPStore, door: Door, secret: Secret) -> None:
+        self.store, self.door = store, door
+        self._unsigned = PrefixStore("meeting", store)
+        self.signed = Signed(self._unsigned, secret.key("meeting"))
+
+    def greet(self) -> None:
+        """See that a first node is there and has the same secret, else both say so: MeetingError, UsageError."""
+        try:
+            self._unsigned.wait(["call"], timedelta(seconds=GREET))
+        except RuntimeError as error:
+            raise no_job(self.door) from error
+        try:
+            self.signed.get("call")
+        except ForgedError as error:
+            self.complain()
+            raise UsageError(f"the first node, at {self.door}, has another secret than this: {REMEDY}") from error
+
+    def complain(self) -> None:
+        """Tell the first node that somebody has come who cannot take part."""
+        self._unsigned.set(STRANGER, "")
+
+    def hear(self) -> None:
+        """Raise UsageError if somebody has complained."""
+        if self._unsigned.check([STRANGER]):
+            raise UsageError(
+                f"a node has come to {self.door} with another secret than this one, or with none: {REMEDY}"
+            )
+
+    def answer(self, call: str, number: str) -> None:
+        """Write a number in the first free place below a call."""
+        place = 0
+        while self.signed.compare_set(f"answer/{call}/{place}", "", number) != number.encode():
+            place += 1
+
+    def answers(self, call: str, known: list[str]) -> list[str]:
+        """The numbers below a call, in order; `known` are the first of them."""
+        numbers = [*known]
+        while self.signed.check([f"answer/{call}/{len(numbers)}"]):
+            numbers.append(self.signed.get(f"answer/{call}/{len(numbers)}").decode())
+        return numbers
+
+    def offer(self, call: str, roster: tuple[str, ...]) -> list[str]:
+        """Offer places below a call; return who has not taken theirs in time. If that is nobody, the round begins."""
+        self.signed.set(f"offer/{call}", json.dumps(roster))
+        until, late = time.monotonic() + CONFIRM, [*roster[1:]]
+        while late and time.monotonic() < until:
+            self.hear()
+            late = [each for each in late if not self.signed.check([f"takes/{named(roster)}/{each}"])]
+            time.sleep(PAUSE if late else 0)
+        if not late:
+            self.signed.set(f"begins/{named(roster)}", "")
+        return late
+
+    def offered(self, call: str) -> tuple[str, ...]:
+        """The roster that is offered below a call; none yet: ()."""
+        if not self.signed.check([f"offer/{call}"]):
+            return ()
+        return tuple(json.loads(self.signed.get(f"offer/{call}")))
+
+    def take(self, roster: tuple[str, ...], number: str) -> bool:
+        """Take the place that is offered; whether the round has begun."""
+        self.signed.set(f"takes/{named(roster)}/{number}", "")
+        return self.signed.check([f"begins/{named(roster)}"])
+
+
+class Meeting(RendezvousHandler):
+    """The launcher of one of several machines, among all of them.
+
+    Raises UsageError where no secret was given and another machine is the first: only that one makes its own.
+    """
+
+    use_agent_store = True
+
+    def __init__(self, rendezvous: str, nodes: int, secret: Secret | None, timeout: timedelta) -> None:
+        self._doors, self._nodes, self._timeout = doors_of(rendezvous, near=nodes == 1), nodes, timeout
+        self._board: Board | None = None
+        listener = listening(self._doors)
+        self._first = listener is not None
+        if listener is None and nodes == 1:
+            raise UsageError(f"rendezvous={rendezvous!r}: nothing can listen there; give a free port of this machine")
+        if listener is None and secret is None:
+            refuse(self._doors)
+        self.secret = secret or Secret.new()
+        if listener is not None:
+            door = Door(*listener.getsockname()[:2])
+            self._board = Board(hosted(listener, timeout), door, self.secret)
+            self._board.signed.set("call", "")
+        if listener is not None and secret is None and nodes > 1:
+            told = f"stretto: this job's secret, for its other nodes: {VARIABLE}={self.secret.text}"
+            print(told, file=sys.stderr, flush=True)
+        self._call, self._number = "", ""  # the last call that led to a round, and this node's number in that round
+        self._roster: tuple[str, ...] = ()
+        self._round: Signed | None = None
+        self._closed = False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the others in a new round; raises MeetingError if they do not come in time."""
+        until = time.monotonic() + self._timeout.total_seconds()
+        with self._losing():
+            if self._round is not None:
+                self._round.set("left", "")
+            self._board = board = self._board or self._entered(until)
+            number = secrets.token_hex(16)
+            self._roster, self._number = (self._gather if self._first else self._join)(board, number, until)
+            self._round = of_round(board.store, self.secret, self.get_run_id())
+        rank = self._roster.index(self._number)
+        return RendezvousInfo(self._round, rank, self._nodes, RendezvousStoreInfo(*board.door))
+
+    def get_backend(self) -> str:
+        """Its name."""
+        return NAME
+
+    def get_run_id(self) -> str:
+        """The round's: nothing that was signed for another is of use."""
+        return named(self._roster)
+
+    def is_closed(self) -> bool:
+        """After `set_closed`."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Nothing starts any more."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """1 once another launcher has left this round: all have to meet again."""
+        with self._losing():
+            return int(self._round is not None and self._round.check(["left"]))
+
+    def shutdown(self) -> bool:
+        """Leave for good. The first waits a while for the others, who may still read from its store."""
+        if self._round is not None:
+            with contextlib.suppress(RuntimeError, ForgedError):  # the store has gone, and the first node with it
+                self._round.set(f"end/{self._number}", "")
+                until, ends = time.monotonic() + LEAVE, [f"end/{each}" for each in self._roster]
+                while self._first and time.monotonic() < until and not self._round.check(ends):
+                    time.sleep(PAUSE)
+        self._board, self._round, self._closed = None, None, True
+        return True
+
+    def _entered(self, until: float) -> Board:
+        # The board of the first node, once that node is there.
+        while time.monotonic() < until:
+            for door in self._doors:
+                if answers(door):
+                    board = Board(entered(door, self._timeout), door, self.secret)
+                    board.greet()
+                    return board
+            time.sleep(5 * PAUSE)
+        raise MeetingError(
+            f"nobody has listened at {self._doors[0]} for {self._timeout.total_seconds():.0f} s: start the same "
+            "command on the machine that has this address, and see that this one reaches it"
+        )
+
+    def _gather(self, board: Board, number: str, until: float) -> tuple[tuple[str, ...], str]:
+        # Call, and offer places to those that have answered, until all are taken. The roster, and this node's number.
+        call, came, others, gone = secrets.token_hex(16), list[str](), list[str](), set[str]()
+        board.signed.set("call", call)
+        while time.monotonic() < until:
+            self._hear(board)
+            came = board.answers(call, came)
+            others = [each for each in came if each not in gone][: self._nodes - 1]
+            if len(others) == self._nodes - 1:
+                roster = (number, *others)
+                late = board.offer(call, roster)
+                if not late:
+                    return roster, number
+                gone.update(late)
+            time.sleep(PAUSE)
+        raise MeetingError(
+            f"{1 + len(others)} of {self._nodes} nodes have come to {board.door} within "
+            f"{self._timeout.total_seconds():.0f} s: start the same command on each"
+        )
+
+    def _join(self, board: Board, number: str, until: float) -> tuple[tuple[str, ...], str]:
+        # Answer calls, until a place has been offered and the round begins. The roster, and this node's number.
+        call, offered = self._call, False
+        while time.monotonic() < until:
+            self._hear(board)
+            latest = board.signed.get("call").decode()
+            if latest not in ("", call):
+                call, offered = latest, False
+                board.answer(call, number)
+            roster = board.offered(call) if call != self._call else ()
+            if number in roster:
+                offered = True
+                if board.take(roster, number):
+                    self._call = call
+                    return roster, number
+            elif offered:  # it was too slow to take it
+                number, offered = secrets.token_hex(16), False
+                board.answer(call, number)
+            time.sleep(PAUSE)
+        raise MeetingError(
+            f"the {self._nodes} nodes have not met at {board.door} within {self._timeout.total_seconds():.0f} s: start "
+            "the same command on each"
+        )
+
+    def _hear(self, board: Board) -> None:
+        # Raise an error if it is known that the others will not come.
+        if self._first:
+            board.hear()
+        others = [each for each in self._roster if each != self._number]
+        if self._round is not None and any(self._round.check([f"end/{each}"]) for each in others):
+            raise MeetingError(
+                "another node of this job has ended, and nothing starts again without it; see what it says"
+            )
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        # An error of the store means that the first node has gone.
+        try:
+            yield
+        except RuntimeError as error:
+            where = self._doors[0] if self._board is None else self._board.door
+            raise MeetingError(f"the first node, at {where}, has ended or is not reached; see what it says") from error
+
+
+def entered(door: Door, timeout: timedelta) -> TCPStore:
+    """The store that stands behind a door. Raises MeetingError if there is something else."""
+    try:
+        return knock(door, timeout)
+    except RuntimeError as error:
+        raise no_job(door) from error
+
+
+def no_job(door: Door) -> MeetingError:
+    """What is said of a door behind which no store of ours stands."""
+    return MeetingError(f"{door} answers, but no stretto job listens there: choose a free port of the first machine")
+
+
+def refuse(doors: Sequence[Door]) -> NoReturn:
+    """This node was given no secret, and is not the first: it says so, and so does the first if it is there."""
+    for door in doors:
+        if answers(door):
+            with contextlib.suppress(RuntimeError):  # what listens there is no store
+                Board(knock(door, timedelta(seconds=GREET)), door, Secret.new()).complain()
+    raise UsageError(
+        f"this machine is not the first node of the job, which listens at {doors[0]}, and was given no secret: "
+        f"{REMEDY}; the first node prints one if it was given none"
+    )
+
+
+def named(roster: Sequence[str]) -> str:
+    """The name of a round: all who are in it see by it that it is new."""
+    return hashlib.sha256(json.dumps(roster).encode()).hexdigest()[:32]

@@ -1,0 +1,144 @@
+"""The processes that hold the same stages in other replicas add up what they have, over torch.distributed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from stretto.collectives import Calibration, CollectiveError, all_reduce
+from stretto.nn.buckets import buckets, joined, split_like
+from stretto.replicas import AllReduce, Sync
+from stretto.replicas.reduction import Peers, Then
+from stretto.runtime.failure import PeerLostError
+from stretto.runtime.powersgd import PowerSGD
+from stretto.runtime.wait_report import Status
+
+
+class Fellowship(NamedTuple):
+    """The group of these processes, their ranks in the job in its order, and where this one says what it waits for."""
+
+    group: dist.ProcessGroup
+    ranks: Sequence[int]
+    status: Status
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """While it lasts this process waits for the others; an error of torch.distributed means that one is gone."""
+        me = dist.get_rank(self.group)
+        others = [rank for rank in self.ranks if rank != self.ranks[me]]
+        try:
+            with self.status.waiting("its replicas", self.ranks[(me + 1) % len(self.ranks)]):
+                yield
+        except (RuntimeError, CollectiveError) as error:
+            raise PeerLostError(others[0], error, others) from error
+
+
+class Comrades(Peers):
+    """One stage's copies, each in a process of its own. All of them come to the same sum, to the last bit.
+
+    `calibration` is what the algorithm `auto` goes by, the same on all of them; None for built-in constants.
+    """
+
+    def __init__(self, fellowship: Fellowship, sync: Sync, calibration: Calibration | None = None) -> None:
+        super().__init__(len(fellowship.ranks))
+        self._fellowship = fellowship
+        self._group = fellowship.group
+        self._algorithm = sync.algorithm if isinstance(sync, AllReduce) else None
+        self._calibration = calibration
+        self._hook = hook_of(sync, self._group)
+
+    def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
+        """Bucket by bucket."""
+        self._reduce(tensors, self._sum)
+        then()
+
+    def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
+        """Bucket by bucket, through the hook if there is one."""
+        self._reduce(gradients, self._sum if self._hook is None else self._through_hook)
+        then()
+
+    @property
+    def remembers(self) -> bool:
+        """PowerSGD does."""
+        return isinstance(self._hook, PowerSGD)
+
+    def state_dict(self) -> dict[str, Any]:
+        """PowerSGD's."""
+        return self._hook.state_dict() if isinstance(self._hook, PowerSGD) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """PowerSGD's."""
+        if isinstance(self._hook, PowerSGD):
+            self._hook.load_state_dict(state)
+
+    @torch.no_grad()
+    def _reduce(self, tensors: Sequence[Tensor], reduce: Callable[["Bucket"], Tensor]) -> None:
+        parts = buckets(tensors)
+        for number, part in enumerate(parts):
+            bucket = Bucket(number, part, last=number + 1 == len(parts))
+            with self._fellowship.meeting():
+                total = reduce(bucket)
+            for tensor, value in zip(part, split_like(total, part), strict=True):
+                tensor.copy_(value)
+
+    def _sum(self, bucket: "Bucket") -> Tensor:
+        flat = bucket.buffer()
+        if self._algorithm is None:
+            dist.all_reduce(flat, group=self._group)
+        else:
+            all_reduce(flat, self._group, self._algorithm, calibration=self._calibration)
+        return flat
+
+    def _through_hook(self, bucket: "Bucket") -> Tensor:
+        # torch's hooks give means.
+        assert self._hook is not None, "there is a hook"
+        mean: Tensor = self._hook(bucket).wait()
+        return mean.mul_(self.count)
+
+
+class Bucket:
+    """Tensors of one dtype as one, on the CPU: as much of `torch.distributed.GradBucket` as hooks ask for."""
+
+    def __init__(self, index: int, tensors: Sequence[Tensor], *, last: bool) -> None:
+        self._index, self._last = index, last
+        self._shapes = [tensor if tensor.dim() else tensor.reshape(1) for tensor in tensors]
+        self._flat = joined(tensors).cpu()
+
+    def index(self) -> int:
+        """Its number among those of its stage."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it is the last of an update."""
+        return self._last
+
+    def buffer(self) -> Tensor:
+        """All of it."""
+        return self._flat
+
+    def set_buffer(self, flat: Tensor) -> None:
+        """Replace it."""
+        self._flat = flat
+
+    def gradients(self) -> list[Tensor]:
+        """Views of its tensors."""
+        return list(split_like(self._flat, self._shapes))
+
+    def parameters(self) -> list[Tensor]:
+        """Tensors of the same shapes."""
+        return self._shapes
+
+
+def hook_of(sync: Sync, group: dist.ProcessGroup) -> Callable[[Any], Any] | None:
+    """torch's communication hook of that name, for one stage."""
+    name = sync.hook if isinstance(sync, AllReduce) else None
+    if name is None:
+        return None
+    if name == "powersgd":
+        return PowerSGD(group)
+    hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}[name]
+    return lambda bucket: hook(group, bucket)

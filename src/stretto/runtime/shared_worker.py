@@ -1,0 +1,141 @@
+"""Several processes that share the stages of one worker: their weights (tensor) or the images (height, width)."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_map
+
+from stretto.errors import UsageError
+from stretto.mesh import Placement
+from stretto.nn.buckets import align, tensors_of
+from stretto.optim import LAMB, LARS, Masters
+from stretto.parallel.operator import gather, norms, tensor
+from stretto.parallel.space import collect, refuse_whole, scatter, spatial, whole
+from stretto.runtime.failure import PeerLostError
+from stretto.runtime.world import group_of
+from stretto.stage.shared_stage import Within
+from stretto.stage.stage import Norms, own_norms
+
+
+def inside(placement: Placement, rank: int, device: torch.device, timeout: float) -> Within:
+    """How this process shares its stages. A collective of all processes; `timeout` is in seconds."""
+    axes = placement.inner
+    if not axes:
+        return Within()
+    groups: dict[str, dist.ProcessGroup] = {}
+    for replica in range(placement.mesh.data):
+        for worker in range(placement.workers):
+            ranks = torch.tensor(placement.parts_of(replica, worker)).reshape(list(axes.values()))
+            for dim, axis in enumerate(axes):
+                for line in ranks.movedim(dim, -1).reshape(-1, axes[axis]).tolist():
+                    made = group_of(line, timeout, backend=None)
+                    if made is not None:
+                        groups[axis] = made
+    mine = placement.parts_of(*placement.at(rank))
+    mesh = DeviceMesh.from_group(
+        list(groups.values()),
+        device.type,
+        mesh=torch.tensor(mine).reshape(list(axes.values())),
+        mesh_dim_names=tuple(axes),
+    )
+    others = [other for other in mine if other != rank]
+    kind = Tensors if "tensor" in axes else Slabs
+    return kind(mesh, placement.place(rank), others)
+
+
+class Inside(Within):
+    """What is the same for both."""
+
+    def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
+        self._mesh = mesh
+        self._place = place
+        self._others = others
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """An error of torch.distributed means that one of the others is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
+            raise PeerLostError(self._others[0], error, self._others) from error
+
+
+class Tensors(Inside):
+    """Each process has a part of the weights, and every activation at a stage's border whole."""
+
+    def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
+        super().__init__(mesh, place, others)
+        self.parts, self.part = mesh.size(), place["tensor"]
+
+    def prepare(
+        self, module: nn.Module, *, first: bool = False, last: bool = False, tied: Collection[Tensor] = ()
+    ) -> None:
+        """Cut its weights, but for tied ones: they stay the parameters that they are on other stages."""
+        whole = {
+            path: "replicate"
+            for path, layer in module.named_modules()
+            if any(weight in tied for weight in layer.parameters(recurse=False))
+        }
+        tensor(module, self._mesh, plan=whole, parameters="local")
+
+    def prepare_head(self, head: nn.Module) -> None:
+        """Whole on every process."""
+        align(tensors_of([head]), self._mesh.get_group())
+
+    def state(self, module: nn.Module) -> dict[str, Tensor]:
+        """Put together again; a collective."""
+        with self.working():
+            return gather(module)
+
+    def norms(self, modules: Sequence[nn.Module], masters: Masters) -> Norms:
+        """Those of a cut parameter's parts together."""
+        return norms(modules, self._mesh, masters.of, own_norms)
+
+    def check(self, optimizer: torch.optim.Optimizer, stage: int) -> None:
+        """LARS and LAMB compare a layer's weights with its update."""
+        if isinstance(optimizer, LARS | LAMB):
+            raise UsageError(
+                f"{type(optimizer).__name__} needs the norms of whole layers, of which each process has a part "
+                f"(tensor={self.parts}, stage {stage}): use tensor=1, or an optimizer that works on each element (SGD, "
+                "Adam)"
+            )
+
+
+class Slabs(Inside):
+    """Each process has all weights, and a part of every image's rows and columns."""
+
+    def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
+        super().__init__(mesh, place, others)
+        self.writes = not any(place.values())
+
+    def prepare(
+        self, module: nn.Module, *, first: bool = False, last: bool = False, tied: Collection[Tensor] = ()
+    ) -> None:
+        """Let it work on slabs; hooks cut what comes in first, and put together what goes out last."""
+        for group in self._mesh.get_all_groups():
+            align(tensors_of([module]), group)
+        if first:
+            module.register_forward_pre_hook(self._cut, with_kwargs=True)
+        module.register_forward_hook(whole if last else refuse_whole)
+        spatial(module, self._mesh)
+
+    def prepare_head(self, head: nn.Module) -> None:
+        """A loss wants whole outputs."""
+        self.prepare(head, last=True)
+
+    def _cut(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        def cut(value: Any) -> Any:
+            return scatter(value, self._mesh) if isinstance(value, Tensor) and value.ndim > 2 else value
+
+        return tree_map(cut, args), tree_map(cut, kwargs)
+
+    def whole(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Images put together again; a collective."""
+        return tuple(collect(each, self._mesh) if each.ndim > 2 else each for each in outputs)

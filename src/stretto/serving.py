@@ -1,5 +1,0 @@
-"""What the fork server imports first, so that it ends with its starter from then on. Elsewhere it does nothing."""
-
-from stretto import lifeline
-
-lifeline.serve()

@@ -1,0 +1,1 @@
+"""Settings of runs and studies: defaults < TOML file < command line. No torch."""

@@ -1,0 +1,59 @@
+"""How the words of a command line, or the values of a TOML file, become values of settings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cyclopts import CoercionError, Parameter, Token
+
+from stretto.options.parse import split_list
+
+Option = str | int | float | bool
+
+KINDS: dict[Callable[[str], Any], str] = {int: "whole number", float: "number", str: "text"}
+
+
+def read(kind: Callable[[str], Any], text: str, token: Token) -> Any:
+    """Read one value; 3.5 is no whole number, though it could be rounded to one."""
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise CoercionError(msg=f"{text!r} is no {KINDS[kind]}", token=token) from error
+
+
+def single(kind: Callable[[str], Any]) -> Parameter:
+    """An option with one value, `--steps 9`."""
+    return Parameter(converter=lambda _, tokens: read(kind, tokens[0].value, tokens[0]))
+
+
+def list_of(kind: Callable[[str], Any]) -> Parameter:
+    """Let `--lr 0.1,0.3` and `--lr 0.1 0.3` mean the same; commas inside parentheses belong to a method's options."""
+
+    def convert(_: Any, tokens: Sequence[Token]) -> Any:
+        return tuple(read(kind, part, token) for token in tokens for part in split_list(token.value))
+
+    return Parameter(consume_multiple=True, converter=convert, negative="")
+
+
+def options(_: Any, tokens: Any) -> dict[str, Option]:
+    """Read `--model-options.width 256`."""
+    if not isinstance(tokens, Mapping):
+        remedy = f"write {tokens[0].keyword}.NAME VALUE"
+        raise CoercionError(msg=f"{tokens[0].value!r} has no name: {remedy}", token=tokens[0])
+    return {name.replace("-", "_"): option(values[-1].value) for name, values in tokens.items()}
+
+
+def option(text: str) -> Option:
+    """The value of an option of a network or a data set: true, false, a number where it looks like one, else text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+WHOLE, NUMBER = single(int), single(float)
+TEXTS, NUMBERS, WHOLES = list_of(str), list_of(float), list_of(int)
+OPTIONS = Parameter(converter=options)

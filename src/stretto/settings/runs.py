@@ -1,0 +1,347 @@
+"""Settings of runs and studies: defaults < TOML file < command line, every key checked, every value resolved.
+
+A field's docstring is its help text on the command line.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, Self, TypeVar
+
+from stretto.errors import UsageError, nearest
+from stretto.mesh import Mesh
+from stretto.replicas import find
+from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run and a study have in common."""
+
+    model: str = "mlp"
+    """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder."""
+    model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
+    """Its options: --model-options.width 256 --model-options.depth 4."""
+    data: str = "digits"
+    """Data set: digits (images), digit-masks (segmentation), pydoc (English text) or number-words (translation); from
+    files: cifar10, cifar100, imagenet, text, parallel (translations), saved (by Hugging Face's datasets)."""
+    data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
+    """Its options: --data-options.level word."""
+    stages: Annotated[int | None, WHOLE] = None
+    """Stages the network is cut into; one for each of its blocks unless said otherwise."""
+    workers: Annotated[int | None, WHOLE] = None
+    """Processes to train on; unless said otherwise one process emulates a worker for each stage. Same numbers."""
+    steps: Annotated[int | None, WHOLE] = None
+    """Updates of each stage; unless said otherwise 600 for mlp, 300 for transformer and encoder-decoder, 200 for the
+    others."""
+    examples: Annotated[int | None, WHOLE] = None
+    """Instead of steps: examples to train on, whatever the batch size; a larger batch makes fewer updates of them."""
+    optimizer: str = "auto"
+    """sgd, lars, adam, adamw, nadam or lamb; auto takes adamw for transformers, else sgd."""
+    momentum: Annotated[float | None, NUMBER] = None
+    """Momentum of sgd and lars, first beta of the others; unless said otherwise 0.9, for nadam 0.99."""
+    reference_batch: Annotated[int | None, WHOLE] = None
+    """Batch size that rates and momentum are given for, and scaled from to each batch size; else as given."""
+    lr_scaling: str = "momentum"
+    """How they are scaled: momentum (sgd's rate and momentum), linear or sqrt (the rate, of any optimizer)."""
+    lr_warmup: Annotated[float, NUMBER] = 0.0
+    """Share of a run over which the rate grows to its full value: from 0, or from that of the reference batch."""
+    weight_decay: Annotated[float, NUMBER] = 0.0
+    """Weight decay."""
+    clip: Annotated[float | None, NUMBER] = None
+    """Largest norm of the gradients of all stages together; no limit unless said otherwise."""
+    schedule: str = "constant"
+    """Learning rate over time: constant, or cosine (down to zero)."""
+    evaluations: Annotated[int | None, WHOLE] = None
+    """How often a run is evaluated, closer together at its start; unless said otherwise 10 to 40."""
+    precision: str = "float32"
+    """float32; bf16: bfloat16 weights, float32 masters; bf16-autocast: not with live weights, as in pb."""
+    accounting: str = "counted"
+    """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
+    measure: Annotated[tuple[str, ...] | None, TEXTS] = None
+    """Beside training, four times in a run: sharpness (the largest Hessian eigenvalue), noise (the gradient's noise
+    scale, which estimates the critical batch size), cosine (of local and backprop gradients, with the losses of all
+    heads), probes (linear classifiers on what stages give), filters (of the first layer, as pictures). `stretto
+    inspect` draws the last three. Numbers and seconds of the run stay the same."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, each value as it was resolved."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @property
+    def digest(self) -> str:
+        """Eight characters that differ whenever a setting does, for the names of folders."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], origin: str) -> Self:
+        """Read what `to_json` wrote. Raises UsageError for an unknown or a missing key, naming `origin`."""
+        known = [field.name for field in fields(cls)]
+        missing = [key for key in known if key not in data]
+        if missing:
+            raise UsageError(f"{origin} lacks {', '.join(missing)}: it is no resolved configuration")
+        for key in data:
+            if key not in known:
+                raise UsageError(f"{origin}: unknown key {key!r}: {nearest(key, known)}")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(Settings):
+    """One run."""
+
+    method: str = "backprop"
+    """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
+    sequence, language, two-layer, auglocal, infopro, solo, as in "greedy(head=two-layer)"."""
+    lr: Annotated[float | None, NUMBER] = None
+    """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw (0.001 for encoder-decoder)."""
+    batch_size: Annotated[int | None, WHOLE] = None
+    """Examples of an update; unless said otherwise 32, transformer 16."""
+    seed: Annotated[int, WHOLE] = 0
+    """Decides initial weights, heads, the order of the data and dropout."""
+    data_parallel: Annotated[int, WHOLE] = 1
+    """Replicas of the pipeline, each on its part of every minibatch; --workers, the processes in all, are divided among
+    them. Emulated without --workers."""
+    tensor: Annotated[int, WHOLE] = 1
+    """Processes that share the weights of each stage; --workers are divided among them, too."""
+    space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
+    """Processes that share each image: along its height, along its width."""
+    bounds: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Where stages begin, and the number of blocks: 0,2,5 (a plan's); cut evenly unless said otherwise."""
+    sync: str = "all-reduce"
+    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
+    "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
+    checkpoint_every: Annotated[int | None, WHOLE] = None
+    """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
+    where gradients are delayed."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The axes besides the pipeline. Raises UsageError for lengths that cannot be."""
+        return Mesh(data=self.data_parallel, tensor=self.tensor, space=(self.space[0], self.space[-1]))
+
+    @property
+    def stage_workers(self) -> int | None:
+        """The workers of one pipeline, whatever the number of processes that do one's work."""
+        return None if self.workers is None else self.workers // (self.mesh.data * self.mesh.inside)
+
+    @property
+    def id(self) -> str:
+        """A name for the run's folder, unique in a study."""
+        method = "-".join("".join(c if c.isalnum() else " " for c in self.method).split())
+        return f"{method}-lr{str(self.lr).removesuffix('.0')}-b{self.batch_size}-s{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings(Settings):
+    """A study: every method over the same sweep of learning rates and batch sizes, with the same seeds."""
+
+    methods: Annotated[tuple[str, ...], TEXTS] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
+    """Methods with their options, separated by commas or blanks; all stands for every one that can run."""
+    lr: Annotated[tuple[float, ...] | None, NUMBERS] = None
+    """Learning rates; unless said otherwise 0.003,0.01,0.03,0.1 for sgd, 0.001,0.003,0.01 for adam and adamw."""
+    batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Batch sizes; unless said otherwise 32,128, transformer 16."""
+    seeds: Annotated[int, WHOLE] = 2
+    """Runs of each configuration, with seeds 0, 1, ..."""
+
+    def runs(self) -> list[TrainSettings]:
+        """Every run of the (resolved) study; one seed after the other, so that an early stop leaves whole sweeps."""
+        own = {"methods", "lr", "batch_size", "seeds"}
+        shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        return [
+            with_steps(TrainSettings(**shared, method=method, lr=lr, batch_size=batch_size, seed=seed))
+            for seed in range(self.seeds)
+            for batch_size in known(self.batch_size)
+            for lr in known(self.lr)
+            for method in self.methods
+        ]
+
+
+CHOICES = {
+    "optimizer": ("auto", "sgd", "lars", "adam", "adamw", "nadam", "lamb"),
+    "lr_scaling": ("momentum", "linear", "sqrt"),
+    "schedule": ("constant", "cosine"),
+    "precision": ("float32", "bf16", "bf16-autocast"),
+    "accounting": ("counted", "paper"),
+}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What suits a network on the embedded data; a single run takes the first size."""
+
+    optimizer: str
+    steps: int
+    evaluations: int
+    batch_sizes: tuple[int, ...]
+    rate: int = 1  # of the optimizer's rates, for a single run
+    data: str = "digits"  # where a command has no default of its own
+
+
+DEFAULTS = {
+    "mlp": Defaults("sgd", 600, 40, (32, 128)),
+    "cnn": Defaults("sgd", 200, 40, (32, 128)),
+    "alexnet": Defaults("sgd", 200, 20, (32, 128)),
+    "vgg": Defaults("sgd", 200, 20, (32, 128)),
+    "resnet": Defaults("sgd", 200, 20, (32, 128)),
+    "cifar-resnet": Defaults("sgd", 200, 20, (32, 128)),
+    "unet": Defaults("sgd", 200, 20, (32, 128), data="digit-masks"),
+    "transformer": Defaults("adamw", 300, 15, (16,), data="pydoc"),
+    "encoder-decoder": Defaults("adamw", 300, 10, (32,), rate=0, data="number-words"),
+}
+ADAM_RATES = (0.001, 0.003, 0.01)
+RATES = {
+    "sgd": (0.003, 0.01, 0.03, 0.1),
+    "lars": (0.1, 0.3, 1.0, 3.0),
+    "adam": ADAM_RATES,
+    "adamw": ADAM_RATES,
+    "nadam": ADAM_RATES,
+    "lamb": (0.003, 0.01, 0.03),
+}
+MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
+
+
+def check(settings: Settings) -> None:
+    """Raise UsageError for values that no run could have, before anything is built."""
+    for name in ("steps", "examples", "evaluations", "stages", "workers", "reference_batch"):
+        if getattr(settings, name) is not None:
+            at_least_one(name, getattr(settings, name))
+    for name, choices in CHOICES.items():
+        value = getattr(settings, name)
+        if value not in choices:
+            raise UsageError(f"unknown {name} {value!r}: {nearest(value, choices)}")
+    if settings.momentum is not None and not 0 <= settings.momentum < 1:
+        raise UsageError(f"momentum={settings.momentum}: choose a value from 0 up to, but not including, 1")
+    if settings.clip is not None and not settings.clip > 0:
+        raise UsageError(f"clip={settings.clip}: choose a positive number")
+    if not 0 <= settings.weight_decay < float("inf"):
+        raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more")
+    check_large_batches(settings)
+    if isinstance(settings, CompareSettings):
+        check_sweep(settings)
+    elif isinstance(settings, TrainSettings):
+        if settings.batch_size is not None:
+            at_least_one("batch_size", settings.batch_size)
+        if settings.checkpoint_every is not None:
+            at_least_one("checkpoint_every", settings.checkpoint_every)
+        positive_rates([] if settings.lr is None else [settings.lr])
+        check_replicas(settings)
+
+
+def check_replicas(settings: TrainSettings) -> None:
+    """Refuse replicas that the processes or the examples cannot be divided among."""
+    at_least_one("data_parallel", settings.data_parallel)
+    find(settings.sync).check_replicas(settings.data_parallel)
+    if len(settings.space) != 2:
+        raise UsageError(f"space={settings.space}: give two numbers, along height and width: --space 2,1")
+    mesh = settings.mesh
+    among = mesh.data * mesh.inside
+    if mesh.inside > 1 and settings.workers is not None and settings.workers % among:
+        height, width = mesh.space
+        named = {"data-parallel": mesh.data, "tensor": mesh.tensor, "height": height, "width": width}
+        axes = " x ".join(f"{axis} {length}" for axis, length in named.items() if length > 1)
+        raise UsageError(
+            f"workers={settings.workers} for {axes}: the axes, with the pipeline's, multiply to the number of "
+            f"processes; choose workers={multiple(settings.workers, among)}"
+        )
+    if settings.workers is not None and settings.workers % settings.data_parallel:
+        raise UsageError(
+            f"workers={settings.workers} for data_parallel={settings.data_parallel}: each replica takes as many "
+            f"processes as any other; choose workers={multiple(settings.workers, settings.data_parallel)}"
+        )
+    if settings.batch_size is not None and settings.batch_size < settings.data_parallel:
+        raise UsageError(
+            f"batch_size={settings.batch_size} for data_parallel={settings.data_parallel}: each replica needs an "
+            "example of its own; use a larger batch, or fewer replicas"
+        )
+
+
+def multiple(number: int, of: int) -> int:
+    """The multiple of a number next to another one, but not 0."""
+    return max(1, round(number / of)) * of
+
+
+def check_large_batches(settings: Settings) -> None:
+    """Refuse lengths that contradict each other, scaling from nowhere, and what nobody can measure."""
+    if settings.steps is not None and settings.examples is not None:
+        raise UsageError(f"steps={settings.steps}, examples={settings.examples}: give one of both")
+    if settings.lr_scaling != "momentum" and settings.reference_batch is None:
+        raise UsageError(
+            f"lr_scaling={settings.lr_scaling}: give the batch size that rates are scaled from, reference_batch"
+        )
+    if not 0 <= settings.lr_warmup <= 1:
+        raise UsageError(f"lr_warmup={settings.lr_warmup}: choose a share of the run, from 0 to 1")
+    for name in settings.measure or ():
+        if name not in MEASURES:
+            raise UsageError(f"cannot measure {name!r}: {nearest(name, MEASURES)}")
+
+
+def check_sweep(settings: CompareSettings) -> None:
+    """Raise UsageError for a sweep that is empty or runs something twice."""
+    at_least_one("seeds", settings.seeds)
+    for name in ("methods", "lr", "batch_size"):
+        values = getattr(settings, name)
+        if values is not None and not values:
+            raise UsageError(f"{name} is empty: give at least one value, or leave it out")
+        twice = [value for value in values or () if list(values or ()).count(value) > 1]
+        if twice:
+            raise UsageError(f"{name} lists {twice[0]!r} twice: each run would be made twice")
+    for size in settings.batch_size or ():
+        at_least_one("batch_size", size)
+    positive_rates(settings.lr or ())
+
+
+def at_least_one(name: str, value: int) -> None:
+    """Refuse counts below one."""
+    if value < 1:
+        raise UsageError(f"{name}={value}: choose a whole number of at least 1")
+
+
+def positive_rates(rates: Sequence[float]) -> None:
+    """Refuse learning rates that do not train."""
+    for rate in rates:
+        if not 0 < rate < float("inf"):
+            raise UsageError(f"lr={rate}: choose a positive number")
+
+
+S = TypeVar("S", bound=Settings)
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """A value of settings that have been resolved."""
+    assert value is not None, "these settings have not been resolved"
+    return value
+
+
+def with_defaults(settings: S) -> S:
+    """Resolve what was left open and depends on the network: optimizer, rates, sizes, length."""
+    chosen = DEFAULTS[settings.model]
+    name = chosen.optimizer if settings.optimizer == "auto" else settings.optimizer
+    if settings.reference_batch is not None and settings.lr_scaling == "momentum" and name != "sgd":
+        raise UsageError(
+            f"reference_batch={settings.reference_batch}: rate and momentum are scaled for sgd, there is no such rule "
+            f"for {name}: leave it out, choose optimizer=sgd, or lr_scaling=linear or sqrt, which scales the rate"
+        )
+    left_open = ("steps", "evaluations", "lr", "batch_size", "momentum")
+    given = {key: value for key in left_open if (value := getattr(settings, key)) is not None}
+    rates, sizes = RATES[name], chosen.batch_sizes
+    single = isinstance(settings, TrainSettings)
+    filled = {
+        "steps": chosen.steps if settings.examples is None else settings.steps,
+        "evaluations": chosen.evaluations,
+        "lr": rates[chosen.rate] if single else rates,
+        "batch_size": sizes[0] if single else sizes,
+        "momentum": 0.99 if name == "nadam" else 0.9,  # what the paper of `nesterov` takes
+    }
+    return with_steps(replace(settings, optimizer=name, **{**filled, **given}))
+
+
+def with_steps(settings: S) -> S:
+    """Say in steps, of a single run, how many examples it is to train on."""
+    if not isinstance(settings, TrainSettings) or settings.examples is None:
+        return settings
+    return replace(settings, steps=-(-settings.examples // known(settings.batch_size)), examples=None)

@@ -1,0 +1,1 @@
+"""Any model, cut where the least has to travel: by torch.export."""

@@ -1,0 +1,1 @@
+"""A model's forward traced by torch.fx, and cut between units of it."""

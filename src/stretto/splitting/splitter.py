@@ -1,0 +1,163 @@
+"""A model into balanced stages."""
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from stretto.errors import UsageError
+from stretto.nn.batch import Named, inputs_of
+from stretto.nn.preserve import home
+from stretto.options.checks import of_kind, one_of, sequence
+from stretto.splitting.choice import FAIR, Cut, measured, most_even, uneven, ways
+from stretto.splitting.cost import Inputs
+from stretto.splitting.parts import parted
+from stretto.splitting.stages import Stages, explain
+from stretto.splitting.structure import find
+
+LOGGER = logging.getLogger("stretto")
+BY = ("flops", "time", "parameters")
+TIED = ("apart", "together")
+
+
+def split(
+    model: nn.Module | Sequence[nn.Module],
+    num_stages: int | Sequence[int],
+    *,
+    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    path: str | None = None,
+    by: str = "flops",
+    tied: str = "apart",
+) -> Stages:
+    """Cut a model into `num_stages` stages of about the same cost, which hold the model's own modules.
+
+    Nothing is copied: on one process, training the stages trains the model. Run one after the other
+    (`stretto.Trainer`, or `stretto.nn.chain.Chain`) they compute exactly what the model does.
+
+    Args:
+        model: an nn.Sequential, an nn.ModuleList or a list of layers; or any module that calls a list of blocks, such
+            as a Hugging Face model; or, with an example, any module that torch.export can follow.
+        num_stages: at most as many as there are layers or blocks; or, instead of a balanced cut, where stages begin and
+            the number of layers, [0, 2, 5], as `stretto plan` and `Stages.bounds` say it.
+        example: one input batch, a tensor or a tuple of tensors. It shows what layers cost and give; without it the
+            number of parameters counts, and what passes between blocks is taken to be tensors. A dict of tensors,
+            {"input_ids": x, "attention_mask": m}, says which arguments of forward they fill; the stages, and
+            `trainer.step`, take them as such a dict, or in this order as a tuple.
+        path: the dotted name of the model's list of blocks, "transformer.h"; may be left out where there is no doubt.
+            The forward is traced (torch.fx) and cut between blocks; the first stage also holds what comes before them,
+            the last one what comes after. What later stages need (masks, rotary tables) travels with the tuple that a
+            stage returns. Arguments of forward beyond those that `example` gives take their defaults, but `use_cache`
+            is False. Of a ModelOutput the last stage returns the tensors: one (logits), or a tuple.
+            A model that has no one list of blocks, or cannot be cut between them into so many stages, is exported
+            instead (torch.export, seconds) and its graph cut: stages about as even as can be, then the fewest bytes
+            between them. It trains and evaluates as the model does, on any number of rows, but all other sizes, and
+            the dtype, must be the example's; modules frozen in evaluation mode stay so.
+        by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
+        tied: whether parts that share a parameter may come "apart", or stay "together" in one stage. Apart, the first
+            of the stages trains it: under pipelines with the gradients of all, under methods whose stages have losses
+            of their own (greedy) with those of its own losses; the others then read what that stage's forward read.
+
+    The most expensive stage is as cheap as can be, then the sum of squares is least (of an exported graph: at most a
+    tenth above that, then the bytes that travel are least). Where that is more than 1.3 times a fair share, an example
+    is given and no path, the model is cut elsewhere if that makes fairer stages: between layers within layers, between
+    the modules that its forward calls (torch.fx), or, if one of those is too large, within it (torch.export). If even
+    so a stage is larger, a UserWarning says shares and remedy.
+
+    The result is a list; its `shares` are the stages' shares of the cost; its `explanation` says what was chosen and
+    why, and is logged on "stretto" (INFO); its `model_state` gives gathered weights the names that they have in the
+    model. The model keeps its modes, statistics and gradients, and no random number is drawn.
+
+    Raises UsageError where that cannot be done, with what to do instead.
+    """
+    stages = divide(model, num_stages, example=example, path=path, by=by, tied=tied)
+    if stages.uneven:
+        warnings.warn(stages.uneven, stacklevel=2)
+    return stages
+
+
+def divide(
+    model: nn.Module | Sequence[nn.Module],
+    num_stages: int | Sequence[int],
+    *,
+    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    path: str | None = None,
+    by: str = "flops",
+    tied: str = "apart",
+) -> Stages:
+    """As `split`, without a warning: what it would say is in `uneven`."""
+    check(model, num_stages, example, path, by, tied)
+    names, inputs = given(model, example)
+    num_wanted = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
+    found = ways(model, inputs, names, path, num_wanted, together=tied == "together")
+    cut, stages = most_even(found, inputs, by, num_stages)
+    unfair = isinstance(num_stages, int) and cut.imbalance > FAIR and cut.costs.known
+    says = uneven(cut, path) if unfair else ""
+    explanation = explained(cut, stages)
+    LOGGER.info("%s", explanation)
+    return Stages(stages, model=model, bounds=cut.bounds, explanation=explanation, shares=cut.shares, uneven=says)
+
+
+def pieces(
+    model: nn.Module | Sequence[nn.Module],
+    *,
+    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    path: str | None = None,
+    tied: str = "apart",
+) -> Stages:
+    """As `split`, into as many stages as there can be: what two stages would be made of."""
+    check(model, 1, example, path, BY[0], tied)
+    names, inputs = given(model, example)
+    together = tied == "together"
+    try:
+        cut, _ = most_even(ways(model, inputs, names, path, 2, together=together), inputs, BY[0], 2)
+    except UsageError:  # there is one piece; or it is said again
+        cut = measured(find(model, inputs, names, path, 2, together=together), inputs, BY[0])
+    finest = cut.into(len(cut.units) - 1)
+    return Stages(
+        finest.parts.cut(finest.bounds),
+        model=model,
+        bounds=finest.bounds,
+        explanation=f"{len(finest.shares)} pieces",
+        shares=finest.shares,
+    )
+
+
+def given(
+    model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None
+) -> tuple[list[str] | None, Inputs | None]:
+    """The names of the example's tensors, if it has any, and the tensors, where the model is."""
+    if example is None:
+        return None, None
+    tensors = inputs_of(example, "example")
+    roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
+    device = home(roots)
+    names = list(tensors.names) if isinstance(tensors, Named) else None
+    return names, tuple(tensor.to(device) for tensor in tensors)
+
+
+def explained(cut: Cut, stages: Sequence[nn.Module]) -> str:
+    """The table of `Stages.explanation`."""
+    kinds = [cut.parts.kinds(start, stop) for start, stop in pairwise(cut.bounds)]
+    notes = [*cut.parts.notes(cut.bounds), *parted(stages)]
+    return explain(cut.parts.noun, cut.bounds, kinds, cut.costs.together(cut.chosen), notes)
+
+
+def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
+    """Refuse what no model could make good."""
+    if not isinstance(model, nn.Module):
+        sequence("model", model, "an nn.Module or a list of layers")
+    whole = isinstance(num_stages, int) and num_stages >= 1
+    if not whole and not (isinstance(num_stages, Sequence) and all(isinstance(each, int) for each in num_stages)):
+        raise UsageError(f"num_stages={num_stages!r}: ask for at least one stage, or say where they begin: [0, 2, 5]")
+    one_of("by", by, BY)
+    one_of("tied", tied, TIED)
+    if path is not None:
+        of_kind("path", path, str, "the dotted name of the model's list of blocks, 'transformer.h'")
+    if example is not None:
+        inputs_of(example, "example")
+    if by == "time" and example is None:
+        raise UsageError("by='time' measures the layers on one input batch: give example=x, or by='parameters'")
+    if path is not None and (not isinstance(model, nn.Module) or isinstance(model, nn.ModuleList)):
+        raise UsageError(f"path={path!r} is given, but a {type(model).__name__} has no forward: leave the path out")

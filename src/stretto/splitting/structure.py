@@ -1,0 +1,140 @@
+"""What a model is made of that stages can be made of."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from stretto.errors import UsageError
+from stretto.splitting.blocks import Blocks
+from stretto.splitting.cost import Inputs
+from stretto.splitting.fx.graph import TraceError
+from stretto.splitting.layers import Layers
+from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
+from stretto.splitting.parts import Parts
+
+
+def openings(parts: Parts) -> list[int]:
+    """Where stages can begin, and the end."""
+    return [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
+
+
+def find(
+    model: nn.Module | Sequence[nn.Module],
+    inputs: Inputs | None,
+    names: Sequence[str] | None,
+    path: str | None,
+    num_wanted: int,
+    *,
+    together: bool,
+    opened: bool = False,
+) -> Parts:
+    """The layers of a list, or those within them; or the blocks that a path names or that are meant; or a graph."""
+    if path is not None:
+        assert isinstance(model, nn.Module)
+        return find_blocks(model, inputs, names, path, together=together)
+    if not whole_list(model):
+        return find_unnamed(model, inputs, names, num_wanted, together=together)
+    if names is not None:
+        raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
+    layers = entries(model, "the list of layers")
+    check_layers(layers, "the list of layers")
+    return Layers(layers, inputs, whole=whole_tuples(model), together=together, opened=opened)
+
+
+def find_blocks(
+    model: nn.Module, inputs: Inputs | None, names: Sequence[str] | None, path: str, *, together: bool
+) -> Blocks:
+    """The blocks of the list that a path names."""
+    blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
+    check_layers(list(blocks.items()), repr(path))
+    return Blocks(model, blocks, inputs, names, together=together)
+
+
+def find_unnamed(
+    model: nn.Module | Sequence[nn.Module],
+    inputs: Inputs | None,
+    names: Sequence[str] | None,
+    num_wanted: int,
+    *,
+    together: bool,
+) -> Parts:
+    """The blocks of the one list that may be meant; if they will not do, the model's graph, exported."""
+    refusal = None
+    if isinstance(model, nn.Module) and (path := main_list(model)) is not None:
+        try:
+            blocks = find_blocks(model, inputs, names, path, together=together)
+        except TraceError as error:
+            refusal = str(error)
+        else:
+            num_units = len(openings(blocks)) - 1
+            if inputs is None or num_wanted <= num_units:
+                return blocks
+            refusal = shortage(blocks, num_units, num_wanted)
+    if isinstance(model, nn.Module) and inputs is not None:
+        return find_exported(model, inputs, names, refusal, together=together)
+    raise UsageError(
+        refusal
+        or f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
+        f"blocks is, path=...; {candidates(model)}. Or give one input batch, example=x, and its graph is cut wherever "
+        "that can be done (torch.export)"
+    )
+
+
+def find_exported(
+    model: nn.Module, inputs: Inputs, names: Sequence[str] | None, refusal: str | None, *, together: bool
+) -> Parts:
+    """The last resort; `refusal` says why the model's blocks would not do."""
+    from stretto.splitting.export.exported import Exported  # torch.export takes its time
+
+    because = f"{type(model).__name__} has no one list of blocks" if refusal is None else refusal.partition(". ")[0]
+    try:
+        return Exported(model, inputs, names, because, together=together)
+    except UsageError as error:
+        if refusal is None:
+            raise
+        raise UsageError(f"{refusal}. Nor can its graph be cut: {error}") from error
+
+
+def shortage(parts: Parts, num_units: int, num_stages: int) -> str:
+    """Why so many stages cannot be made of these parts."""
+    have = f"{num_stages} stages from {len(parts)} {parts.noun}s"
+    if num_stages > len(parts):
+        return (
+            f"{have}: a stage holds at least one {parts.noun}. Ask for at most {num_units} stages, or give smaller "
+            f"{parts.noun}s (a list of the layers within them)"
+        )
+    joints = dict.fromkeys(parts.joints.values())
+    why = "; ".join(f"{joint.reason} ({joint.remedy})" for joint in list(joints)[:3])
+    return (
+        f"{have}, but only {num_units} {'piece' if num_units == 1 else 'pieces'} can be parted: {why}. Ask for at most "
+        f"{num_units} {'stage' if num_units == 1 else 'stages'}, or part them as said"
+    )
+
+
+def check_layers(layers: Sequence[tuple[str, nn.Module]], what: str) -> None:
+    """Refuse an empty list, and lazy layers: they are nothing until a batch has come through."""
+    if not layers:
+        raise UsageError(f"{what} is empty: there is nothing to split")
+    for name, layer in layers:
+        if any(is_lazy(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
+            raise UsageError(
+                f"layer {name} ({type(layer).__name__}) is lazy and has no shapes yet: call the model once on a batch "
+                "before it is split"
+            )
+
+
+def check_bounds(parts: Parts, units: Sequence[int], bounds: Sequence[int]) -> None:
+    """Refuse stages that begin where there is nothing, or where nothing can be parted."""
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(parts) or any(a >= b for a, b in pairwise(bounds)):
+        raise UsageError(
+            f"num_stages={list(bounds)}: stages begin at 0 and at larger and larger {parts.noun}s, and the last number "
+            f"is that of the {parts.noun}s, {len(parts)}"
+        )
+    for bound in bounds:
+        if bound not in units:
+            joint = parts.joints[bound]
+            raise UsageError(
+                f"num_stages={list(bounds)}: no stage can begin at {bound}: {joint.reason}; {joint.remedy}"
+            )

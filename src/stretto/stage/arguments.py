@@ -1,0 +1,218 @@
+"""What a user gives a Trainer, checked and built: a mistake is said before anything is trained."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from stretto.errors import UsageError
+from stretto.mesh import Mesh
+from stretto.nn.generator import PreservedGenerator
+from stretto.nn.seeding import derive
+from stretto.options.checks import called, is_number, refuse, shown
+from stretto.replicas import FullyShard, ParameterServer, Sync
+from stretto.schedule import Reach
+
+StageLike = nn.Module | Callable[[], nn.Module]
+
+
+def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any, seed: Any, clip: Any) -> None:
+    """Refuse arguments that are not of the kind they have to be."""
+    if isinstance(stages, nn.Module) and not isinstance(stages, nn.Sequential | nn.ModuleList):
+        raise UsageError(
+            f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
+        )
+    for name, value, fits, wanted in (
+        ("stages", stages, is_list(stages), "a list of modules, such as stretto.split(model, 4, example=x) makes"),
+        ("loss", loss, callable(loss), "a function (output, target) -> mean loss"),
+        ("scheduler", scheduler, scheduler is None or callable(scheduler), "a function of the optimizer"),
+        ("heads", heads, heads is None or isinstance(heads, Sequence | nn.ModuleList), "a list, one entry a stage"),
+        ("workers", workers, workers is None or is_whole(workers), "a whole number, or None"),
+        ("seed", seed, is_whole(seed), "a whole number"),
+        ("clip", clip, clip is None or is_positive(clip), "a positive number, or None"),
+    ):
+        if not fits:
+            refuse(name, value, wanted)
+
+
+def check_mesh(mesh: Mesh, sync: Sync) -> None:
+    """Refuse two ways to share one stage."""
+    if mesh.tensor > 1 and mesh.space != (1, 1):
+        raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
+    if mesh.inside > 1 and mesh.data > 1 and isinstance(sync, ParameterServer):
+        raise UsageError(
+            f"{mesh}: {sync} updates each process by itself, and those that share a stage have to stay together: "
+            "use tensor=1, space=(1, 1), or sync='all-reduce'"
+        )
+    if mesh.tensor > 1 and mesh.data > 1 and isinstance(sync, FullyShard):
+        raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or shared out among replicas ({sync}), not both")
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value can be gone through, one stage after the other."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | torch.Tensor | nn.ModuleDict)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an int; True is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a number above 0; infinity is one."""
+    return is_number(value) and value > 0
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Turn "auto" into the best device there is; refuse one that is not there."""
+    if not isinstance(device, str | torch.device):
+        raise UsageError(f"device={shown(device)}: give 'auto', a name such as 'cpu' or 'cuda:1', or a torch.device")
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {device!r} cannot be used here: {error}. Try device='auto'") from error
+    return chosen
+
+
+def check_stage(stage: Any, index: int) -> None:
+    """Refuse what is neither a module nor a function."""
+    if not isinstance(stage, nn.Module) and not callable(stage):
+        raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
+
+
+def arguments_of(stage: nn.Module) -> tuple[dict[str, bool] | None, str]:
+    """What a forward takes, and whether it must be given; None if any name will do. And the stage, for messages."""
+    inner = getattr(stage, "_orig_mod", stage)  # of a compiled one
+    parameters = inspect.signature(inner.forward).parameters.values()
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    title = f"stage 0, {type(inner).__name__}.forward({', '.join(each.name for each in named)})"
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None, title
+    return {each.name: each.default is each.empty for each in named}, title
+
+
+def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
+    """A stage as a module, built here if it came as a function."""
+    if isinstance(stage, nn.Module):
+        built = stage
+    else:
+        with PreservedGenerator(torch.device("cpu")) as generator:
+            generator.seed(derive(seed, "stage", index))
+            built = called(f"stage {index}", stage, wanted="an nn.Module, or a function that builds one")
+    if not isinstance(built, nn.Module):
+        raise UsageError(f"stage {index}: its function returned {type(built).__name__}, not an nn.Module")
+    refuse_dtensors(built, index)
+    refuse_meta(built, f"stage {index}")
+    return built
+
+
+def refuse_meta(module: nn.Module, what: str) -> None:
+    """Refuse weights without numbers."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise UsageError(
+                f"{what}: {name} is on the meta device and holds no numbers: build the module on the CPU or a GPU, or "
+                "give its weights values after module.to_empty(device='cpu')"
+            )
+
+
+def refuse_lazy(stages: Iterable[nn.Module]) -> None:
+    """Refuse weights without shapes."""
+    for index, stage in enumerate(stages):
+        for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
+            if is_lazy(tensor):
+                raise UsageError(
+                    f"stage {index}: {name} is lazy and has no shape yet: run the model on a batch before, or give "
+                    "the Trainer one, example=x"
+                )
+
+
+def refuse_dtensors(stage: nn.Module, index: int) -> None:
+    """Refuse parameters whose storage cannot be exchanged: a stash of them is wrong without an error (torch 2.13)."""
+    known = sys.modules.get("torch.distributed.tensor")
+    if known is None:  # nobody has a DTensor who has not imported it
+        return
+    for name, parameter in stage.named_parameters():
+        if isinstance(parameter.data, known.DTensor):
+            raise UsageError(
+                f"stage {index}: {name} is a DTensor, which weights of several versions do not survive; "
+                "stretto.parallel.tensor(module, mesh, parameters='local') makes plain parts of it"
+            )
+
+
+def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
+    """Refuse heads that share parameters with another stage or its head: each stage has its own optimizer."""
+    for index, head in enumerate(heads):
+        mine = {} if head is None else {id(parameter): name for name, parameter in head.named_parameters()}
+        for other, parts in enumerate(zip(stages, heads, strict=True)):
+            theirs = (p for part in parts if part is not None and other != index for p in part.parameters())
+            name = next((mine[id(parameter)] for parameter in theirs if id(parameter) in mine), None)
+            if name is not None:
+                raise UsageError(
+                    f"the head of stage {index} and stage {other} share the parameter {name!r}, but each is updated by "
+                    "its own optimizer: give the head its own"
+                )
+
+
+def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[nn.Module | None]:
+    """The heads a user gave, one entry a stage; refuse those that no loss would use."""
+    if given is None:
+        return [None] * reach.num_stages
+    if len(given) != reach.num_stages:
+        raise UsageError(f"heads has {len(given)} entries for {reach.num_stages} stages: give one (or None) for each")
+    for stage, head in enumerate(given):
+        if head is not None and not isinstance(head, nn.Module):
+            raise UsageError(f"heads[{stage}] is {shown(head)}: give an nn.Module, or None to have it built")
+        if head is not None:
+            refuse_meta(head, f"heads[{stage}]")
+        if head is not None and stage == reach.num_stages - 1:
+            raise UsageError(
+                f"heads[{stage}]: the last stage's output is the model's output; put the head into the stage"
+            )
+        if head is not None and reach.hops[stage] is None:
+            raise UsageError(f"heads[{stage}] is given, but the method has no loss there; heads go after {reach.heads}")
+    return list(given)
+
+
+def wake(stages: Sequence[nn.Module]) -> None:
+    """Put a model that is in evaluation mode as a whole in training mode; single frozen layers stay as they are."""
+    layers = [layer for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
+    if not any(layer.training for layer in layers):
+        for stage in stages:
+            stage.train()
+
+
+def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
+    """Call the user's function and make sure that what it gave can be stepped without a metric."""
+    made = called("scheduler", scheduler, optimizer, wanted="a function of the optimizer that returns a scheduler")
+    if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UsageError("ReduceLROnPlateau wants a metric, which a stage's update does not have: choose a scheduler "
+                         "that depends on the number of updates alone")  # fmt: skip
+    if not callable(getattr(made, "step", None)):
+        raise UsageError(
+            f"scheduler returned {type(made).__name__}, which has no step(): give a function of the optimizer"
+        )
+    return made
+
+
+def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Call the user's function and make sure it gave an optimizer."""
+    if not callable(optimizer):
+        raise UsageError(
+            f"optimizer is a {type(optimizer).__name__}: each stage has its own, so give a function of the parameters, "
+            "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+        )
+    wanted = "a function of parameters, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+    made = called("optimizer", optimizer, parameters, wanted=wanted)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UsageError(f"optimizer returned {type(made).__name__}, not a torch.optim.Optimizer")
+    if "closure" in inspect.signature(made.step).parameters and isinstance(made, torch.optim.LBFGS):
+        raise UsageError("LBFGS evaluates the loss several times a step; a pipeline cannot. Choose another optimizer")
+    return made

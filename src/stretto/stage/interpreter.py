@@ -1,0 +1,161 @@
+"""What every interpreter that trains has in common: one action after the other, on the values that are there."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+from torch import Tensor
+
+from stretto.schedule import Action, Delays, Edge, Rules, Schedule
+from stretto.schedule.delay import BACKWARD
+from stretto.schedule.rules import operands
+from stretto.stage.stage import Stage
+from stretto.tracing import Recording
+
+HELD = ("graph", "input")  # what a forward keeps until its backward
+
+Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # an action that has run, its operands, results
+Record = Callable[[Action, Mapping[str, Any], int, int], None]  # an action that has run, its operands, when in ns
+
+
+class Interpreter(ABC):
+    """Runs what a schedule lists, once what it needs is there. It holds no rule of its own.
+
+    Numbers depend only on each stage's own order, so the order among workers is free. Every forward asks for the
+    version that the schedule promises, and every backward asserts the delay. `stages` are those that live here, by
+    index.
+    """
+
+    def __init__(
+        self, schedule: Schedule, rules: Rules, stages: Mapping[int, Stage], delays: Delays | None = None
+    ) -> None:
+        self.schedule = schedule
+        self.rules = rules
+        self.stages = stages
+        self.values: dict[Edge, Any] = {}
+        self.watch: Watch | None = None
+        self.record: Record | None = None
+        self._delays = Delays(schedule) if delays is None else delays
+        self._since = 0  # the first micro-batch after the last drain
+
+    def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
+        """Turn n: micro-batches enter, each given as what the loader makes of it, by value; run all that can run."""
+        self.load(n, loads)
+        self._issue(n, None)
+
+    def load(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
+        """What the loader makes of turn n's micro-batches."""
+        for microbatch, load in enumerate(loads, start=n * self.schedule.per_turn):
+            for edge in self.rules.loads(microbatch):
+                if edge.stage in self.stages:
+                    self.values[edge] = load[edge.value]
+
+    def losses(self, edges: Sequence[Edge]) -> list[Tensor]:
+        """Take losses that are there. Those of replicas are added up: the same for all of them."""
+        return [self.values.pop(edge) for edge in edges]
+
+    def has(self, edges: Sequence[Edge]) -> bool:
+        """Whether these values are there; those of emulated replicas too."""
+        return all(edge in self.values for edge in edges)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self.values
+
+    def pause(self) -> None:  # noqa: B027 (most have nothing)
+        """Everything is drained, and `settle` will come: no other replica has to wait for an update of this one."""
+
+    def settle(self) -> None:
+        """Training pauses, and everything is drained: losses are what they say, and copies of stages agree."""
+        for stage in self.every_stage:
+            stage.settle_replicas()
+
+    @property
+    def every_stage(self) -> list[Stage]:
+        """The stages that live here, those of emulated replicas too."""
+        return list(self.stages.values())
+
+    def drain(self, n: int) -> None:
+        """Finish everything that entered before turn n. Raises ScheduleError if something cannot be finished."""
+        until = n * self.schedule.per_turn
+        for later in range(n, n + self.schedule.drain):
+            self._issue(later, until)
+        self._finish(until)
+        self.begin(n)
+
+    def begin(self, n: int) -> None:
+        """Turn n comes next, and nothing is in flight. Weights that nobody waits for any more are dropped."""
+        self._since = n * self.schedule.per_turn
+        sent = sorted((edge for edge in self.values if edge.value == "tied-weight"), key=lambda edge: edge.source)
+        for tie in self.rules.ties:
+            if tie.user in self.stages:
+                self.stages[tie.user].settle([self.values[edge] for edge in sent if edge.stage == tie.user])
+        self.values = {edge: value for edge, value in self.values.items() if edge.stage == self.rules.num_stages}
+
+    def restart(self, n: int) -> None:
+        """Turn n comes next; whatever was in flight is dropped."""
+        self.values.clear()
+        self.begin(n)
+
+    @abstractmethod
+    def _issue(self, n: int, until: int | None) -> None:
+        """Turn n's actions may run now; those of micro-batches from `until` on never will."""
+
+    @abstractmethod
+    def _finish(self, until: int) -> None:
+        """Everything has been issued: raise ScheduleError if something of what entered before `until` is left."""
+
+    def _needs(self, action: Action) -> tuple[Edge, ...]:
+        needs = self.rules.needs(action)
+        if not self.rules.ties:
+            return needs
+        return tuple(edge for edge in needs if edge.source.microbatch >= self._since)  # what was before is settled
+
+    def _run(self, action: Action, needs: tuple[Edge, ...]) -> tuple[Edge, ...]:
+        stage = self.stages[action.stage]
+        given = operands(needs, self.values)
+        age, version = action.microbatch - self._since, None
+        if action.kind == "F":
+            version = self._since // self.schedule.per_turn + self._delays.version(action.stage, age)
+        elif action.kind in "BW":
+            delay = stage.updates - given["graph"].updates
+            wanted = self._delays.at(action.stage, age)
+            assert delay == wanted, f"{action}: its weights are {delay} updates old, the schedule promises {wanted}"
+            if action.stage in self.rules.recompute:
+                delay = stage.updates - given["graph"].recomputed
+                wanted = self._delays.recompute_at(action.stage, age)
+                assert delay == wanted, f"{action}: recomputed {delay} updates ago, the schedule promises {wanted}"
+        start = 0 if self.record is None else perf_counter_ns()
+        made = stage.run(action.kind, action.microbatch, given, version)
+        if self.record is not None:
+            self.record(action, given, start, perf_counter_ns())
+        makes = self.rules.makes(action)
+        for edge in makes:
+            self.values[edge] = made[edge.value]
+        if self.watch is not None:
+            self.watch(action, given, made)
+        for edge in self.rules.frees(action, needs):
+            del self.values[edge]
+        return makes
+
+
+def count(
+    recording: Recording, interpreter: Interpreter, action: Action, operands: Mapping[str, Any], time: int
+) -> None:
+    """Count, after an action, its stage's delay, the forwards it keeps something of for their backward, and how stale
+    an update was on a parameter server.
+
+    What the action consumed is still among the interpreter's values, what it made is not yet.
+    """
+    kind, stage, _ = action
+    agreement = interpreter.stages[stage].agreement
+    if kind == "U" and agreement is not None and agreement.staleness is not None:
+        recording.count(f"staleness of stage {stage}", time, agreement.staleness)
+    if kind in BACKWARD:
+        delay = interpreter.stages[stage].updates - operands["graph"].updates
+        recording.count(f"delay of stage {stage}", time, delay)
+    if kind == "F" or kind in BACKWARD:
+        held = sum(edge.stage == stage and edge.value in HELD for edge in interpreter.values)
+        recording.count(f"forwards held by stage {stage}", time, held + (1 if kind == "F" else -1))

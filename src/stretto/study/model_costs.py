@@ -1,0 +1,171 @@
+"""The models that the command line plans for: their costs, from real modules or from such without memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+EXAMPLES = 2  # of the batch that costs are read off
+
+
+@dataclass(frozen=True)
+class Costed:
+    """A model's costs. `trained` are its settings for `stretto train`, None for one that it cannot train.
+
+    `positions` are where its layers begin in a user's own model, as `stretto.split` counts; None for others.
+    """
+
+    name: str
+    costs: ModelCosts
+    heads: tuple[LayerCost, ...] | None
+    sides: tuple[int, ...]
+    batch_size: int
+    optimizer: str
+    trained: Mapping[str, Any] | None
+    layers: tuple[str, ...]
+    positions: tuple[int, ...] | None = None
+
+    def bounds(self, cut: Sequence[int]) -> list[int]:
+        """A plan's bounds, as whoever cuts the model counts."""
+        return [bound if self.positions is None else self.positions[bound] for bound in cut]
+
+
+PAPERS = {"gpt3-175b": (1536, "adam"), "gpt3-small": (256, "adam")}  # batch of 3.2 and 0.5 million tokens, Brown et al.
+
+
+def costed(
+    name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str,
+    *, dtype: str = "float32", heads: bool = True,
+) -> Costed:  # fmt: skip
+    """Read costs off a built-in model on its data, a published network, or a user's own: `file.py:function`.
+
+    Raises UsageError for any other.
+    """
+    from stretto.models.published import PUBLISHED
+    from stretto.models.table import MODELS
+
+    if ":" in name:
+        return of_user(name, model_options, optimizer)
+    if name in MODELS:
+        return built_in(name, model_options, data, data_options, optimizer)
+    if name not in PUBLISHED:
+        raise UsageError(
+            f"unknown model {name!r}: {nearest(name, [*MODELS, *PUBLISHED])}; or write package.module:function or "
+            "path/to/file.py:function"
+        )
+    if model_options:
+        raise UsageError(f"model_options: network {name!r} is as published and takes none")
+    return of_paper(name, optimizer, dtype=dtype, heads=heads)
+
+
+def built_in(
+    name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str
+) -> Costed:
+    """A network that `stretto train` can train."""
+    from stretto.measure.layers import layer_costs
+    from stretto.settings.runs import TrainSettings, known
+    from stretto.study.prepare import build_model, dataset, resolve
+
+    given = TrainSettings(
+        model=name, model_options=dict(model_options), data=data, data_options=dict(data_options), optimizer=optimizer
+    )
+    settings = resolve(given)
+    loaded, model = dataset(settings), build_model(settings)
+    x, y = loaded.train.x[:EXAMPLES], loaded.train.y[:EXAMPLES]
+    costs = layer_costs(model.layers, x, loss=model.loss, target=y)
+    features = outputs(model.layers, x)
+    wanted = {key: getattr(given, key) for key in ("model", "model_options", "data", "data_options", "optimizer")}
+    trained = {key: value for key, value in wanted.items() if value not in ({}, "auto")}
+    return Costed(
+        name, costs, heads_of(features, model.loss, y), sides([(x,), *features[:-1]]), known(settings.batch_size),
+        settings.optimizer, trained, tuple(map(str, range(len(model.layers)))),
+    )  # fmt: skip
+
+
+def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
+    """A published network, of which nothing is allocated."""
+    import torch
+
+    from stretto.measure.layers import layer_costs
+    from stretto.models.published import published
+
+    found, kind = published(name), getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise UsageError(f"dtype={dtype!r}: choose float32 or bfloat16")
+    with torch.device("meta"):
+        layers = [layer.to(kind) for layer in found.layers()]
+        x, y = found.example(EXAMPLES), found.target(EXAMPLES)
+    x = x.to(kind) if x.is_floating_point() else x
+    costs = layer_costs(layers, x, loss=found.loss, target=y)
+    features = outputs(layers, x) if heads or x.dim() == 4 else []
+    batch, usual = PAPERS.get(name, (256, "sgd"))
+    return Costed(
+        name, costs, heads_of(features, found.loss, y) if heads else None,
+        sides([(x,), *features[:-1]] if features else []), batch,
+        usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
+    )  # fmt: skip
+
+
+def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Costed:
+    """A user's own network, in the pieces that `stretto.split` can cut it into; its loss costs nothing here."""
+    from stretto.measure.layers import layer_costs
+    from stretto.models.own import own_model
+    from stretto.nn.batch import several
+    from stretto.splitting import pieces
+
+    if model_options:
+        raise UsageError(f"model_options are for built-in networks; {name} is a function without arguments")
+    model, example = own_model(name)
+    if example is None:
+        raise UsageError(f"{name} gives no example of its input: return (module, example) with one input batch")
+    inputs = several(example)
+    layers = pieces(model, example=example)
+    features = outputs(layers, *inputs)
+    return Costed(
+        name, layer_costs(layers, inputs), None, sides([inputs, *features[:-1]]), len(inputs[0]),
+        "sgd" if optimizer == "auto" else optimizer, None, tuple(map(str, layers.bounds[:-1])), tuple(layers.bounds),
+    )  # fmt: skip
+
+
+def outputs(layers: "list[nn.Module]", *inputs: "Tensor") -> "list[tuple[Tensor, ...]]":
+    """What each layer gives; nothing of them changes."""
+    import torch
+
+    from stretto.nn.batch import several
+    from stretto.nn.preserve import home, undisturbed
+
+    found: list[tuple[Tensor, ...]] = [inputs]
+    with torch.no_grad(), undisturbed(layers, home(layers)):
+        for layer in layers:
+            output = layer(*found[-1])
+            found.append(several(output))
+    return found[1:]
+
+
+def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") -> tuple[LayerCost, ...] | None:
+    """What an auxiliary head behind each layer costs, its loss included; None where there is no head for one."""
+    import torch
+
+    from stretto.heads import build
+    from stretto.measure.layers import layer_costs
+
+    rows = []
+    for index, feature in enumerate(features[:-1]):
+        try:
+            with torch.device(feature[0].device):
+                head = build("auto", index, feature, features[-1][0]).to(feature[0].dtype)
+        except UsageError:
+            return None
+        costs = layer_costs([head], feature, loss=loss, target=target)
+        rows.append(costs.layers[0].then(costs.layers[1]))
+    return (*rows, rows[-1]) if rows else None
+
+
+def sides(inputs: "list[tuple[Tensor, ...]]") -> tuple[int, ...]:
+    """The rows of the image that each layer takes; 0 for one that takes none."""
+    return tuple(int(x.shape[-2]) if x.dim() == 4 else 0 for x, *_ in inputs)

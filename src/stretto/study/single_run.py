@@ -1,0 +1,70 @@
+"""A run of its own, outside a study."""
+
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import UsageError
+from stretto.files.path_names import in_path
+from stretto.report.record import Record
+from stretto.settings.runs import TrainSettings
+from stretto.study.checkpoints import Checkpoints
+from stretto.study.store import RUN, read_run
+from stretto.study.study import refuse_other
+from stretto.tracing import Recording, read_recordings
+
+
+def default_folder(settings: TrainSettings) -> Path:
+    """A folder named after everything the run depends on: the same run is found again, others get their own."""
+    name = f"train-{settings.model}-{settings.data}-{settings.id}-{settings.digest}"
+    return Path("runs") / in_path(name, "the name of the run's folder")
+
+
+def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> bool:
+    """Whether the run is still to be made. Raises UsageError if the folder holds something else.
+
+    Also if the run has begun and is not to `resume`, or if it is to and there is nothing to go on from.
+    """
+    if not folder.name:
+        raise UsageError(f"--out {folder} has no name of its own: name the folder")
+    if (folder / RUN).is_file():
+        there, here = read_run(folder)[0]["settings"], settings.to_json()
+        refuse_other(folder, "a run", there, here)
+        Checkpoints(settings, folder).clear()  # the end of the run may have come in between
+        return False
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already and holds no run: choose another --out")
+    checkpoints = Checkpoints(settings, folder)
+    if resume:
+        checkpoints.refuse_nothing()
+    else:
+        checkpoints.refuse_forgotten()
+    return True
+
+
+def traced(folder: Path) -> list[Recording]:
+    """What the run's workers recorded. Raises UsageError if they did not."""
+    recordings = read_recordings(folder)
+    if not recordings:
+        raise UsageError(f"the run in {folder} was made without --trace: delete it, or choose another --out")
+    return recordings
+
+
+def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]:
+    """What `stretto train --json` prints."""
+    last = record.points[-1].step if record.points else 0
+    return {
+        "status": record.status,
+        "steps": last if record.diverged_at is None else record.diverged_at,
+        "seconds_per_step": run["seconds_per_step"],
+        "train_loss": record.train_loss,
+        "train_accuracy": record.train_accuracy,
+        "validation_loss": record.validation_loss,
+        "validation_accuracy": record.validation_accuracy,
+        "validation_bleu": record.validation_bleu,
+        "test_loss": record.test_loss,
+        "test_accuracy": record.test_accuracy,
+        "test_bleu": record.test_bleu,
+        "total_flops": record.total_flops,
+        "serial_flops": record.serial_flops,
+        "out": str(folder),
+    }

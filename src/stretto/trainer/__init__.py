@@ -1,0 +1,1 @@
+"""The object that a user's script needs, and how it is built."""

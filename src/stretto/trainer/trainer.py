@@ -1,0 +1,480 @@
+"""The one object a user's script needs: stages, a loss, an optimizer and a method, trained step by step."""
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.checkpoint import Manifest, read_manifest, read_stage
+from stretto.errors import StrettoError, UsageError
+from stretto.heads import LocalLoss
+from stretto.losses import Loss, understand
+from stretto.mesh import Mesh
+from stretto.methods import Method
+from stretto.methods import method as find_method
+from stretto.nn.batches import Batches
+from stretto.nn.chain import Chain
+from stretto.nn.generator import PreservedGenerator
+from stretto.nn.sharded_modules import is_sharded
+from stretto.options.checks import flag, of_kind, positive, whole
+from stretto.options.checks import path as check_path
+from stretto.replicas import Order, ParameterServer, Sync
+from stretto.replicas import find as find_sync
+from stretto.replicas.resume import refuse_other
+from stretto.stage.arguments import StageLike, arguments_of, check_kinds, check_mesh
+from stretto.stage.interpreter import Interpreter
+from stretto.stage.precision import Precision
+from stretto.tracing import Recording
+from stretto.trainer.backend import State, find_team
+from stretto.trainer.build import Construction, Wanted
+from stretto.trainer.microbatches import Dealer
+from stretto.trainer.observer import Observer
+
+Batch = Any  # stretto.nn.batch.FORMS
+
+
+class Trainer:
+    """Trains `stages`, one module after the other, with any method, on one device.
+
+    Args:
+        stages: one nn.Module per stage, in order, or a function that builds it (seeded by `seed` and the stage's
+            index alone). Modules are trained in place. A stage that returns a tuple hands its members to the next
+            stage as arguments. One may be compiled, `torch.compile(stage)`, but not where a method's backward sees
+            other weights than its forward; `_orig_mod.` is then part of its keys, in `model`, `gather` and checkpoints.
+        loss: (output, target) -> mean loss over the examples of a batch, or (sum, count), a sum over what counts in it
+            (tokens that are not padding, say) and how much that is: the gradient is then that of the whole minibatch's
+            sum over its count, however it is cut. Every auxiliary head uses it too. torch's cross_entropy, as a
+            function or a module, is taken for its sum and count. A mean that is not over examples is refused where
+            minibatches are cut into micro-batches or among replicas, unless `stretto.mean(loss)` says that it is.
+        optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
+            parameters have none.
+        method: a name, "chunked(chunks=4)", or what `stretto.method` returned.
+        example: one input batch, as `step` takes them. From it come the shapes that auxiliary heads need, and the check
+            that the stages fit each other. May be left out if no heads are needed, if all are given, or if every stage
+            begins and ends in a Linear.
+        heads: None to build them as the method says; or one entry a stage: a module, or None to have it built.
+            A module that is a stretto.LocalLoss makes its own loss, of the model's inputs, too: x is then also read in
+            its process. The last stage's output is the model's output: its entry is None.
+        scheduler: optimizer -> learning-rate scheduler, stepped at each update of its stage.
+        clip: the largest norm that the gradients of all stages together may have; they are shrunk to it. Exact for
+            synchronous methods, as torch.nn.utils.clip_grad_norm_ over the whole model. Where stages update at
+            different times, each is limited to clip / sqrt(number of stages), which keeps all of them within clip.
+        workers: how many workers the schedule is laid out for; one a stage unless said otherwise. It changes costs,
+            never numbers.
+        device: "auto" takes a CUDA device if there is one, else the CPU.
+        seed: decides the weights of auxiliary heads, of stages given as functions, and everything stages draw in
+            training (dropout). It depends on the stage and the micro-batch only; the global generator is left alone.
+        precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to
+            bfloat16 (norms with running statistics stay in float32); the optimizer steps float32 masters, and the loss
+            gets float32 outputs. `stages` and `model` hold the bfloat16 weights, which follow the masters: give weights
+            to the modules before the Trainer is made. "bf16-autocast" leaves the weights and runs forwards, heads and
+            losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
+
+        mesh: how processes share the work besides the pipeline: Mesh(data=2) trains two replicas of it, each on its
+            part of every minibatch's examples; Mesh(tensor=2) lets two processes share the weights of each stage
+            (`stretto.parallel.tensor`), Mesh(space=(2, 1)) the rows of each image (`stretto.parallel.spatial`; tensors
+            of three dims and more are images, the loss gets whole outputs). The axes multiply to the number of
+            processes. On one process replicas are emulated, at the price of their memory, and stages are not shared.
+        sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
+            gradient as without replicas, however the examples divide. "fully-shard" does the same, and on processes
+            each replica keeps only its share of weights, gradients and optimizer state: `stages` hold shares then, and
+            `gather` makes whole weights of them. "local-sgd(every=8)" and "diloco(every=8)", or
+            stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
+            "parameter-server(staleness=4)", or stretto.ParameterServer(...), lets none wait for another's gradients.
+            Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation.
+        timeout: on several processes, how many seconds a worker waits for another before it gives up.
+
+    Raises UsageError when the parts do not fit, before anything is trained.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageLike] | nn.Sequential | nn.ModuleList,
+        loss: Loss,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        method: str | Method = "backprop",
+        *,
+        example: Batch | None = None,
+        heads: Sequence[nn.Module | None] | None = None,
+        scheduler: Callable[[Any], Any] | None = None,
+        clip: float | None = None,
+        workers: int | None = None,
+        device: str | torch.device = "auto",
+        seed: int = 0,
+        precision: str | None = None,
+        mesh: Mesh | None = None,
+        sync: str | Sync = "all-reduce",
+        timeout: float = 600,
+    ) -> None:
+        positive("timeout", timeout)
+        self.mesh = Mesh() if mesh is None else mesh
+        of_kind("mesh", self.mesh, Mesh, "stretto.Mesh(data=2)")
+        self._team = find_team(timeout, self.mesh)
+        with self._team.together():
+            check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
+            self.sync = find_sync(sync)
+            check_mesh(self.mesh, self.sync)
+            self.sync.check_replicas(self.mesh.data)
+            self.method = find_method(method)
+            self.seed = seed
+            self.precision = Precision(precision)
+            self.sync.check(self.method, precision)
+            self.loss = understand(loss)
+            self.clip = clip
+            self.device = self._team.device(device)
+            wanted = Wanted(
+                team=self._team,
+                mesh=self.mesh,
+                sync=self.sync,
+                method=self.method,
+                precision=self.precision,
+                loss=self.loss,
+                clip=clip,
+                device=self.device,
+                seed=seed,
+            )
+            built = Construction(
+                wanted, list(stages), optimizer, scheduler, example=example, heads=heads, workers=workers
+            )
+        self.stages = built.stages
+        self.heads = built.heads
+        self.schedule, self.rules = built.schedule, built.rules
+        self.lag = built.lag
+        self.placement = built.placement
+        self._replicas = built.replicas
+        self._stages = built.replicas[0]
+        self._tellers = built.tellers
+        tells_x = any(isinstance(head, LocalLoss) for head in self.heads)
+        self._dealer = Dealer(
+            self.schedule.per_turn,
+            self.mesh.data,
+            own=self._team.replicas,
+            merges=built.merges,
+            reads_x=0 in self._stages or tells_x,
+            reads_y=any(head in self._stages for head in self.rules.reach.heads),
+            tells_x=tells_x,
+            loss=self.loss,
+            arguments=arguments_of(self.stages[0]) if 0 in self._stages else None,
+            precision=self.precision,
+            device=self.device,
+        )
+        self._phases = built.phases
+        self._phase = self._phases[self.method.phases.synchronous(0)]
+        with self._team.together():
+            self._phase.begin(0)
+        self._entered = 0  # minibatches
+        self._drained = True
+        self._broken: str | None = None
+        self._losses: dict[int, list[Tensor]] = {}  # of the minibatches that `step` may still return
+        self._finished = 0  # minibatches whose loss is known
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def step(self, x: Batch, y: Any) -> float | None:
+        """One minibatch enters: x [N, ...], y whatever the loss takes.
+
+        x is a tensor, a tuple or list of tensors for stage 0's arguments in their order, or a dict of them for its
+        arguments by name (`{"input_ids": ids, "attention_mask": mask}`); y may be such a tuple or dict, too, and the
+        loss gets it so. NumPy arrays are tensors. All are cut into micro-batches along their first dimension.
+
+        Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
+        the one 2S steps ago for the others, and None before that one exists. (With a parameter server of staleness k,
+        k more: so far may replicas be apart.) Where the loss gives (sum, count) it is sum over count, nan if nothing
+        counts: then no weights change, with a warning.
+        """
+        self._refuse_if_broken()
+        with self._team.together():
+            loads = self._dealer.loads(x, y)
+        n = self._entered
+        with self._running(f"step {n}"):
+            self._change_phase(n)
+            self._interpreter.step(n, loads)
+        self._entered += 1
+        self._drained = False
+        with self._team.together():
+            self._collect_losses()
+        parts = self._losses.pop(n - self.lag, None)
+        return None if parts is None else self._mean_loss(parts)  # only now does the host wait for the device
+
+    def flush(self) -> list[float]:
+        """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
+
+        Replicas that train by themselves merge their weights.
+
+        Should training go on, later steps return them in their turn: collect from `step`, or from the last `flush`.
+        """
+        self._refuse_if_broken()
+        if not self._drained:
+            with self._running("flush"):
+                self._interpreter.drain(self._entered)
+                self._interpreter.pause()
+                self._collect_losses()
+                self._interpreter.settle()
+            self._drained = True
+        return [self._mean_loss(self._losses[n]) for n in sorted(self._losses)]
+
+    def order(self) -> Order | None:
+        """Which replica made each update of each stage on a parameter server, and how stale it was; flushes first.
+
+        On processes the whole is on rank 0, None elsewhere; None without a parameter server, too. Given to
+        `stretto.ParameterServer(order=...)`, or written and its path given, it makes another run come to the same
+        numbers.
+        """
+        self._pause()
+        with self._team.together():
+            return self._team.order()
+
+    def _pause(self) -> None:
+        # All processes are about to do something together. A server's bound may make one wait for an update of another.
+        if isinstance(self.sync, ParameterServer) and self.mesh.data > 1 and self._broken is None:
+            self.flush()
+
+    def stops(self, wanted: bool) -> bool:
+        """Whether to stop training now, because one process has `wanted` it: all stop after the same step.
+
+        On several processes each asks after each step; it takes a look into their store, some 0.1 ms.
+        """
+        flag("stops: wanted", wanted)
+        with self._team.together():
+            last = self._team.last_step(self._entered, self.lag, wanted)
+        return last is not None and self._entered >= last
+
+    @property
+    def _interpreter(self) -> Interpreter:
+        return self._phase.interpreter
+
+    def _change_phase(self, n: int) -> None:
+        phase = self._phases[self.method.phases.synchronous(n)]
+        if phase is not self._phase:
+            self._pause()
+            if not self._drained:
+                self._interpreter.drain(n)
+                self._drained = True
+                self._collect_losses()
+            self._phase.end()
+            phase.begin(n)
+            self._phase = phase
+
+    @contextmanager
+    def _running(self, what: str) -> Iterator[None]:
+        before, idle = self._updates(), self._interpreter.idle
+        try:
+            with self._team.together(), torch.enable_grad(), PreservedGenerator(self.device):
+                yield
+        except BaseException as error:
+            if self._team.can_retry and idle and before == self._updates():
+                # Nothing was in flight, nothing was updated: as if it had not been tried.
+                for stage in self._interpreter.every_stage:
+                    stage.abandon()
+                self._interpreter.restart(self._entered)
+            else:
+                self._broken = f"{what} was cut short by {type(error).__name__}: {error}"
+            raise
+
+    def _refuse_if_broken(self) -> None:
+        if self._broken is not None:
+            raise StrettoError(
+                f"training cannot go on: {self._broken}. Some stages have finished that minibatch and others have not; "
+                "go on from a checkpoint (trainer.load), or make a new Trainer"
+            )
+
+    def _updates(self) -> list[int]:
+        return [stage.updates for stage in self._interpreter.every_stage]
+
+    def _collect_losses(self) -> None:
+        pieces = self.schedule.per_turn
+        while self._finished < self._entered:
+            edges = [self.rules.loss(self._finished * pieces + piece) for piece in range(pieces)]
+            if not self._interpreter.has(edges):
+                return
+            self._losses[self._finished] = self._interpreter.losses(edges)
+            self._finished += 1
+
+    def _mean_loss(self, losses: Sequence[Tensor]) -> float:
+        # Of a minibatch's micro-batches: shares of its mean, of which replicas that train by themselves tell their sum;
+        # or sums and counts.
+        if not losses[0].dim():
+            return sum(float(loss) / self._tellers for loss in losses)
+        total, count = torch.stack(list(losses)).sum(0).tolist()
+        return total / count if count else math.nan
+
+    # -- using what was trained -------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Chain:
+        """The trained stages as one nn.Sequential: plain PyTorch from here on, without auxiliary heads."""
+        return Chain(*self.stages)
+
+    def evaluate(self, batches: Iterable[tuple[Batch, Any]]) -> dict[str, float]:
+        """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
+
+        With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
+        output's largest entry hits, but for those of -100, which ask for nothing (as in torch's cross entropy);
+        without such targets there is no such key. Raises UsageError without examples.
+        """
+        given = Batches("evaluate", batches)
+        self._pause()
+        with self._team.together(), given.fitting():
+            self._team.refresh(self._stages, self.rules)
+            return self._team.evaluate(self.stages, self.loss, given, self.device, self.precision)
+
+    def together(self) -> AbstractContextManager[None]:
+        """What all processes do at the same time, besides training: an error in one of them ends all."""
+        return self._team.together()
+
+    @property
+    def rank(self) -> int:
+        """Which of the job's processes this is; 0 where it is alone."""
+        return self._team.rank
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together; 1 emulates all workers."""
+        return self._team.size
+
+    def observe(self, minibatches: int = 2) -> Observer:
+        """Measure what the next minibatches see and what stages hold, while `step` trains as it does without.
+
+        Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
+        `figures()`.
+        """
+        whole("observe: minibatches", minibatches, 1, 1_000_000)
+        if any(map(is_sharded, self.stages)):
+            raise UsageError(
+                f"sync={self.sync.name}: no process has whole weights to observe; observe on one process, where the "
+                "numbers are the same"
+            )
+        return Observer(self._interpreter, self._entered, minibatches)
+
+    def record(self) -> list[Recording]:
+        """Record what each worker of this process does from now on, and when; one recording a worker.
+
+        `recording.write(folder)` keeps it. Training comes to the same numbers; each action takes some 20 microseconds
+        more, and on a CUDA device the host waits for each to end, so that its time is known. On several processes a
+        collective: clocks are compared.
+        """
+        self._pause()
+        with self._team.together():
+            return self._team.record([phase.interpreter for phase in self._phases.values()], self.device)
+
+    def gather(self) -> dict[str, Tensor] | None:
+        """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
+
+        On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
+        """
+        self._pause()
+        with self._team.together():
+            self._team.refresh(self._stages, self.rules)
+            gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
+        if gathered is None:
+            return None
+        state = {key: value for each in gathered.values() for key, value in each.items()}
+        return dict(sorted(state.items(), key=lambda item: item[0].startswith("heads.")))
+
+    def _weights_of(self, index: int) -> State:
+        parts = ((f"{index}.", self.stages[index]), (f"heads.{index}.", self.heads[index]))
+        return {
+            prefix + name: value
+            for prefix, module in parts
+            if module is not None
+            for name, value in self._team.within.state(module).items()
+        }
+
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+        """Write everything training needs to go on; drains first. The folder appears whole or not at all.
+
+        `extra` is the caller's: numbers, text, lists and dicts, which `load` gives back. A checkpoint that was there is
+        replaced; if that fails (UsageError, OSError) it is still there. On several processes a collective: they all
+        see the same files, and each writes its own stages.
+        """
+        check_path("save: path", path)
+        if extra is not None:
+            of_kind("save: extra", extra, Mapping, "a dict of numbers, text, lists and dicts")
+        self.flush()
+        manifest = Manifest(
+            method=str(self.method),
+            seed=self.seed,
+            precision=self.precision.name,
+            entered=self._entered,
+            losses={n: [self._mean_loss(losses)] for n, losses in self._losses.items()},
+            extra=extra or {},
+            parts=self._team.within.parts,
+            replicas=self.mesh.data,
+            sync=self.sync.kept(self.mesh.data),
+        )
+        with self._team.together():
+            states = [
+                {self._saved_as(index): stage.state_dict() for index, stage in stages.items()}
+                for stages in self._replicas
+            ]
+            self._team.save(path, states, manifest)
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
+
+        As many replicas under the same `sync` go on as if nothing had been: each has its own statistics (buffers),
+        optimizer, and what its `sync` remembers. Where all have the same optimizer state (all-reduce without powersgd,
+        fully-shard, a single replica) another number may go on, also under local-sgd or diloco, all of them from what
+        replica 0 had; of anything else UsageError says what would go on.
+
+        Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
+        seed or precision, a method that is another or written otherwise, or replicas that cannot go on as these.
+        """
+        check_path("load: path", path)
+        self._pause()
+        with self._team.together():
+            manifest = read_manifest(path)
+            own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
+            for what, mine in own.items():
+                if getattr(manifest, what) != mine:
+                    raise UsageError(
+                        f"{path} was saved with {what} {getattr(manifest, what)}, this trainer has {what} {mine}"
+                    )
+            stages, parts = len(manifest.stages) // manifest.parts, self._team.within.parts
+            if stages != len(self.stages):
+                raise UsageError(f"{path} holds {stages} stages, this trainer has {len(self.stages)}")
+            if manifest.parts != parts:
+                raise UsageError(
+                    f"{path} holds stages whose weights {manifest.parts} processes share, here {parts} do: go on with "
+                    f"mesh=Mesh(tensor={manifest.parts})" + " on processes" * (parts == 1)
+                )
+            refuse_other(str(path), manifest.sync, manifest.replicas, self.sync, self.mesh.data)
+            self._load_stages(path, manifest.entered, alike=manifest.replicas != self.mesh.data)
+            self._entered = manifest.entered
+            self._finished = self._entered
+            self._losses = {  # each as a sum of one
+                n: [torch.tensor([sum(each), 1.0], dtype=torch.float64)] for n, each in manifest.losses.items()
+            }
+            self._drained, self._broken = True, None
+            self._interpreter.restart(self._entered)
+        return dict(manifest.extra)
+
+    def _saved_as(self, index: int) -> int:
+        within = self._team.within
+        return index * within.parts + within.part
+
+    def _load_stages(self, path: str | os.PathLike[str], entered: int, *, alike: bool) -> None:
+        # Each replica what it had, or all of them, if they are to be `alike`, what replica 0 had.
+        loads = [
+            (stage, read_stage(path, self._saved_as(index), 0 if alike else replica))
+            for replica, stages in zip(self._team.replicas, self._replicas, strict=True)
+            for index, stage in stages.items()
+        ]
+        for stage, state in loads:
+            if state.get("updates") != entered:
+                raise UsageError(
+                    f"{path}: stage {stage.index} has made {state.get('updates')!r} updates in {entered} minibatches"
+                )
+        before = copy.deepcopy([stage.state_dict() for stage, _ in loads])
+        try:
+            for stage, state in loads:
+                stage.load_state_dict(state, str(path))
+        except UsageError:
+            for (stage, _), state in zip(loads, before, strict=True):
+                stage.load_state_dict(state, "the state before")
+            raise

@@ -1,0 +1,110 @@
+"""The order of the folders of src/stretto, from the ground up: each imports only those above it in the list."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import stretto
+from stretto.processes.fork_server import NEEDED
+
+ROOT = Path(stretto.__file__).parent
+GROUPS = {
+    "ground": "errors options mesh files processes",
+    "what is done": "schedule methods",
+    "one stage's work": "collectives nn losses heads optim weights parallel replicas tracing stage",
+    "interpreters": "simulate checkpoint emulate runtime trainer",
+    "on paper": "cost plan",
+    "laboratory": "data models measure splitting analysis settings report study",
+    "doors": "doctor cli",
+}
+ORDER = [folder for folders in GROUPS.values() for folder in folders.split()]
+WITHOUT_TORCH = ("options", "mesh", "files", "processes", "schedule", "methods", "settings", "plan")
+
+
+def test_every_folder_has_its_place():
+    there = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {"__init__", "__main__"} == set(ORDER)
+    assert len(ORDER) == len(set(ORDER))
+
+
+def test_the_design_names_the_groups_in_the_same_order():
+    design = (ROOT.parents[1] / "docs" / "design.md").read_text()
+    drawn = design.split("## Folders")[1].split("```")[1]
+    assert re.findall(r"^  (\w+)/? ", drawn, flags=re.MULTILINE) == ORDER
+
+
+def test_each_imports_only_what_stands_above_it():
+    assert [upward for path in sorted(ROOT.rglob("*.py")) for upward in imports_from_below(path)] == []
+
+
+def test_an_import_from_below_is_named(tmp_path):
+    file = tmp_path / "schedule" / "late.py"
+    file.parent.mkdir()
+    file.write_text("def run():\n    from stretto.cli.program import main\n    return main\n")
+    assert list(imports_from_below(file, tmp_path)) == [
+        "schedule/late.py:2: schedule imports stretto.cli.program, but cli stands below it"
+    ]
+
+
+def imports_from_below(path, root=ROOT):
+    """What a file imports anywhere, inside functions too, from a folder that stands below its own."""
+    own = path.relative_to(root).parts[0].removesuffix(".py")
+    if own.startswith("__"):
+        return
+    for line, module in imported(ast.parse(path.read_text())):
+        other = module.split(".")[1]
+        if other in ORDER and ORDER.index(other) > ORDER.index(own):
+            yield f"{path.relative_to(root)}:{line}: {own} imports {module}, but {other} stands below it"
+
+
+def imported(tree):
+    """Line and name of the modules of stretto that a file imports, but for those that only a type checker sees."""
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"stretto.{alias.name}" for alias in node.names] if node.module == "stretto" else [node.module]
+        else:
+            names = []
+        yield from ((node.lineno, name) for name in names if name.startswith("stretto."))
+
+
+def test_no_module_is_hidden_by_what_its_package_exports():
+    """`from stretto.schedule import check` is the function: so no module may be called `check` there."""
+    hidden = []
+    for init in ROOT.rglob("__init__.py"):
+        package = importlib.import_module(".".join(("stretto", *init.parent.relative_to(ROOT).parts)))
+        modules = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+        hidden += [
+            f"{package.__name__}.{name}"
+            for name in modules & {*getattr(package, "__all__", ())}
+            if not isinstance(getattr(package, name), ModuleType)
+        ]
+    assert hidden == []
+
+
+@pytest.mark.parametrize("module", NEEDED)
+def test_what_the_fork_server_imports_by_name_is_there(module):
+    assert importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize("folder", WITHOUT_TORCH)
+def test_folders_that_import_no_torch(folder):
+    code = f"import sys, pkgutil, importlib, stretto.{folder} as package\n"
+    code += "print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
