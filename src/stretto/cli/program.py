@@ -48,7 +48,7 @@ for verb in (compare, train, show, simulate, plan, calibrate, report, inspect, d
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     if arguments is None:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: no process stays behind
+        take_signals()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         status: Any = call(words)
@@ -71,6 +71,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         study = "; finished runs are kept, the same command makes the others" if "compare" in words[:1] else ""
         return complain(f"{interrupt}" or f"interrupted{study}", INTERRUPTED)
     return status if isinstance(status, int) else OK
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM.
+
+    A plain KeyboardInterrupt that has passed through an `exec` of a string (dataclasses have such ones while modules
+    are imported) makes `python -m stretto` end by SIGINT, even if it was caught: the exit status would not be 130.
+    """
+
+
+def take_signals() -> None:
+    """Let SIGTERM end the command as Ctrl-C does, so that no process stays behind."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def call(words: list[str]) -> Any:
