@@ -2,16 +2,19 @@
 # make test    the tests                           make lint    linters and type checker
 # make test-versions   the tests on CPython 3.11 to 3.13 with the oldest and the newest torch, and a table (by hand)
 # make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
+# make docs    the site, into build/site; strict   make drawings    its drawings and charts anew
 # make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS_BIN := .venv-docs/bin
+DOCS_READY := .venv-docs/.ready
 TOX := .tox/.tox/bin/tox
 # The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test test-versions lint bench attack lock clean
+.PHONY: setup demo test test-versions lint bench attack docs drawings lock docs-lock clean
 
 BUDGET ?= 10
 
@@ -50,9 +53,31 @@ bench: $(READY)
 attack: $(READY)
 	$(TEST_ENV) $(BIN)/python tests/attack/run.py --minutes $(BUDGET)
 
+# The generator has an environment of its own. Pages are read from the sources without importing them: no torch is needed.
+# The variable leaves out an announcement of the theme's authors, which would be the only output (docs/design.md has it).
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; with search: $(PYTHON) -m http.server -d build/site"
+
+$(DOCS_READY): requirements-docs.lock
+	$(PYTHON) -m venv --clear .venv-docs
+	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	@touch $(DOCS_READY)
+
+drawings: $(READY)
+	$(BIN)/python scripts/drawings.py
+	$(BIN)/python scripts/charts.py
+
+docs-lock:
+	$(PYTHON) -m venv --clear .venv-docs
+	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	{ echo "# What builds the site, pinned. Made by: make docs-lock"; $(DOCS_BIN)/python -m pip freeze; } > requirements-docs.lock
+	@touch $(DOCS_READY)
+
 lock: $(READY)
 	{ echo "# Every package that Stretto is developed and tested with, pinned. Made by: make lock"; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > requirements.lock
 
 clean:
-	rm -rf .venv demo runs
+	rm -rf .venv .venv-docs build demo runs

@@ -25,7 +25,7 @@ def run(page, found):
     for language, block in FENCED.findall(page.read_text()):
         if language == "python":
             exec(compile(block, str(page), "exec"), found)
-        else:
+        elif language != "text":  # what is shown and not run; test_site.py looks at its commands
             assert language == "console", f"{page.name}: a block of {language!r} is run by nobody"
             for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 typed, _, shown = command.partition("\n")
@@ -117,6 +117,18 @@ def test_the_tutorial_is_true(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     with mock.patch.dict(sys.modules):  # `network` is what others call theirs
         run(page, {})
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(
+        [*(ROOT / "docs").glob("guide/*.md"), *(ROOT / "docs").glob("concepts/*.md"), ROOT / "docs/which-method.md"]
+    ),
+    ids=lambda path: path.stem,
+)
+def test_the_pages_of_the_guide_are_true(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # `plan` writes a file
+    run(page, {})
 
 
 def test_every_method_is_named_in_the_readme():

@@ -1,0 +1,120 @@
+"""The site's pages without its generator: names, links, drawings and commands. `make docs` builds it strictly."""
+
+import importlib
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import stretto
+from stretto.cli import main
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(DOCS.glob("**/*.md")),
+    *sorted(
+        path for folder in ("experiments", "benchmarks", "studies") for path in ROOT.glob(f"{folder}/**/README.md")
+    ),
+]
+MODULES = ("collectives", "losses", "parallel", "schedule", "optim", "checkpoint", "cost")
+FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def drawings():
+    spec = importlib.util.spec_from_file_location("drawings", ROOT / "scripts" / "drawings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_name_has_an_entry():
+    """Either its own line in a page of docs/api, or the line of its module, which shows all that `__all__` lists."""
+    entries = {entry for page in DOCS.glob("api/*.md") for entry in re.findall(r"^::: (\S+)$", page.read_text(), re.M)}
+    assert [name for name in stretto.__all__ if not {f"stretto.{name}", f"stretto.{name}.all_reduce"} & entries] == []
+    for name in MODULES:
+        module = importlib.import_module(f"stretto.{name}")
+        assert module.__all__
+        assert f"stretto.{name}" in entries
+    for entry in entries:
+        module, _, attribute = entry.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), f"{entry} is on a page and does not exist"
+
+
+def anchors(page):
+    """The anchors of a page's headings, as forges and the site make them."""
+    text = FENCED.sub("", page.read_text())
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title.replace("`", "")).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for link in LINK.findall(FENCED.sub("", page.read_text())):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{name_of(page)} links to {link}"
+        if anchor and path.suffix == ".md" and "." not in anchor:
+            assert anchor in anchors(path), f"{name_of(page)} links to {link}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_no_page_loads_from_elsewhere():
+    """Pictures are files of the repository, and the theme takes no fonts from the web."""
+    for page in PAGES:
+        assert re.findall(r"!\[[^]]*\]\(https?:|<(?:script|img|link)\b", FENCED.sub("", page.read_text())) == [], page
+    assert "font: false" in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.mark.parametrize("name", [draw.__name__ for draw in drawings().DRAWINGS])
+def test_drawings_are_those_of_the_schedules(name):
+    assert (DOCS / "drawings" / f"{name}.svg").read_text() == getattr(drawings(), name)(), "python scripts/drawings.py"
+
+
+def test_every_picture_is_on_a_page():
+    shown = {
+        (page.parent / link).resolve() for page in PAGES for link in LINK.findall(page.read_text()) if ".svg" in link
+    }
+    assert {path for folder in ("drawings", "pictures") for path in (DOCS / folder).glob("*.svg")} - shown == set()
+
+
+def shown_commands():
+    """Commands of `text` blocks that need no file of the reader's; the remark after them begins after two spaces."""
+    for page in PAGES:
+        for language, block in FENCED.findall(page.read_text()):
+            for line in block.splitlines() if language == "text" else ():
+                command = re.split(r"\s{2,}|\s+#", line.strip())[0]
+                if command.startswith("stretto ") and not re.search(
+                    r"my-study|(?<!/)\b(study|cluster)\.toml|mine\.csv|\.\.\.", command
+                ):
+                    yield command
+
+
+@pytest.mark.parametrize("command", sorted(set(shown_commands())))
+def test_commands_are_understood(command, tmp_path, monkeypatch, capsys):
+    """`train` and `compare` say what they would do; `show` and `simulate` do it; of the others their verb exists."""
+    for folder in ("studies", "experiments"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[1:]
+    if words[0] in ("train", "compare"):
+        words.append("--dry-run")
+    elif words[0] not in ("show", "simulate"):
+        words = [words[0], "--help"]
+    status, said = main(words), capsys.readouterr().err
+    assert status == 0 or ("cifar10" in command and "fetch https://" in said), said
