@@ -2,14 +2,14 @@
 
 import json
 
-from stretto.report.charts.curves import curve_charts, curve_rows
-from stretto.report.charts.frontier import frontier_chart
-from stretto.report.charts.tuning import tuning_charts, tuning_rows
+from stretto.report.frontier import frontier_chart
+from stretto.report.learning_curves import curve_charts, curve_rows
 from stretto.report.metric import TRAIN_LOSS, VALIDATION_LOSS
 from stretto.report.palette import styles
 from stretto.report.panel import panel, panels
 from stretto.report.record import methods
 from stretto.report.summary import summarize
+from stretto.report.tuning import tuning_charts, tuning_rows
 
 from .synthetic import make_records, run
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from stretto.report.charts.clock import clock_chart
-from stretto.report.clock import clocked
+from stretto.report.clock import clock_chart, clock_times
 from stretto.report.html import render
 from stretto.report.metric import TRAIN_LOSS
 from stretto.report.palette import styles
@@ -30,26 +29,26 @@ RUNS = (
 
 
 def test_the_soonest_run_of_each_method_counts():
-    found = clocked(panel(RUNS, TRAIN_LOSS, 0.6), ("backprop", "greedy"))
-    assert [(each.arrival.point.seconds, each.times) for each in found] == [(18, 1), (8, 18 / 8)]
+    times = clock_times(panel(RUNS, TRAIN_LOSS, 0.6), ("backprop", "greedy"))
+    assert [(entry.arrival.point.seconds, entry.times) for entry in times] == [(18, 1), (8, 18 / 8)]
 
 
 def test_who_never_gets_there_has_no_time():
-    found = clocked(panel(RUNS, TRAIN_LOSS, 0.3), ("backprop", "greedy"))
-    assert found[1].arrival is None
-    assert found[1].times is None
-    assert found[0].arrival.point.seconds == 27
+    times = clock_times(panel(RUNS, TRAIN_LOSS, 0.3), ("backprop", "greedy"))
+    assert times[1].arrival is None
+    assert times[1].times is None
+    assert times[0].arrival.point.seconds == 27
 
 
 def test_without_backprop_there_is_no_ratio():
-    (found,) = clocked(panel(RUNS[2:], TRAIN_LOSS, 0.6), ("greedy",))
-    assert found.arrival.point.seconds == 8
-    assert found.times is None
+    (entry,) = clock_times(panel(RUNS[2:], TRAIN_LOSS, 0.6), ("greedy",))
+    assert entry.arrival.point.seconds == 8
+    assert entry.times is None
 
 
 def test_the_chart_holds_who_arrives():
-    found = {f"{goal}": clocked(panel(RUNS, TRAIN_LOSS, goal), ("backprop", "greedy")) for goal in (0.6, 0.3)}
-    rows = rows_of(clock_chart(found, styles(["backprop", "greedy"])))
+    by_goal = {f"{goal}": clock_times(panel(RUNS, TRAIN_LOSS, goal), ("backprop", "greedy")) for goal in (0.6, 0.3)}
+    rows = rows_of(clock_chart(by_goal, styles(["backprop", "greedy"])))
     assert [(row["method"], row["goal"], row["seconds"]) for row in rows] == [
         ("backprop", "0.6", 18), ("greedy", "0.6", 8), ("backprop", "0.3", 27)]  # fmt: skip
 
@@ -67,6 +66,6 @@ def test_the_page_shows_it_for_processes_only():
 
 @pytest.mark.parametrize("seconds", [[0, 20, 30], [0, 0, 0]])
 def test_no_time_at_all_is_no_ratio(seconds):
-    (found,) = clocked(panel((timed(seconds, [0.1, 0.1, 0.1]),), TRAIN_LOSS, 0.6), ("backprop",))
-    assert found.arrival.point.seconds == 0
-    assert found.times is None
+    (entry,) = clock_times(panel((timed(seconds, [0.1, 0.1, 0.1]),), TRAIN_LOSS, 0.6), ("backprop",))
+    assert entry.arrival.point.seconds == 0
+    assert entry.times is None

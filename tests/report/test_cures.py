@@ -3,11 +3,10 @@
 import json
 import re
 
-from stretto.report.charts import delay as charts
-from stretto.report.charts.memory import fullest, memory_chart, memory_rows, together
-from stretto.report.cures import grouped
+from stretto.report import cures as charts
+from stretto.report.cures import grouped, memory_chart, memory_rows, of_all_stages, of_fullest_stage
 from stretto.report.html import render
-from stretto.report.observed import observed
+from stretto.report.observed import observed_methods
 from stretto.report.palette import styles
 from stretto.report.summary import summarize
 
@@ -31,7 +30,7 @@ def study():
 
 
 def seen():
-    return observed(summarize(study()), study())
+    return observed_methods(summarize(study()), study())
 
 
 def test_averages_over_seeds_and_the_most_of_memory():
@@ -51,7 +50,7 @@ def test_averages_over_seeds_and_the_most_of_memory():
 
 def test_a_method_whose_runs_all_diverged_is_shown_as_far_as_it_came():
     lost = run([2.0], method="pb", status="diverged", diverged_at=30, observations=(observation(),))
-    (only,) = observed(summarize((lost,)), (lost,))
+    (only,) = observed_methods(summarize((lost,)), (lost,))
     assert only.mismatch == (0.2, 0.1, 0.0)
 
 
@@ -71,7 +70,7 @@ def test_charts_hold_what_a_logarithmic_axis_can_show():
     assert {(row["method"], row["stage"]) for row in by_stage} == {(m, s) for m in ("pb", "pb-lwp") for s in (0, 1)}
     errors = rows_of(charts.prediction_chart(seen(), look))
     assert [row["value"] for row in errors if row["what"] == "predicted"] == [0.1, 0.03]
-    assert [row["value"] for row in errors if row["what"] == "not"] == [0.2, 0.01]
+    assert [row["value"] for row in errors if row["what"] == "current"] == [0.2, 0.01]
     gains = rows_of(charts.gain_chart(seen(), look))
     assert [row["value"] for row in gains] == [1, 0.5, 3.0]  # the line at 1, then the method
     once = [each for each in seen() if each.method == "pipedream"]
@@ -81,9 +80,9 @@ def test_charts_hold_what_a_logarithmic_axis_can_show():
 
 def test_memory_is_stacked():
     pipedream = seen()[2]
-    assert [row["bytes"] for row in memory_rows(pipedream, fullest)] == [3000, 300]
-    assert [row["bytes"] for row in memory_rows(pipedream, together)] == [6000, 600]
-    chart = memory_chart(seen(), "all stages", together)
+    assert [row["bytes"] for row in memory_rows(pipedream, of_fullest_stage)] == [3000, 300]
+    assert [row["bytes"] for row in memory_rows(pipedream, of_all_stages)] == [6000, 600]
+    chart = memory_chart(seen(), "all stages", of_all_stages)
     assert "all stages, KiB" in json.dumps(chart.to_dict())
     assert {row["method"]: row["value"] for row in rows_of(chart) if row["kind"] == "weights"}["pipedream"] == 5.8594
 

@@ -3,8 +3,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.report.frontier import dominated, first_reaching, frontier
 from stretto.report.metric import METRICS, TRAIN_LOSS, VALIDATION_ACCURACY
+from stretto.report.panel import dominated, first_reaching
 from stretto.report.record import Record
 
 from .synthetic import point, run
@@ -43,8 +43,8 @@ def test_frontier_by_hand():
     #   2 |      b   x        b dominates both x to its right and above
     #   1 |          c   x
     #     +---------------> serial
-    a, b, c = point(1, 4), point(2, 2), point(3, 1)
-    assert frontier([c, point(2, 4), a, point(3, 2), b, point(4, 1)]) == (a, b, c)
+    a, b, c = (1, 4), (2, 2), (3, 1)
+    assert frontier([c, (2, 4), a, (3, 2), b, (4, 1)]) == [a, b, c]
 
 
 def test_of_equal_points_none_dominates_the_other():
@@ -62,8 +62,12 @@ def test_dominated_is_its_definition(given_costs):
 
 @given(costs)
 def test_frontier_rises_one_way_and_falls_the_other(given_costs):
-    kept = frontier([point(*each) for each in given_costs])
+    kept = frontier(given_costs)
     assert len(kept) >= min(1, len(given_costs))
     for left, right in pairwise(kept):
-        same = (left.serial_flops, left.total_flops) == (right.serial_flops, right.total_flops)
-        assert same or (left.serial_flops < right.serial_flops and left.total_flops > right.total_flops)
+        assert left == right or (left[0] < right[0] and left[1] > right[1])
+
+
+def frontier(given_costs):
+    """The costs that no other dominates, by rising serial compute."""
+    return sorted(cost for cost, flag in zip(given_costs, dominated(given_costs), strict=True) if not flag)

@@ -4,9 +4,8 @@ import altair as alt
 import pytest
 
 from report.synthetic import run
-from stretto.report.charts.inspection import cosine_chart, loss_chart, probe_chart
-from stretto.report.filters import COLUMNS, GAP, MOST, SIDE, picture
-from stretto.report.inspection import Inspected, build_inspection
+from stretto.report.filters import COLUMNS, GAP, MOST_RECTANGLES, SIDE, picture
+from stretto.report.inspection import InspectedRun, build_inspection, cosine_chart, loss_chart, probe_chart
 from stretto.report.record import Measurement
 
 FIRST = Measurement(step=5, cosines=(0.25, None, 1.0), local_losses=(2.5, None, 0.75), probes=(0.5, 0.6, None))
@@ -18,7 +17,7 @@ LAST = Measurement(
 
 def inspected(*measurements):
     made = run([2.0, 1.0], "greedy", measurements=measurements)
-    return Inspected(
+    return InspectedRun(
         record=made, stages=("Linear", "ReLU", "Linear"), heads=("Linear", "", "its output"), delays=(4, 2, 0)
     )
 
@@ -73,7 +72,7 @@ def test_filters_are_drawn_pixel_by_pixel():
     assert 'fill="#020406"' in picture(("010203040506",), (3, 1, 2), "a run")
     many = picture(("00",) * (COLUMNS + 1), (1, 1, 1), "a run")
     assert f'height="{2 * SIDE + GAP}"' in many
-    assert picture(("00" * 4000,) * 9, (1, 50, 80), "a run").count("<rect") == 4000 * (MOST // 4000)
+    assert picture(("00" * 4000,) * 9, (1, 50, 80), "a run").count("<rect") == 4000 * (MOST_RECTANGLES // 4000)
 
 
 @pytest.mark.parametrize("measurements", [(), (FIRST, LAST)])

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from stretto.analysis.batch_tradeoff import Tradeoff
+from stretto.report import large_batches
+from stretto.report.chart_specs import ChartSpecs
 from stretto.report.html import render
-from stretto.report.large_batches import arrivals, at_batches, large_batches, noise_of, sharpness_of, step_time
+from stretto.report.large_batches import arrivals, by_batch_size, noise_of, sharpness_of, step_time
 from stretto.report.palette import styles
 from stretto.report.record import Measurement, Record
 
@@ -43,15 +45,9 @@ def sized(batch, rate=0.1, seed=0, accuracy=0.9, method="backprop", **values):
 
 
 def section(records):
-    kept = {}
-    look = styles(tuple(dict.fromkeys(record.method for record in records)))
-
-    def place(name, chart):
-        if chart is not None:
-            kept[name] = chart.to_dict()
-        return name if chart is not None else None
-
-    return large_batches(records, look, place), kept
+    look, specs = styles(tuple(dict.fromkeys(record.method for record in records))), ChartSpecs()
+    said = large_batches.section(records, look, specs)
+    return said, {name: {**chart, "datasets": specs.datasets} for name, chart in specs.charts.items()}
 
 
 def rows(chart, key="value"):
@@ -72,7 +68,7 @@ def test_each_batch_has_its_best_rate_and_the_one_of_the_smallest():
         sized(64, 0.3, accuracy=0.94),
         sized(64, 0.3, seed=1, accuracy=0.92),
     ]
-    small, large = at_batches(records)
+    small, large = by_batch_size(records)
     assert [run.id for run in small.tuned] == [run.id for run in small.fixed] == ["backprop-0.1-8-0"]
     assert [run.id for run in large.tuned] == ["backprop-0.3-64-0", "backprop-0.3-64-1"]
     assert [run.id for run in large.fixed] == ["backprop-0.1-64-0"]
@@ -85,12 +81,12 @@ def test_one_batch_size_has_no_section():
 
 
 def test_step_times_on_a_line_give_the_line():
-    line = step_time(at_batches([sized(b) for b in (8, 64, 512)]))
-    assert (line.fixed, line.each) == (pytest.approx(2e-3), pytest.approx(1e-5))
+    line = step_time(by_batch_size([sized(b) for b in (8, 64, 512)]))
+    assert (line.fixed, line.per_example) == (pytest.approx(2e-3), pytest.approx(1e-5))
     assert line.utilisation(200) == pytest.approx(0.5)
     falling = [sized(b, seconds_per_step=1 / b) for b in (8, 64)]
-    assert step_time(at_batches(falling)) is None
-    assert step_time(at_batches([sized(8), sized(64, seconds_per_step=None)])) is None
+    assert step_time(by_batch_size(falling)) is None
+    assert step_time(by_batch_size([sized(8), sized(64, seconds_per_step=None)])) is None
 
 
 def test_charts_show_known_figures():

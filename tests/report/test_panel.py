@@ -1,8 +1,7 @@
 import json
 
-from stretto.report.frontier import first_reaching
 from stretto.report.metric import TRAIN_LOSS
-from stretto.report.panel import panel, panels
+from stretto.report.panel import first_reaching, panel, panels
 from stretto.report.speedup import baseline, speedups
 
 from .synthetic import run

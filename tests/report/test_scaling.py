@@ -2,16 +2,16 @@
 
 import re
 
-from stretto.report.scaling import Row, build_scaling, verdict
+from stretto.report.scaling import ScaledPlan, build_scaling, verdict
 
 
 def rows():
     return [
-        Row(way=way, workers=workers, batch=64, plan="gpipe", used=workers, seconds=0.5 / workers, simulated=True,
-            throughput=128.0 * workers * share, efficiency=share, utilisation=0.5 * share)
+        ScaledPlan(way=way, workers=workers, batch=64, plan="gpipe", used=workers, seconds=0.5 / workers,
+                   simulated=True, throughput=128.0 * workers * share, efficiency=share, utilisation=0.5 * share)
         for workers in (1, 8, 64)
         for way, share in (("hybrid", 1.0), ("data parallel", 0.5))
-    ] + [Row(way="pipeline", workers=64, batch=64)]  # fmt: skip
+    ] + [ScaledPlan(way="pipeline", workers=64, batch=64)]  # fmt: skip
 
 
 def test_the_page_has_its_charts_its_table_and_its_verdict(tmp_path, monkeypatch):
@@ -27,4 +27,4 @@ def test_the_page_has_its_charts_its_table_and_its_verdict(tmp_path, monkeypatch
 
 def test_where_nothing_fits():
     assert verdict([]) == "The model fits on none of these numbers of workers."
-    assert Row(way="pipeline", workers=64, batch=64).cells[2] == "does not fit"
+    assert ScaledPlan(way="pipeline", workers=64, batch=64).cells[2] == "does not fit"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import stretto
-from stretto.report.charts.timeline import timeline_chart
 from stretto.report.html import render
+from stretto.report.timeline import timeline_chart
 from stretto.report.turns import Bar, timelines, window
 from stretto.schedule import Action
 from stretto.simulate import period, simulate

@@ -9,7 +9,7 @@ from stretto.cli.output import aligned, writing_to
 if TYPE_CHECKING:
     from stretto.plan import Problem
     from stretto.plan.scaling_study import Scaled
-    from stretto.report.scaling import Row
+    from stretto.report.scaling import ScaledPlan
 
 
 def scaled(problem: "Problem", model: str, numbers: Sequence[int], file: Path, *, per_worker: bool) -> dict[str, Any]:
@@ -34,18 +34,18 @@ def scaled(problem: "Problem", model: str, numbers: Sequence[int], file: Path, *
     return {"page": str(file), "rows": [asdict(row) for row in rows], "batches": [asdict(row) for row in around]}
 
 
-def row_of(each: "Scaled") -> "Row":
+def row_of(each: "Scaled") -> "ScaledPlan":
     """What tables and charts show."""
-    from stretto.report.scaling import Row
+    from stretto.report.scaling import ScaledPlan
 
     plan = each.plan
     if plan is None:
-        return Row(way=each.way, workers=each.workers, batch=each.batch)
+        return ScaledPlan(way=each.way, workers=each.workers, batch=each.batch)
     c = plan.candidate
     axes = [f"{name} {many}" for name, many in (("data", c.mesh.data), ("pipeline", c.pipeline),
             ("tensor", c.mesh.tensor)) if many > 1]  # fmt: skip
     axes += [f"space {c.mesh.space[0]}x{c.mesh.space[1]}"] if c.mesh.space != (1, 1) else []
-    return Row(
+    return ScaledPlan(
         way=each.way, workers=each.workers, batch=each.batch, plan=", ".join([str(c), *axes]), used=c.workers,
         seconds=plan.seconds, throughput=each.examples_per_second, efficiency=each.efficiency,
         utilisation=each.utilisation, simulated=plan.simulated,
@@ -54,11 +54,11 @@ def row_of(each: "Scaled") -> "Row":
 
 def in_words(told: Mapping[str, Any]) -> str:
     """The table for people."""
-    from stretto.report.scaling import HEADS, Row
+    from stretto.report.scaling import HEADS, ScaledPlan
 
-    rows = [Row(**each).cells for each in told["rows"]]
+    rows = [ScaledPlan(**each).cells for each in told["rows"]]
     around = [(f"{row.batch:,}", row.way, *row.cells[3:4], *row.cells[5:7], row.cells[8])
-              for row in (Row(**each) for each in told["batches"]) if row.seconds is not None]  # fmt: skip
+              for row in (ScaledPlan(**each) for each in told["batches"]) if row.seconds is not None]  # fmt: skip
     workers = told["batches"][0]["workers"]
     lines = [aligned([HEADS, *rows]), "", f"against the batch, on {workers:,} workers"]
     lines += [aligned([("batch", "way", "plan", "a step", "examples/s", "utilisation"), *around])]

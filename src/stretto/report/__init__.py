@@ -1,7 +1,8 @@
-"""From finished runs to one HTML page: cost-time frontiers, summaries, learning curves, tuning.
+"""The report: one HTML page from finished runs, with frontiers of cost and time, summaries, learning curves, tuning.
 
-Everything here is a pure function of `Record`s, except `build`, which writes the page. The chart and template libraries
-load when `build` is called.
+Everything here is a pure function of `Record`s, except `build`, which writes the page. Each section of the page is one
+file with a function `section`, which returns the template's variables. The chart and template libraries load when
+`build` is called.
 """
 
 from stretto.report.html import build

@@ -1,29 +1,100 @@
-"""How long each method took to each cut-off by the clock, where its workers were processes of their own."""
+"""Training time to each cut-off by the clock, for studies whose workers were processes of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import altair as alt
+
+from stretto.report import units
+from stretto.report.axis import log_axis
+from stretto.report.chart_specs import ChartSpecs
+from stretto.report.encodings import color, dash, data, shape
+from stretto.report.metric import Metric
+from stretto.report.palette import Style
 from stretto.report.panel import Arrival, Panel
-from stretto.report.speedup import baseline
+from stretto.report.speedup import NOT_REACHED, baseline
+
+ROW_HEIGHT = 52  # pixels of a cut-off
 
 
 @dataclass(frozen=True)
-class Clocked:
-    """A method's soonest run to one cut-off, against backprop's soonest."""
+class ClockTime:
+    """The run of a method that took the fewest seconds to one cut-off, compared with backprop's."""
 
     method: str
     arrival: Arrival | None  # None: never reached
-    times: float | None  # backprop's seconds / this one's: above 1 is sooner. None: nothing to compare
+    times: float | None  # backprop's seconds / this run's: above 1 is sooner. None: nothing to compare
 
 
-def clocked(panel: Panel, methods: Sequence[str]) -> tuple[Clocked, ...]:
+def clock_times(panel: Panel, methods: Sequence[str]) -> tuple[ClockTime, ...]:
     """One entry for each method, in order."""
-    reference = baseline(methods)
-    other = panel.soonest(reference) if reference is not None else None
-    return tuple(_against(other, method, panel.soonest(method)) for method in methods)
+    reference_method = baseline(methods)
+    reference = panel.soonest(reference_method) if reference_method is not None else None
+    return tuple(_against(reference, method, panel.soonest(method)) for method in methods)
 
 
-def _against(reference: Arrival | None, method: str, arrival: Arrival | None) -> Clocked:
+def _against(reference: Arrival | None, method: str, arrival: Arrival | None) -> ClockTime:
     if reference is None or arrival is None or arrival.point.seconds <= 0:  # as good as that before its first step
-        return Clocked(method, arrival, None)
-    return Clocked(method, arrival, reference.point.seconds / arrival.point.seconds)
+        return ClockTime(method, arrival, None)
+    return ClockTime(method, arrival, reference.point.seconds / arrival.point.seconds)
+
+
+def section(
+    metric: Metric, panels: Sequence[Panel], methods: Sequence[str], styles: Mapping[str, Style], specs: ChartSpecs
+) -> dict[str, Any]:
+    """The part of the page on one metric: a table row for each cut-off, and their chart."""
+    by_goal = {panel.goal: clock_times(panel, methods) for panel in panels}
+    rows = []
+    for goal, entries in by_goal.items():
+        soonest = min((entry.arrival.point.seconds for entry in entries if entry.arrival is not None), default=None)
+        rows.append({"goal": goal, "cells": [_cell(entry, soonest) for entry in entries]})
+    return {
+        "label": metric.label,
+        "rows": rows,
+        "place": specs.add(f"clock-{metric.name}", clock_chart(by_goal, styles)),
+    }
+
+
+def _cell(entry: ClockTime, soonest: float | None) -> dict[str, Any]:
+    if entry.arrival is None:
+        return NOT_REACHED
+    point = entry.arrival.point
+    ratio = [] if entry.times is None else [f"{units.times(entry.times)} as soon"]
+    lines = [*ratio, f"step {point.step}"]
+    return {"head": units.seconds(point.seconds), "lines": lines, "best": point.seconds == soonest, "missing": False}
+
+
+def clock_chart(by_goal: Mapping[str, Sequence[ClockTime]], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """A row for each cut-off, a line for each method; None if no run needs any time to any cut-off."""
+    rows = clock_rows(by_goal)
+    if not rows:
+        return None
+    x = alt.X("seconds:Q", **log_axis([row["seconds"] for row in rows], "seconds of training, by the clock"))
+    y = alt.Y("goal:N", sort=list(by_goal), title=None, axis=alt.Axis(labelLimit=220, grid=True))
+    base = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles))
+    line = base.mark_line(strokeWidth=1.6, opacity=0.7).encode(
+        detail="method:N", order=alt.Order("place:O"), strokeDash=dash(styles)
+    )
+    hints = [alt.Tooltip(f"{name}:N") for name in ("method", "goal", "time", "step", "options", "seed")]
+    dots = base.mark_point(filled=True, size=90, opacity=1).encode(shape=shape(styles), tooltip=hints)
+    return alt.LayerChart(layer=[line, dots]).properties(width="container", height=ROW_HEIGHT * len(by_goal))
+
+
+def clock_rows(by_goal: Mapping[str, Sequence[ClockTime]]) -> list[dict[str, Any]]:
+    """One row for each method and cut-off that it reaches in more than 0 seconds: a logarithmic axis has no 0."""
+    return [
+        {
+            "method": entry.method,
+            "goal": goal,
+            "place": place,
+            "seconds": arrival.point.seconds,
+            "time": units.seconds(arrival.point.seconds),
+            "step": arrival.point.step,
+            "options": arrival.record.option_text or units.NONE,
+            "seed": arrival.record.seed,
+        }
+        for place, (goal, entries) in enumerate(by_goal.items())
+        for entry in entries
+        if (arrival := entry.arrival) is not None and arrival.point.seconds > 0
+    ]

@@ -1,66 +1,235 @@
-"""The section on delay: its charts, and in words what charts on logarithmic axes leave out."""
+"""The part of the page on delay: how old gradients are, how far weights move meanwhile, how well they are predicted.
 
-from collections.abc import Callable, Mapping, Sequence
+Logarithmic axes have no 0, so the text says which methods have none.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from stretto.report import units
-from stretto.report.charts import delay as charts
-from stretto.report.charts.memory import fullest, memory_chart, together
-from stretto.report.observed import Observed, observed
+from stretto.report.axis import log_axis, stage_axis
+from stretto.report.chart_specs import ChartSpecs
+from stretto.report.encodings import color, dash, data, shape
+from stretto.report.observed import ObservedMethod, observed_methods
 from stretto.report.page import Page
-from stretto.report.palette import Style
+from stretto.report.palette import NEUTRAL, Style
 from stretto.report.summary import MethodSummary
 
-Place = Callable[[str, alt.LayerChart | None], str | None]  # keeps a chart under a name; None stays None
+HEIGHT = 250
+MOST_SYMBOLS = 40  # on a line: more stages than that get a line only
+MEMORY_COLORS = {"weights": "#0072b2", "activations": "#e69f00"}
+BAR_HEIGHT = 22  # pixels from one method's bar to the next
+MARGIN = 80  # pixels for the axis and the legend
+LABEL_WIDTH = 150  # pixels for a method's name
+Rows = list[dict[str, Any]]
 
 
-def cures(
-    page: Page, summaries: Sequence[MethodSummary], styles: Mapping[str, Style], place: Place
+def section(
+    page: Page, summaries: Sequence[MethodSummary], styles: Mapping[str, Style], specs: ChartSpecs
 ) -> dict[str, Any] | None:
-    """All that the section says; None for a page on which no method has a delay."""
+    """The part of the page on delay; None if no method has a delay."""
     delays = {method: steady for method, steady in page.delays.items() if method in styles}
     if not any(any(steady) for steady in delays.values()):
         return None
-    seen = observed(summaries, page.records)
+    observed = observed_methods(summaries, page.records)
     groups = grouped(delays)
     return {
-        "delay": place("delay", charts.delay_chart(groups, styles)),
+        "delay": specs.add("delay", delay_chart(groups, styles)),
         "groups": [
-            {"style": styles[methods[0]], "methods": ", ".join(methods), "delays": written(steady)}
+            {"style": styles[methods[0]], "methods": ", ".join(methods), "delays": delay_text(steady)}
             for steady, methods in groups.items()
         ],
-        "mismatch": place("mismatch", charts.mismatch_chart(seen, styles)),
-        "mismatch_by_stage": place("mismatch-stage", charts.mismatch_by_stage_chart(seen, styles)),
-        "matching": ", ".join(each.method for each in seen if each.matches),
-        "prediction": place("prediction", charts.prediction_chart(seen, styles)),
-        "gain": place("gain", charts.gain_chart(seen, styles)),
+        "mismatch": specs.add("mismatch", mismatch_chart(observed, styles)),
+        "mismatch_by_stage": specs.add("mismatch-stage", mismatch_by_stage_chart(observed, styles)),
+        "matching": ", ".join(entry.method for entry in observed if entry.matches),
+        "prediction": specs.add("prediction", prediction_chart(observed, styles)),
+        "gain": specs.add("gain", gain_chart(observed, styles)),
         "memory": [
-            place("memory-fullest", memory_chart(seen, "stage that holds most", fullest)),
-            place("memory-all", memory_chart(seen, "all stages", together)),
+            specs.add("memory-fullest", memory_chart(observed, "stage that holds most", of_fullest_stage)),
+            specs.add("memory-all", memory_chart(observed, "all stages", of_all_stages)),
         ]
-        if seen
+        if observed
         else [],
-        "held": [held(each) for each in seen],
-        "stages": list(range(max((len(each.weight_bytes) for each in seen), default=0))),
+        "held": [memory_cells(entry) for entry in observed],
+        "stages": list(range(max((len(entry.weight_bytes) for entry in observed), default=0))),
     }
 
 
 def grouped(delays: Mapping[str, tuple[int, ...]]) -> dict[tuple[int, ...], list[str]]:
-    """The methods that have the same delays, from the largest to none."""
+    """{delays by stage: methods that have them}, the largest delays first."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for method, steady in delays.items():
         groups.setdefault(steady, []).append(method)
     return dict(sorted(groups.items(), key=lambda item: -sum(item[0])))
 
 
-def written(steady: Sequence[int]) -> str:
-    """Delays in a row; a single word where there are none."""
+def delay_text(steady: Sequence[int]) -> str:
+    """Delays separated by blanks; `none` if all are 0."""
     return " ".join(str(delay) for delay in steady) if any(steady) else "none"
 
 
-def held(seen: Observed) -> dict[str, Any]:
-    """A method's memory, stage by stage: weights + activations."""
-    pairs = zip(seen.weight_bytes, seen.activation_bytes, strict=True)
-    return {"method": seen.method, "cells": [[units.bytes_held(weights), units.bytes_held(a)] for weights, a in pairs]}
+def memory_cells(entry: ObservedMethod) -> dict[str, Any]:
+    """A row of the memory table: for each stage its weights and its activations, as text."""
+    pairs = zip(entry.weight_bytes, entry.activation_bytes, strict=True)
+    return {"method": entry.method, "cells": [list(map(units.bytes_held, pair)) for pair in pairs]}
+
+
+def delay_chart(delays: Mapping[tuple[int, ...], Sequence[str]], styles: Mapping[str, Style]) -> alt.LayerChart:
+    """Delay against stage: one line for all methods with the same delays, in the style of the first of them."""
+    rows = [
+        {"method": methods[0], "methods": ", ".join(methods), "stage": stage, "value": delay}
+        for steady, methods in delays.items()
+        for stage, delay in enumerate(steady)
+    ]
+    y = alt.Y("value:Q", title="delay, updates", axis=alt.Axis(tickMinStep=1, format="d"))
+    hints = [alt.Tooltip("methods:N"), alt.Tooltip("stage:Q"), alt.Tooltip("value:Q", title="delay")]
+    return _lines(rows, stage_axis(max(map(len, delays))), y, styles, hints)
+
+
+def mismatch_chart(observed: Sequence[ObservedMethod], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """Mismatch against step; None if no method has any, or none was observed more than once."""
+    rows = [
+        {"method": entry.method, "step": step, "value": value, "text": units.number(value)}
+        for entry in observed
+        for step, value in entry.over_steps
+        if value
+    ]
+    if not any(len(entry.over_steps) > 1 for entry in observed):
+        return None
+    x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=5), scale=alt.Scale(nice=False, padding=8))
+    return _logarithmic(rows, x, "mismatch, mean over stages", styles, ("method", "step", "text"))
+
+
+def mismatch_by_stage_chart(observed: Sequence[ObservedMethod], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """Mismatch of every stage at the end of a run; a stage without mismatch has no point."""
+    rows = [row for entry in observed for row in _by_stage(entry.method, entry.mismatch)]
+    return _logarithmic(
+        rows, stage_axis(_num_stages(observed)), "mismatch at the end", styles, ("method", "stage", "text")
+    )
+
+
+def prediction_chart(observed: Sequence[ObservedMethod], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """The error of predicted weights; dotted, the error of the weights from which they were predicted."""
+    predicted = [row for entry in observed for row in _by_stage(entry.method, entry.prediction_error)]
+    current = [row for entry in observed for row in _by_stage(entry.method, entry.unpredicted_error)]
+    rows = [{**row, "what": "predicted"} for row in predicted] + [{**row, "what": "current"} for row in current]
+    if not predicted:
+        return None
+    y = alt.Y("value:Q", **log_axis([row["value"] for row in rows], "error at the end"))
+    base = alt.Chart(data(rows)).encode(x=stage_axis(_num_stages(observed)), y=y, color=color(styles))
+    hints = _hints(("method", "stage", "text"))
+    predicted_part, current_part = (
+        base.transform_filter(f"datum.what == '{what}'") for what in ("predicted", "current")
+    )
+    layers = [
+        current_part.mark_line(strokeWidth=1.4, strokeDash=[2, 4], opacity=0.8),
+        current_part.mark_point(filled=False, size=46, opacity=0.8).encode(shape=shape(styles), tooltip=hints),
+        predicted_part.mark_line(strokeWidth=2),
+        predicted_part.mark_point(filled=True, size=62, opacity=1).encode(shape=shape(styles), tooltip=hints),
+    ]
+    return alt.LayerChart(layer=layers).properties(width="container", height=HEIGHT)
+
+
+def gain_chart(observed: Sequence[ObservedMethod], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """The error with prediction / the error without; below 1 prediction helps."""
+    rows = [row for entry in observed for row in _by_stage(entry.method, entry.gain)]
+    even = alt.Chart(data([{"value": 1}])).mark_rule(strokeDash=[4, 4], color=NEUTRAL).encode(y="value:Q")
+    x, hints = stage_axis(_num_stages(observed)), ("method", "stage", "text")
+    return _logarithmic(rows, x, "error / error without prediction", styles, hints, beneath=[even], include=[1])
+
+
+def _num_stages(observed: Sequence[ObservedMethod]) -> int:
+    return max((len(entry.mismatch) for entry in observed), default=0)
+
+
+def _by_stage(method: str, values: Iterable[float | None]) -> Rows:
+    """One row a stage; those without a value, or with 0, are left out: a logarithmic axis has no 0."""
+    shown = ((stage, value) for stage, value in enumerate(values) if value)
+    return [{"method": method, "stage": s, "value": value, "text": units.number(value)} for s, value in shown]
+
+
+def _logarithmic(
+    rows: Rows,
+    x: alt.X,
+    title: str,
+    styles: Mapping[str, Style],
+    hints: Sequence[str],
+    *,
+    beneath: Sequence[alt.Chart] = (),
+    include: Sequence[float] = (),
+) -> alt.LayerChart | None:
+    if not rows:
+        return None
+    y = alt.Y("value:Q", **log_axis([*(row["value"] for row in rows), *include], title))
+    return _lines(rows, x, y, styles, _hints(hints), beneath)
+
+
+def _lines(
+    rows: Rows,
+    x: alt.X,
+    y: alt.Y,
+    styles: Mapping[str, Style],
+    hints: Sequence[alt.Tooltip],
+    beneath: Sequence[alt.Chart] = (),
+) -> alt.LayerChart:
+    base = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles))
+    crowded = len({row["stage"] for row in rows if "stage" in row}) > MOST_SYMBOLS
+    line = base.mark_line(strokeWidth=2).encode(strokeDash=dash(styles))
+    dots = base.mark_point(filled=True, size=62, opacity=0 if crowded else 1)
+    layers = [*beneath, line, dots.encode(shape=shape(styles), tooltip=list(hints))]
+    return alt.LayerChart(layer=layers).properties(width="container", height=HEIGHT)
+
+
+def _hints(fields: Sequence[str]) -> list[alt.Tooltip]:
+    names = {"text": "value"}
+    return [alt.Tooltip(f"{field}:N", title=names.get(field, field)) for field in fields]
+
+
+def memory_chart(
+    observed: Sequence[ObservedMethod], title: str, total: Callable[[Sequence[float], ObservedMethod], float]
+) -> alt.LayerChart:
+    """A bar for each method: bytes of weights and activations, each reduced over the stages by `total`."""
+    rows = [row for entry in observed for row in memory_rows(entry, total)]
+    scale, unit = units.byte_unit(max(row["bytes"] for row in rows))
+    for row in rows:
+        row["value"] = row["bytes"] / scale
+    order = [entry.method for entry in observed]
+    x = alt.X("value:Q", title=f"{title}, {unit}", axis=alt.Axis(format=",.6~g", tickCount=5), stack="zero")
+    y = alt.Y(
+        "method:N",
+        sort=order,
+        title=None,
+        axis=alt.Axis(labelLimit=LABEL_WIDTH, labelPadding=6, domain=False, ticks=False),
+    )
+    legend = alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square")
+    shade = alt.Color(
+        "kind:N", scale=alt.Scale(domain=list(MEMORY_COLORS), range=list(MEMORY_COLORS.values())), legend=legend
+    )
+    hints = [alt.Tooltip("method:N"), alt.Tooltip("kind:N"), alt.Tooltip("text:N", title="held")]
+    bars = alt.Chart(data(rows)).mark_bar(height={"band": 0.72}).encode(
+        x=x, y=y, color=shade, order=alt.Order("rank:Q"), tooltip=hints
+    )  # fmt: skip
+    return alt.LayerChart(layer=[bars]).properties(width="container", height=BAR_HEIGHT * len(order) + MARGIN)
+
+
+def memory_rows(
+    entry: ObservedMethod, total: Callable[[Sequence[float], ObservedMethod], float]
+) -> list[dict[str, Any]]:
+    """Two rows for a method: bytes of weights, then of activations."""
+    held = [total(entry.weight_bytes, entry), total(entry.activation_bytes, entry)]
+    return [
+        {"method": entry.method, "kind": kind, "rank": rank, "bytes": value, "text": units.bytes_held(value)}
+        for rank, (kind, value) in enumerate(zip(MEMORY_COLORS, held, strict=True))
+    ]
+
+
+def of_fullest_stage(values: Sequence[float], entry: ObservedMethod) -> float:
+    """The value of the stage that holds the most bytes."""
+    return values[entry.fullest]
+
+
+def of_all_stages(values: Sequence[float], _: ObservedMethod) -> float:
+    """The sum over all stages."""
+    return sum(values)

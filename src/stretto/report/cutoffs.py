@@ -1,16 +1,16 @@
-"""Which values of a metric are worth a panel of their own.
+"""The cut-offs of a metric: the values at which the report compares the costs of runs.
 
-Think of the way from where the runs begin (the median first evaluation) to the best value that any run reaches, on a
-logarithmic scale: of the loss, of the error for an accuracy, of what is missing for BLEU. Let q be how far along this
-way nearly all methods (at least four in five) come, kept between 0.3 and 0.7. The cut-offs lie at
+Let position 0 be the median first evaluation of all runs and position 1 the best value of any run, on a logarithmic
+scale: of the loss, of the error (1 - accuracy), of 100 - BLEU. Let q be the position that nearly all methods (at least
+four in five) reach, kept between 0.3 and 0.7. The cut-offs lie at
 
     q/2         halfway to what nearly all reach: where fast and rough methods shine
     q           what nearly all reach
     (q+1)/2     where some drop out
     1           what only the best reach
 
-and each is replaced by the roundest number nearby, never so far that it would lose its meaning: the second and the last
-are rounded towards the easier side only.
+and are rounded to the roundest number nearby; the second and the last towards the easier side only, so that they are
+still reached.
 """
 
 import math
@@ -26,7 +26,7 @@ SMALLEST_ERROR = 1e-3  # where no run has any error left
 
 
 def choose(records: Sequence[Record], metric: Metric) -> tuple[float, ...]:
-    """Up to four cut-offs from easy to hard; none where no run improves on its beginning."""
+    """Up to four cut-offs from easy to hard; none if no run improves on the first evaluation."""
     histories = {record.id: _badness(record, metric) for record in records}
     started = [history[0] for history in histories.values() if history]
     if not started:
@@ -36,13 +36,13 @@ def choose(records: Sequence[Record], metric: Metric) -> tuple[float, ...]:
         for method in methods(tuple(records))
         if any(histories[record.id] for record in records if record.method == method)
     )
-    way = _Way(start=median(started), bests=tuple(bests), higher=metric.higher)
-    chosen = way.cutoffs() if way.length > 0.01 else ()
-    return tuple(float(f"{metric.whole * (1 - each):.12g}") for each in chosen) if metric.higher else chosen
+    scale = _Scale(start=median(started), bests=tuple(bests), higher=metric.higher)
+    chosen = scale.cutoffs() if scale.length > 0.01 else ()
+    return tuple(float(f"{metric.whole * (1 - value):.12g}") for value in chosen) if metric.higher else chosen
 
 
 def roundest(low: float, high: float, target: float) -> float:
-    """Find the multiple of the largest 5, 2 or 1 times a power of ten in [low, high], the one nearest to `target`.
+    """The roundest number in [low, high]: of the coarsest grid (1, 2, 5 times a power of ten) the nearest to `target`.
 
     >>> roundest(0.043, 0.058, 0.05)
     0.05
@@ -60,13 +60,13 @@ def roundest(low: float, high: float, target: float) -> float:
 
 
 def _badness(record: Record, metric: Metric) -> list[float]:
-    """Turn the metric so that low is good: a loss as it is, an accuracy as an error, BLEU as what is missing."""
+    """The metric at each evaluation, lower being better: a loss as it is, 1 - accuracy, 1 - BLEU / 100."""
     values = [value for point in record.points if (value := metric.at(point)) is not None]
     return [round(1 - value / metric.whole, 12) for value in values] if metric.higher else values
 
 
-class _Way:
-    """The way from the start (0) to the best value (1), logarithmic unless losses are negative."""
+class _Scale:
+    """Positions of values: 0 at the start, 1 at the best value; logarithmic unless losses are negative."""
 
     def __init__(self, start: float, bests: tuple[float, ...], higher: bool) -> None:
         positive = [best for best in bests if best > 0]
@@ -74,13 +74,13 @@ class _Way:
         self.linear = bests[0] < 0
         self.bests = bests if self.linear or higher else tuple(max(best, floor) for best in bests)
         self.floor = floor
-        self.start = self._scale(start)
-        self.end = self._scale(self.bests[0])
+        self.start = self._transformed(start)
+        self.end = self._transformed(self.bests[0])
         self.length = self.start - self.end
 
     def cutoffs(self) -> tuple[float, ...]:
         nearly_all = self.bests[math.ceil(NEARLY_ALL * len(self.bests)) - 1]
-        q = min(max((self.start - self._scale(nearly_all)) / self.length, 0.3), 0.7)
+        q = min(max((self.start - self._transformed(nearly_all)) / self.length, 0.3), 0.7)
         return (
             self._round(q / 2, easier=q / 8, harder=q / 8),
             self._round(q, easier=q / 8, harder=0),
@@ -88,7 +88,7 @@ class _Way:
             self._tightest(easier=(1 - q) / 8),
         )
 
-    def _scale(self, value: float) -> float:
+    def _transformed(self, value: float) -> float:
         return value if self.linear else math.log(max(value, self.floor))
 
     def _value(self, position: float) -> float:
@@ -99,7 +99,7 @@ class _Way:
         return roundest(self._value(position + harder), self._value(position - easier), self._value(position))
 
     def _tightest(self, easier: float) -> float:
-        """Choose what the best method reaches, and the second best does not unless they are closer than a fiftieth."""
+        """A value that the best method reaches, and the second best does not unless it is within 2 % of the best."""
         best, high = self.bests[0], self._value(1 - easier)
         others = [value for value in self.bests if value > best]
         if others:

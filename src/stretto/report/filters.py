@@ -1,22 +1,23 @@
-"""Filters as one picture: each a small image, all in a grid."""
+"""The filters of a first layer as one picture: a grid of small images."""
 
 import math
 from collections.abc import Sequence
 
 from stretto.report.picture import checked
 
-SIDE, GAP, COLUMNS = 72, 8, 9  # px, px, images
-MOST = 9000  # rectangles of a picture: filters beyond are left out
+SIDE, GAP, COLUMNS = 72, 8, 9  # pixels, pixels, images
+MOST_RECTANGLES = 9000  # of a picture: filters beyond are left out
 
 
 def picture(filters: Sequence[str], shape: Sequence[int], what: str) -> str:
-    """An SVG; filters of three channels are colors, of any other number their first channel in grey.
+    """An SVG of filters: three channels are drawn as colors, of any other number the first one in grey.
 
-    `filters` are bytes in hexadecimal, channels x height x width each.
+    `filters` are texts of channels * height * width bytes in hexadecimal, `shape` is (channels, height, width); `what`
+    names the picture in errors.
     """
     channels, height, width = shape
     size = height * width
-    shown = filters[: max(1, MOST // size)]
+    shown = filters[: max(1, MOST_RECTANGLES // size)]
     pixel = SIDE / max(height, width)
     tiles = []
     for number, text in enumerate(shown):

@@ -1,4 +1,4 @@
-"""What a study is about, where its file says so."""
+"""The heading of a study that was read from a file: title, source, claim, size and part."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,9 +7,10 @@ from typing import Any, Self
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """The title of a study; the paper's figure or table, and what it claims; the size and the part that are run.
+    """The heading of a study.
 
-    `name` is that of the study's file.
+    `name` is the name of its file; `source` the figure or table of the paper, `claim` what that claims; `size` and
+    `part` say which size of the study, and which of its parts, were run.
     """
 
     title: str
@@ -21,16 +22,16 @@ class Heading:
 
     @property
     def text(self) -> str:
-        """The title, with the part of the study if it has several."""
+        """The title, followed by the part if the study has several."""
         return f"{self.title}: {self.part}" if self.part else self.title
 
     @property
     def folder(self) -> str:
-        """A name for its folder."""
-        return "-".join(each for each in (self.name, self.size, self.part) if each)
+        """The name of the study's folder: file, size and part joined by hyphens."""
+        return "-".join(word for word in (self.name, self.size, self.part) if word)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The heading as study.json holds it."""
         return asdict(self)
 
     @classmethod

@@ -12,15 +12,15 @@ from stretto.report.page import Page
 
 
 def build(page: Page, path: str | Path) -> Path:
-    """Write the report to `path` and return it. A reader never sees half a file: it appears when it is complete.
+    """Write the report to `path` and return it; a file that is there is replaced once the new one is complete.
 
-    The page fetches nothing, now or later; its own content policy forbids it to.
+    The page loads nothing from elsewhere: its content security policy forbids it.
     """
     return write(render(page), path)
 
 
 def write(text: str, path: str | Path) -> Path:
-    """Put a page where it belongs, whole or not at all."""
+    """Write a file whole or not at all, and return its path; folders are made as needed."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -43,7 +43,7 @@ def render(page: Page) -> str:
 
 
 def fill(template: str, shown: dict[str, Any]) -> str:
-    """A template with what it shows; `specs` holds the charts and their data."""
+    """Render a template of this folder. `shown` are its variables, of which `specs` holds the charts and their data."""
     import jinja2
     from markupsafe import Markup
 

@@ -1,7 +1,7 @@
-"""What batch size does, where several were run: utilisation, accuracy, sharpness, noise, steps against examples."""
+"""The part of the page on batch size: utilisation, accuracy, sharpness, noise, steps against examples."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -10,24 +10,28 @@ import altair as alt
 
 from stretto.analysis.batch_tradeoff import Tradeoff, fit, positive_weights
 from stretto.report import units
-from stretto.report.charts import large_batches as charts
-from stretto.report.frontier import first_reaching
+from stretto.report.axis import LABELS, log_axis
+from stretto.report.chart_specs import ChartSpecs
+from stretto.report.encodings import color, data, shape
 from stretto.report.metric import TRAIN_LOSS, Metric
-from stretto.report.palette import Style
-from stretto.report.panel import panels
+from stretto.report.palette import NEUTRAL, Style
+from stretto.report.panel import first_reaching, panels
 from stretto.report.record import Measurement, Record, methods
 from stretto.report.summary import best_configuration, judge
 
 RATE, BATCH = "lr", "batch_size"
-Place = Callable[[str, alt.LayerChart | None], str | None]
+HEIGHT = 250  # pixels of a chart
+CURVE_POINTS = 40  # of a fitted curve
+Rows = list[dict[str, Any]]
+Steps = dict[str, dict[int, tuple[float, float]]]  # {method: {batch size: (steps, examples)}}
 
 
 @dataclass(frozen=True)
-class AtBatch:
-    """A method at one batch size.
+class BatchRuns:
+    """The runs of a method at one batch size.
 
-    `tuned` are the runs of its best configuration there, one a seed, by validation; `fixed` those at the rate that is
-    best at the smallest batch size. `seconds` is the median time of a step.
+    `tuned` are those of the configuration that is best on validation at this batch size, one a seed; `fixed` those at
+    the learning rate that is best at the smallest batch size. `seconds` is the median time of a step.
     """
 
     method: str
@@ -35,123 +39,128 @@ class AtBatch:
     tuned: tuple[Record, ...]
     fixed: tuple[Record, ...]
     seconds: float | None
-    flops: float  # of a step
+    flops: float  # of a step, all workers together
 
     @property
     def examples_per_second(self) -> float | None:
-        """Throughput."""
+        """The throughput of training; None if no step was timed."""
         return self.batch / self.seconds if self.seconds else None
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """`fixed + batch * each` seconds a step: what does not depend on the batch, and what an example adds."""
+    """The time of a step is `fixed + batch * per_example` seconds."""
 
     fixed: float
-    each: float
+    per_example: float
 
     def utilisation(self, batch: float) -> float:
-        """The share of the throughput of an endless batch, `b / (b + fixed / each)`."""
-        return batch / (batch + self.fixed / self.each)
+        """Throughput / its limit for ever larger batches: `b / (b + fixed / per_example)`."""
+        return batch / (batch + self.fixed / self.per_example)
 
 
-def at_batches(records: Sequence[Record]) -> tuple[AtBatch, ...]:
-    """Every method at every batch size, in the order of the methods; none where there is one batch size only."""
+def by_batch_size(records: Sequence[Record]) -> tuple[BatchRuns, ...]:
+    """The runs of every method at every batch size, in the order of the methods; empty with one batch size only."""
     usable = [record for record in records if isinstance(record.options.get(BATCH), int)]
     if len({record.options[BATCH] for record in usable}) < 2:
         return ()
     metric = judge(records)
     return tuple(
-        each
+        batch_runs
         for method in methods(tuple(usable))
-        for each in _of_method([record for record in usable if record.method == method], metric)
+        for batch_runs in _of_method([record for record in usable if record.method == method], metric)
     )
 
 
-def _of_method(records: Sequence[Record], metric: Metric) -> list[AtBatch]:
-    found: list[AtBatch] = []
+def _of_method(records: Sequence[Record], metric: Metric) -> list[BatchRuns]:
+    result: list[BatchRuns] = []
     rate: Any = None
     for batch in sorted({record.options[BATCH] for record in records}):
-        own = [record for record in records if record.options[BATCH] == batch]
-        tuned = best_configuration(own, metric)
+        runs = [record for record in records if record.options[BATCH] == batch]
+        tuned = best_configuration(runs, metric)
         if rate is None and tuned:
             rate = tuned[0].options.get(RATE)
-        fixed = tuple(each for each in own if each.options.get(RATE) == rate and not each.diverged)
-        times = [each.seconds_per_step for each in own if each.seconds_per_step]
-        flops = max((last.total_flops / last.step for each in own for last in each.points[-1:]), default=0.0)
-        found.append(AtBatch(own[0].method, batch, tuned, fixed, median(times) if times else None, flops))
-    return found
+        fixed = tuple(run for run in runs if run.options.get(RATE) == rate and not run.diverged)
+        times = [run.seconds_per_step for run in runs if run.seconds_per_step]
+        flops = max((last.total_flops / last.step for run in runs for last in run.points[-1:]), default=0.0)
+        result.append(BatchRuns(runs[0].method, batch, tuned, fixed, median(times) if times else None, flops))
+    return result
 
 
-def step_time(seen: Sequence[AtBatch]) -> StepTime | None:
-    """The line through a method's step times, its error in parts of each least; None where it is no such line."""
-    found = positive_weights([(1 / each.seconds, each.batch / each.seconds) for each in seen if each.seconds])
-    return None if found is None else StepTime(*found)
+def step_time(measured: Sequence[BatchRuns]) -> StepTime | None:
+    """The line through one method's step times with the least relative error; None if a coefficient is not positive."""
+    rows = [(1 / entry.seconds, entry.batch / entry.seconds) for entry in measured if entry.seconds]
+    weights = positive_weights(rows)
+    return None if weights is None else StepTime(*weights)
 
 
-def arrivals(records: Sequence[Record]) -> tuple[float, dict[str, dict[int, tuple[float, float]]]] | None:
-    """The hardest cut-off of the train loss that most methods and batch sizes reach, and at each the fewest steps.
+def arrivals(records: Sequence[Record]) -> tuple[float, Steps] | None:
+    """The train loss that most methods and batch sizes reach, of several the lowest; and the fewest steps to it.
 
-    As {method: {batch: (steps, examples)}}.
+    None if no method reaches any cut-off at two batch sizes.
     """
-    best: tuple[float, dict[str, dict[int, tuple[float, float]]]] | None = None
+    best: tuple[float, Steps] | None = None
     for panel in reversed(panels(records, TRAIN_LOSS)):
-        found: dict[str, dict[int, tuple[float, float]]] = {}
+        reached: Steps = {}
         for record in records:
             point = first_reaching(record, TRAIN_LOSS, panel.cutoff)
             batch = record.options.get(BATCH)
             if point is not None and isinstance(batch, int):
-                own = found.setdefault(record.method, {})
-                own[batch] = min((float(point.step), float(point.examples)), own.get(batch, (math.inf, math.inf)))
-        if best is None or _count(found) > _count(best[1]):
-            best = panel.cutoff, found
-    return best if best is not None and any(len(own) > 1 for own in best[1].values()) else None
+                by_batch = reached.setdefault(record.method, {})
+                fewest = by_batch.get(batch, (math.inf, math.inf))
+                by_batch[batch] = min((float(point.step), float(point.examples)), fewest)
+        if best is None or _count(reached) > _count(best[1]):
+            best = panel.cutoff, reached
+    return best if best is not None and any(len(by_batch) > 1 for by_batch in best[1].values()) else None
 
 
-def _count(found: Mapping[str, Mapping[int, Any]]) -> int:
-    return sum(map(len, found.values()))
+def _count(reached: Steps) -> int:
+    return sum(map(len, reached.values()))
 
 
 def noise_of(runs: Sequence[Record], part: float) -> float | None:
-    """The noise scale so far into the runs (1: their end): averages over seeds, one divided by the other."""
-    seen = [each for run in runs if (each := measured(run, part)) is not None]
-    pairs = [(m.noise_trace, m.gradient_square) for m in seen]
+    """The noise scale tr Σ / |G|² at a share `part` of the runs (1: their end), both averaged over seeds first.
+
+    None if nothing was measured, or |G|² is not positive.
+    """
+    measurements = [measurement for run in runs if (measurement := measurement_at(run, part)) is not None]
+    pairs = [(measurement.noise_trace, measurement.gradient_square) for measurement in measurements]
     whole = [(trace, square) for trace, square in pairs if trace is not None and square is not None]
     square = fmean(square for _, square in whole) if whole else 0.0
     return fmean(trace for trace, _ in whole) / square if square > 0 else None
 
 
-def measured(run: Record, part: float) -> Measurement | None:
-    """What was measured so far into a run; None if nothing was, or it did not get there."""
+def measurement_at(run: Record, part: float) -> Measurement | None:
+    """The measurement nearest to a share `part` of a run's steps; None without measurements, or if it diverged."""
     if not run.measurements or run.diverged:
         return None
     last = run.measurements[-1].step
-    return min(run.measurements, key=lambda each: abs(each.step - part * last))
+    return min(run.measurements, key=lambda measurement: abs(measurement.step - part * last))
 
 
 def sharpness_of(runs: Sequence[Record]) -> list[float]:
-    """At the end of each run."""
-    found = [each.sharpness for run in runs if (each := measured(run, 1)) is not None]
-    return [value for value in found if value is not None]
+    """The sharpness at the end of each run that has one."""
+    last = [measurement_at(run, 1) for run in runs]
+    return [m.sharpness for m in last if m is not None and m.sharpness is not None]
 
 
-def large_batches(records: Sequence[Record], styles: Mapping[str, Style], place: Place) -> dict[str, Any] | None:
-    """All that the section says; None where one batch size was run."""
-    seen = at_batches(records)
-    if not seen:
+def section(records: Sequence[Record], styles: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:
+    """The part of the page on batch size; None with one batch size only."""
+    measured = by_batch_size(records)
+    if not measured:
         return None
-    lines = {name: step_time([each for each in seen if each.method == name]) for name in styles}
+    lines = {name: step_time([entry for entry in measured if entry.method == name]) for name in styles}
     reached = arrivals(records)
-    curves = {} if reached is None else {name: fit(list(own.values())) for name, own in reached[1].items()}
+    curves = {} if reached is None else {name: fit(list(by_batch.values())) for name, by_batch in reached[1].items()}
     return {
-        "utilisation": place("batch-utilisation", charts.utilisation_chart(seen, lines, styles)),
+        "utilisation": specs.add("batch-utilisation", utilisation_chart(measured, lines, styles)),
         "relative": any(line is None for line in lines.values()),
-        "accuracy": place("batch-accuracy", charts.quality_chart(seen, styles)),
-        "sharpness": place("batch-sharpness", charts.sharpness_chart(seen, styles, sharpness_of)),
-        "noise": place("batch-noise", charts.noise_chart(seen, styles, noise_of)),
+        "accuracy": specs.add("batch-accuracy", quality_chart(measured, styles)),
+        "sharpness": specs.add("batch-sharpness", sharpness_chart(measured, styles)),
+        "noise": specs.add("batch-noise", noise_chart(measured, styles)),
         "tradeoff": None
         if reached is None
-        else place("batch-tradeoff", charts.tradeoff_chart(reached[1], curves, styles)),
+        else specs.add("batch-tradeoff", tradeoff_chart(reached[1], curves, styles)),
         "goal": "" if reached is None else units.cutoff(reached[0], False),
         "critical": [_critical(name, curve) for name, curve in curves.items()],
     }
@@ -162,3 +171,164 @@ def _critical(method: str, curve: Tradeoff | None) -> str:
         return f"{method}: its runs do not bend so"
     least = f"at least {units.number(curve.min_steps)} steps and {units.number(curve.min_examples)} examples"
     return f"{method}: critical batch {units.number(curve.critical_batch)}, {least}"
+
+
+def utilisation_chart(
+    measured: Sequence[BatchRuns], lines: Mapping[str, StepTime | None], styles: Mapping[str, Style]
+) -> alt.LayerChart | None:
+    """Throughput / its limit for ever larger batches, by the fitted line of step times; without a fit / the largest.
+
+    Points are measured, curves are the fit.
+    """
+    rows: Rows = []
+    for entry in measured:
+        line, speed = lines[entry.method], entry.examples_per_second
+        if speed is not None:
+            most = max(s for other in measured if other.method == entry.method and (s := other.examples_per_second))
+            text = f"{units.number(speed)} examples/s, {units.flops(speed * entry.flops / entry.batch)}/s"
+            share = speed * line.per_example if line else speed / most
+            rows.append({"method": entry.method, "batch": entry.batch, "value": share, "text": text})
+    if not rows:
+        return None
+    fitted = [
+        {"method": name, "batch": batch, "value": line.utilisation(batch)}
+        for name, line in lines.items()
+        if line
+        for batch in points_between([row["batch"] for row in rows])
+    ]
+    highest = max(1.0, *(row["value"] for row in rows))
+    y = alt.Y("value:Q", title="utilisation", scale=alt.Scale(domain=[0, highest]), axis=alt.Axis(format=".0%"))
+    return _layers(rows, fitted or rows, batch_axis(measured), y, styles)
+
+
+def quality_chart(measured: Sequence[BatchRuns], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """Test accuracy, or test loss without one: at each batch's best rate; dotted, at one rate for all."""
+    runs = [run for entry in measured for run in (*entry.tuned, *entry.fixed)]
+    name = "test_accuracy" if any(run.test_accuracy is not None for run in runs) else "test_loss"
+    rows = _quality_rows(measured, name)
+    if not rows:
+        return None
+    form, title = (".1~%", "test accuracy") if name == "test_accuracy" else (LABELS, "test loss")
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False, nice=True), axis=alt.Axis(format=form, tickCount=6))
+    return _strong_and_dotted(rows, batch_axis(measured), y, styles)
+
+
+def _quality_rows(measured: Sequence[BatchRuns], name: str) -> Rows:
+    rows: Rows = []
+    for entry in measured:
+        for what, runs in (("best rate", entry.tuned), ("one rate", entry.fixed)):
+            values = [value for run in runs if (value := getattr(run, name)) is not None]
+            if values:
+                shown = units.percent(fmean(values)) if name == "test_accuracy" else units.number(fmean(values))
+                text = f"{shown}, {what}: {runs[0].option_text}, {len(values)} seed{'s' * (len(values) > 1)}"
+                rows.append(_row(entry, fmean(values), what, text))
+    return rows
+
+
+def sharpness_chart(measured: Sequence[BatchRuns], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """The Hessian's largest eigenvalue at the end of runs: at each batch's best rate; dotted, at one rate for all."""
+    rows: Rows = []
+    for entry in measured:
+        for what, runs in (("best rate", entry.tuned), ("one rate", entry.fixed)):
+            values = sharpness_of(runs)
+            if values and fmean(values) > 0:
+                text = f"{units.number(fmean(values))}, {what}: {runs[0].option_text}"
+                rows.append(_row(entry, fmean(values), what, text))
+    if not rows:
+        return None
+    y = alt.Y("value:Q", **log_axis([row["value"] for row in rows], "sharpness at the end"))
+    return _strong_and_dotted(rows, batch_axis(measured), y, styles)
+
+
+def noise_chart(measured: Sequence[BatchRuns], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """The noise scale a quarter into the tuned runs, dotted at their end; a rule where it equals the batch size."""
+    rows: Rows = []
+    for entry in measured:
+        for what, part in (("a quarter in", 0.25), ("at the end", 1.0)):
+            value = noise_of(entry.tuned, part)
+            if value:
+                rows.append(_row(entry, value, what, f"{units.number(value)} examples, {what}"))
+    if not rows:
+        return None
+    ends = [min(entry.batch for entry in measured), max(entry.batch for entry in measured)]
+    y = alt.Y("value:Q", **log_axis([*(row["value"] for row in rows), *ends], "noise scale, examples"))
+    equal = alt.Chart(data([{"batch": end, "value": end} for end in ends])).mark_line(
+        strokeDash=[4, 4], color=NEUTRAL, strokeWidth=1
+    )
+    return _strong_and_dotted(rows, batch_axis(measured), y, styles, ("a quarter in", "at the end"), equal)
+
+
+def tradeoff_chart(
+    reached: Mapping[str, Mapping[int, tuple[float, float]]],
+    curves: Mapping[str, Tradeoff | None],
+    styles: Mapping[str, Style],
+) -> alt.LayerChart:
+    """Steps against examples to one train loss, a point a batch size, and the hyperbola through them."""
+    rows: Rows = [
+        {"method": name, "steps": steps, "value": examples, "size": f"{batch}",
+         "text": f"batch {batch}: {units.number(steps)} steps, {units.number(examples)} examples"}
+        for name, by_batch in reached.items()
+        for batch, (steps, examples) in by_batch.items()
+    ]  # fmt: skip
+    fitted: Rows = [
+        {"method": name, "steps": curve.steps(batch), "value": batch * curve.steps(batch), "batch": batch}
+        for name, curve in curves.items()
+        if curve
+        for batch in points_between([*reached[name]])
+    ]
+    both = [*rows, *fitted]
+    x = alt.X("steps:Q", **log_axis([row["steps"] for row in both], "steps"))
+    y = alt.Y("value:Q", **log_axis([row["value"] for row in both], "examples"))
+    chart = _layers(rows, fitted, x, y, styles)
+    names = alt.Chart(data(rows)).mark_text(dx=8, dy=-9, fontSize=11).encode(x=x, y=y, text="size:N")
+    return alt.LayerChart(layer=[*chart.layer, names]).properties(width="container", height=HEIGHT)
+
+
+def batch_axis(measured: Sequence[BatchRuns]) -> alt.X:
+    """The logarithmic axis of batch sizes; with up to ten of them, a tick at each."""
+    sizes = sorted({entry.batch for entry in measured})
+    channel = log_axis(sizes, "batch size", margin=0.06)
+    if len(sizes) <= 10:
+        channel["axis"] = alt.Axis(values=sizes, format="d")
+    return alt.X("batch:Q", **channel)
+
+
+def points_between(sizes: Sequence[float]) -> list[float]:
+    """CURVE_POINTS + 1 batch sizes, evenly spaced on a logarithmic axis from the least to the largest."""
+    low, high = min(sizes), max(sizes)
+    return [low * (high / low) ** (index / CURVE_POINTS) for index in range(CURVE_POINTS + 1)]
+
+
+def _row(entry: BatchRuns, value: float, what: str, text: str) -> dict[str, Any]:
+    return {"method": entry.method, "batch": entry.batch, "value": value, "what": what, "text": text}
+
+
+def _strong_and_dotted(
+    rows: Rows,
+    x: alt.X,
+    y: alt.Y,
+    styles: Mapping[str, Style],
+    groups: tuple[str, str] = ("best rate", "one rate"),
+    *beneath: alt.Chart,
+) -> alt.LayerChart:
+    """Lines through two groups of rows: the first strong, the second dotted."""
+    first, second = ([row for row in rows if row["what"] == group] for group in groups)
+    faint = alt.Chart(data(second)).encode(x=x, y=y, color=color(styles))
+    dotted = faint.mark_line(strokeWidth=1.4, strokeDash=[2, 4], opacity=0.8)
+    hollow = faint.mark_point(filled=False, size=46, opacity=0.8).encode(shape=shape(styles), tooltip=_hints())
+    strong = _layers(first, first, x, y, styles)
+    drawn = [layer.encode(x=x, y=y) for layer in beneath]
+    return alt.LayerChart(layer=[*drawn, dotted, hollow, *strong.layer]).properties(width="container", height=HEIGHT)
+
+
+def _layers(rows: Rows, line: Rows, x: alt.X, y: alt.Y, styles: Mapping[str, Style]) -> alt.LayerChart:
+    drawn = alt.Chart(data(line)).encode(x=x, y=y, color=color(styles)).mark_line(strokeWidth=2)
+    dots = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles), shape=shape(styles), tooltip=_hints())
+    ordered = drawn.encode(order=alt.Order("batch:Q"))
+    return alt.LayerChart(layer=[ordered, dots.mark_point(filled=True, size=62, opacity=1)]).properties(
+        width="container", height=HEIGHT
+    )
+
+
+def _hints() -> list[alt.Tooltip]:
+    return [alt.Tooltip("method:N"), alt.Tooltip("text:N", title="value")]

@@ -8,25 +8,25 @@ from stretto.report.record import Point, Record
 
 @dataclass(frozen=True)
 class Metric:
-    """A quantity that an evaluation gives, and which direction is good."""
+    """A quantity by which runs are compared, and which direction is better."""
 
     name: str  # the field of Point and of Record
     label: str
     higher: bool  # whether more is better
-    whole: float = 1.0  # the most there can be of a higher one
+    whole: float = 1.0  # the largest possible value, where more is better
 
     @property
     def is_share(self) -> bool:
-        """Whether it reads as a percentage."""
+        """Whether it is written in per cent."""
         return self.higher and self.whole == 1
 
     def at(self, point: Point) -> float | None:
-        """Read the value at one evaluation."""
+        """The value at one evaluation; None where it was not evaluated."""
         value: float | None = getattr(point, self.name)
         return value
 
     def final(self, record: Record) -> float | None:
-        """Read the value at the end of a run; None for a diverged one, whatever it had reached before."""
+        """The value at the end of a run; None for a diverged run, whatever it reached before."""
         value: float | None = None if record.diverged else getattr(record, self.name)
         return value
 
@@ -35,7 +35,7 @@ class Metric:
         return value >= cutoff if self.higher else value <= cutoff
 
     def cost(self, value: float) -> float:
-        """Give a key for min() and sorted(): lower is better."""
+        """A key for min() and sorted(): lower is better."""
         return -value if self.higher else value
 
 
@@ -48,8 +48,8 @@ METRICS = (TRAIN_LOSS, TRAIN_ACCURACY, VALIDATION_LOSS, VALIDATION_ACCURACY, VAL
 
 
 def metric(name: str) -> Metric:
-    """Find a metric by the name of its field."""
-    known = {each.name: each for each in METRICS}
+    """The metric with this field name. Raises UsageError for an unknown one."""
+    known = {metric.name: metric for metric in METRICS}
     if name not in known:
         raise UsageError(f"no metric is called {name!r}: {nearest(name, known)}")
     return known[name]

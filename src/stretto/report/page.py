@@ -1,4 +1,4 @@
-"""Everything one report is made from."""
+"""The data from which one report is made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.report.heading import Heading
-from stretto.report.predicted import Predicted
+from stretto.report.predicted import PredictedRun
 from stretto.report.record import Record
 from stretto.report.turns import Timelines
 
@@ -18,10 +18,10 @@ ACCOUNTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What `build` needs: the runs, and the words that a reader needs to judge them."""
+    """The runs of a report, and what a reader needs to know about them."""
 
     title: str
-    heading: Heading | None = None  # what the study is about, where its file says so
+    heading: Heading | None = None  # of a study that was read from a file
     records: tuple[Record, ...]
     planned: int  # runs of the whole study; more than len(records) while some are missing
     accounting: str = "counted"
@@ -33,10 +33,12 @@ class Page:
     versions: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)  # method -> SVG of its schedule
     delays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # method -> its steady delay by stage
-    processes: int = 0  # on which each run was made; 0: emulated on one device, so that seconds compare nothing
+    processes: int = 0  # of each run; 0: emulated on one device, so that its seconds say nothing about the method
     timelines: tuple[Timelines, ...] = ()  # of the runs that were traced
-    predicted: tuple[Predicted, ...] = ()  # the same runs against what was predicted of them
-    left_out: Mapping[str, str] = field(default_factory=dict)  # method -> why it was not run though all were asked for
+    predicted: tuple[PredictedRun, ...] = ()  # the traced runs compared with predictions
+    left_out: Mapping[str, str] = field(
+        default_factory=dict
+    )  # {method: why it was not run}, where all methods were asked for
     command: str = ""  # the command line that ran the study
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ _PATHS = {
 
 @dataclass(frozen=True)
 class Style:
-    """How a method looks."""
+    """The color, symbol and dashes of a method in all charts."""
 
     color: str
     shape: str  # a Vega symbol

@@ -1,4 +1,4 @@
-"""Schedule pictures go into the page as they are, so they are checked first."""
+"""Checks SVG pictures, which go into the page as they are: a page must run and load nothing."""
 
 from xml.etree import ElementTree
 
@@ -8,7 +8,7 @@ _FORBIDDEN = {"script", "foreignobject", "iframe", "image", "use", "a", "audio",
 
 
 def checked(svg: str, method: str) -> str:
-    """Return the `<svg>` element of a picture, or raise where it could run something or load something.
+    """Return the `<svg>` element of a picture. Raises UsageError if it could run or load something.
 
     The pictures come from `stretto.schedule.draw`, which writes shapes and text only; anything else is a mistake.
     """

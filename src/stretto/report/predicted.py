@@ -1,32 +1,42 @@
-"""A traced run against what was predicted of it: step by step, and worker by worker.
+"""A traced run compared with a prediction: every step, the time of every worker, the memory of every stage.
 
 Communication is what a step takes longer than it would with messages that take no time: of the run, by simulating it
 with the durations that its actions had; of the prediction, by simulating it with its own.
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stretto.report import units
 from stretto.report.turns import action_of, mean_durations, turn_starts
 from stretto.schedule import Rules, Schedule
 from stretto.tracing import Recording
 
 if TYPE_CHECKING:
+    import altair as alt
+
+    from stretto.report.chart_specs import ChartSpecs
     from stretto.simulate import Durations, Network
     from stretto.simulate.network import Sizes
 
-OWN = "the mean times of the run's own actions, messages taking none"
-LEAST = 3  # steps of a full pipeline
+MEAN_TIMES = "the mean times of the run's own actions, messages taking none"
+MIN_STEPS = 3  # of a full pipeline: with fewer there is no comparison
+MEASURED, PREDICTED = "#0b63a5", "#c2410c"  # colors
+HEIGHT = 210
+MOST_POINTS = 400  # of longer runs every second step, or third, ...
+CLIPPED_AT = 3.0  # times the typical step: longer ones, in which other programs had the processor, stand at the edge
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a prediction is made from: nanoseconds of actions, what messages travel on, bytes of each stage.
+    """What a prediction is made from.
 
-    `weights` and `activations` (of one micro-batch) are bytes by stage; empty where they are not known.
+    `durations` gives the nanoseconds of an action; `network` and `sizes` price messages, which take no time without
+    them. `weights` and `activations` (of one micro-batch) are bytes by stage, empty where they are not known. `source`
+    names all this in a sentence.
     """
 
     source: str
@@ -38,8 +48,8 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A quantity as it was measured, and as it was predicted; None for what is not known."""
+class Comparison:
+    """A quantity as measured and as predicted; None for an unknown value."""
 
     name: str
     unit: str  # "s" or "B", or nothing for a count
@@ -48,31 +58,40 @@ class Compared:
 
     @property
     def error(self) -> float | None:
-        """How much too large the prediction is, in parts of what was measured."""
+        """predicted / measured - 1: positive where the prediction is too large; None where either is unknown."""
         if self.measured is None or self.predicted is None or not self.measured:
             return None
         return self.predicted / self.measured - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """A run's steps of a full pipeline: {step: seconds}, those after which the run paused left out, and the rows."""
+class PredictedRun:
+    """A run compared with its prediction.
+
+    `steps` are its measured {step: seconds} with a full pipeline, without those after which the run paused; `seconds`
+    is the prediction for every one of them.
+    """
 
     run: str
     method: str
     source: str
     steps: Mapping[int, float]
     seconds: float
-    rows: tuple[Compared, ...] = field(default=())
+    rows: tuple[Comparison, ...] = field(default=())
     emulated: bool = False
 
     @property
     def errors(self) -> list[float]:
-        """Of every step, how much too long the prediction is, in parts of it."""
-        return [self.seconds / each - 1 for each in self.steps.values()]
+        """predicted / measured - 1 for every step."""
+        return [self.seconds / measured - 1 for measured in self.steps.values()]
+
+    @property
+    def mean_error(self) -> float:
+        """The mean of |predicted / measured - 1| over all steps."""
+        return fmean(abs(error) for error in self.errors)
 
 
-def predicted(
+def compare_with_prediction(
     run: str,
     method: str,
     recordings: Sequence[Recording],
@@ -83,47 +102,55 @@ def predicted(
     paused: Collection[int] = (),
     held: Mapping[str, Sequence[float]] | None = None,
     among: range = range(sys.maxsize),
-) -> Predicted | None:
-    """Compare; None where the recordings have no stretch of a full pipeline.
+) -> PredictedRun | None:
+    """Compare a recorded run with a prediction; None if fewer than MIN_STEPS steps had a full pipeline.
 
-    The run did something else after the steps `paused`, from 1. `held` are measured bytes by stage ("weights",
-    "activations"), the most at any time. Only the turns `among` these follow the schedule.
+    `paused` are the steps, counted from 1, after which the run was evaluated or saved. `held` are the most bytes that
+    each stage held at any time ("weights", "activations"). `among` are the turns that follow the schedule.
     """
     full = schedule.drain + 1
     steady = among[full:]
     steps = steps_of(recordings[0], schedule, steady, paused)
-    if len(steps) < LEAST:
+    if len(steps) < MIN_STEPS:
         return None
     emulated = len({(recording.host, recording.process) for recording in recordings}) == 1 < len(recordings)
-    own = mean_durations(recordings, schedule, steady)
+    measured = mean_durations(recordings, schedule, steady)
     turns = [turn - 1 for turn in steps]
     computed = computing(recordings, schedule, turns)
     if emulated:
         seconds = sum(busy_of(schedule, worker, prediction) for worker in range(schedule.num_workers))
-        rows = [Compared(name="a step", unit="s", measured=median(steps.values()), predicted=seconds)]
+        rows = [Comparison(name="a step", unit="s", measured=median(steps.values()), predicted=seconds)]
         rows += computes(computed, schedule, prediction)
     else:
         seconds = period_of(schedule, rules, prediction)
-        alone = period_of(schedule, rules, Prediction(source="", durations=own))
+        without_messages = period_of(schedule, rules, Prediction(source="", durations=measured))
         ideal = period_of(schedule, rules, Prediction(source="", durations=prediction.durations))
         step = median(steps.values())
         rows = [
-            Compared(name="a step", unit="s", measured=step, predicted=seconds),
-            Compared(name="of it communication", unit="s", measured=max(0.0, step - alone), predicted=seconds - ideal),
+            Comparison(name="a step", unit="s", measured=step, predicted=seconds),
+            Comparison(name="of it communication", unit="s", measured=max(0.0, step - without_messages),
+                       predicted=seconds - ideal),
             *computes(computed, schedule, prediction),
             *(
-                Compared(name=f"worker {worker} stands still", unit="s", measured=max(0.0, step - busy),
+                Comparison(name=f"worker {worker} stands still", unit="s", measured=max(0.0, step - busy),
                          predicted=seconds - busy_of(schedule, worker, prediction))
                 for worker, busy in enumerate(computed)
             ),
         ]  # fmt: skip
     rows += memory(recordings, schedule, rules, prediction, held or {})
-    return Predicted(run=run, method=method, source=prediction.source, steps=steps, seconds=seconds, rows=tuple(rows),
-                     emulated=emulated)  # fmt: skip
+    return PredictedRun(
+        run=run,
+        method=method,
+        source=prediction.source,
+        steps=steps,
+        seconds=seconds,
+        rows=tuple(rows),
+        emulated=emulated,
+    )
 
 
 def steps_of(recording: Recording, schedule: Schedule, among: range, paused: Collection[int]) -> dict[int, float]:
-    """The seconds from the beginning of each step on the first worker to that of the next, steps counted from 1."""
+    """{step: seconds from its start on the first worker to the start of the next}; steps count from 1."""
     starts = turn_starts(recording, schedule)
     return {
         turn + 1: (starts[turn + 1] - start) / 1e9
@@ -133,38 +160,38 @@ def steps_of(recording: Recording, schedule: Schedule, among: range, paused: Col
 
 
 def computing(recordings: Sequence[Recording], schedule: Schedule, turns: Collection[int]) -> list[float]:
-    """The mean seconds that each worker computes for a minibatch."""
+    """The mean seconds that each worker computes per minibatch, over these turns."""
     chosen = set(turns)
-    found = []
+    seconds = []
     for recording in recordings:
         spans = [(span, action) for span in recording.spans if (action := action_of(span)) is not None]
-        own = [span.end - span.start for span, action in spans if action.microbatch // schedule.per_turn in chosen]
-        found.append(sum(own) / len(chosen) / 1e9)
-    return found
+        times = [span.end - span.start for span, action in spans if action.microbatch // schedule.per_turn in chosen]
+        seconds.append(sum(times) / len(chosen) / 1e9)
+    return seconds
 
 
-def computes(computed: Sequence[float], schedule: Schedule, prediction: Prediction) -> list[Compared]:
-    """How long each worker computes."""
+def computes(computed: Sequence[float], schedule: Schedule, prediction: Prediction) -> list[Comparison]:
+    """Measured and predicted seconds that each worker computes per minibatch."""
     return [
-        Compared(name=f"worker {worker} computes", unit="s", measured=busy,
+        Comparison(name=f"worker {worker} computes", unit="s", measured=busy,
                  predicted=busy_of(schedule, worker, prediction))
         for worker, busy in enumerate(computed)
     ]  # fmt: skip
 
 
 def busy_of(schedule: Schedule, worker: int, prediction: Prediction) -> float:
-    """The predicted seconds of a worker's actions in a turn."""
+    """The predicted seconds that a worker computes in a turn."""
     return sum(prediction.durations(action) for action in schedule.body[worker]) / 1e9
 
 
 def period_of(schedule: Schedule, rules: Rules, prediction: Prediction) -> float:
-    """The predicted seconds of a turn once the pipeline is full, links and their queues included."""
+    """The predicted seconds of a turn once the pipeline is full, waits for links included."""
     from stretto.simulate import simulate
     from stretto.simulate.simulator import no_bytes
 
-    settled, over = 4 * (schedule.drain + 1), 12
+    settled, averaged = 4 * (schedule.drain + 1), 12  # turns
     timeline = simulate(
-        schedule, rules, settled + over + schedule.drain + 1, prediction.durations,
+        schedule, rules, settled + averaged + schedule.drain + 1, prediction.durations,
         network=prediction.network, sizes=prediction.sizes or no_bytes,
     )  # fmt: skip
     kind, stage, offset = schedule.body[0][0]
@@ -174,14 +201,14 @@ def period_of(schedule: Schedule, rules: Rules, prediction: Prediction) -> float
         if span.action[:2] == (kind, stage) and (span.action.microbatch - offset) % schedule.per_turn == 0
     }
     first = min(starts) + settled
-    return (starts[first + over] - starts[first]) / over / 1e9
+    return (starts[first + averaged] - starts[first]) / averaged / 1e9
 
 
 def memory(
     recordings: Sequence[Recording], schedule: Schedule, rules: Rules, prediction: Prediction,
     held: Mapping[str, Sequence[float]],
-) -> list[Compared]:  # fmt: skip
-    """What each stage holds at most: forwards, and bytes where they are known."""
+) -> list[Comparison]:  # fmt: skip
+    """The most that each stage holds at any time: forwards, and bytes where they are known."""
     from stretto.simulate import simulate
 
     timeline = simulate(schedule, rules, 2 * schedule.drain + 2, prediction.durations)
@@ -189,14 +216,14 @@ def memory(
     rows = []
     for stage in range(schedule.num_stages):
         keeps = timeline.peak_graphs[stage] + timeline.peak_inputs[stage]
-        rows.append(Compared(name=f"stage {stage}, forwards held", unit="", measured=counted.get(stage),
+        rows.append(Comparison(name=f"stage {stage}, forwards held", unit="", measured=counted.get(stage),
                              predicted=keeps))  # fmt: skip
-        bytes_ = {"weights": prediction.weights, "activations": [each * keeps for each in prediction.activations]}
-        for what, told in bytes_.items():
-            if told:
-                seen = held.get(what, ())
-                rows.append(Compared(name=f"stage {stage}, {what}", unit="B", predicted=told[stage],
-                                     measured=float(seen[stage]) if seen else None))  # fmt: skip
+        bytes_ = {"weights": prediction.weights, "activations": [of_one * keeps for of_one in prediction.activations]}
+        for what, by_stage in bytes_.items():
+            if by_stage:
+                measured = held.get(what, ())
+                rows.append(Comparison(name=f"stage {stage}, {what}", unit="B", predicted=by_stage[stage],
+                                     measured=float(measured[stage]) if measured else None))  # fmt: skip
     return rows
 
 
@@ -211,6 +238,59 @@ def most_counted(recordings: Sequence[Recording]) -> dict[int, float]:
     return most
 
 
-def typical_error(each: Predicted) -> float:
-    """The mean of the sizes of the errors of all steps."""
-    return fmean(abs(error) for error in each.errors)
+def section(run: PredictedRun, index: int, specs: "ChartSpecs") -> dict[str, Any]:
+    """The part of the page on a run; `index` tells its chart from those of other runs."""
+    errors = sorted(abs(error) for error in run.errors)
+    return {
+        "method": run.method,
+        "run": run.run,
+        "source": run.source,
+        "emulated": run.emulated,
+        "place": specs.add(f"predicted-{index}", predicted_chart(run)),
+        "steps": len(errors),
+        "mean": units.percent(run.mean_error),
+        "median": units.percent(errors[len(errors) // 2]),
+        "worst": units.percent(errors[-1]),
+        "rows": [_row(row) for row in run.rows],
+    }
+
+
+def _row(row: Comparison) -> dict[str, str]:
+    forms: dict[str, Callable[[float], str]] = {"s": units.duration, "B": units.bytes_held, "": "{:g}".format}
+    form = forms[row.unit]
+    measured, predicted = (units.NONE if value is None else form(value) for value in (row.measured, row.predicted))
+    error = units.NONE if row.error is None else f"{100 * row.error:+.1f} %"
+    return {"name": row.name, "measured": measured, "predicted": predicted, "error": error}
+
+
+def predicted_chart(run: PredictedRun) -> "alt.LayerChart":
+    """Seconds of each step against the step; the prediction is a horizontal line."""
+    import altair as alt
+
+    from stretto.report.encodings import data
+
+    steps = list(run.steps.items())[:: max(1, len(run.steps) // MOST_POINTS)]
+    typical = sorted(seconds for _, seconds in steps)[len(steps) // 2]
+    scale, unit = units.time_unit(max(run.seconds, typical))
+    most = CLIPPED_AT * max(typical, run.seconds)
+    points = [
+        {"step": step, "value": min(seconds, most) / scale, "what": "measured", "took": units.duration(seconds),
+         "error": units.percent(run.seconds / seconds - 1)}
+        for step, seconds in steps
+    ]  # fmt: skip
+    ends = [
+        {"step": step, "value": run.seconds / scale, "what": "predicted", "took": units.duration(run.seconds)}
+        for step in (steps[0][0], steps[-1][0])
+    ]
+    x = alt.X("step:Q", title="step", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format="d", tickCount=8))
+    top = min(most, 1.1 * max(run.seconds, *(seconds for _, seconds in steps))) / scale
+    y = alt.Y("value:Q", title=f"a step, {unit}", scale=alt.Scale(domain=[0, top]), axis=alt.Axis(tickCount=5))
+    legend = alt.Legend(title=None, orient="top", direction="horizontal")
+    colors = alt.Scale(domain=["measured", "predicted"], range=[MEASURED, PREDICTED])
+    color = alt.Color("what:N", scale=colors, legend=legend)
+    hints = [alt.Tooltip("step:Q"), alt.Tooltip("took:N"), alt.Tooltip("error:N", title="predicted is off by")]
+    dots = alt.Chart(data(points)).mark_point(filled=True, size=22, opacity=0.65)
+    line = alt.Chart(data(ends)).mark_line(strokeWidth=2)
+    return alt.LayerChart(
+        layer=[dots.encode(x=x, y=y, color=color, tooltip=hints), line.encode(x=x, y=y, color=color)]
+    ).properties(width="container", height=HEIGHT)

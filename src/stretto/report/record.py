@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: plain data that the study writes and the report reads."""
+"""Records of finished runs: plain data that the study writes and the report reads."""
 
 import json
 import math
@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What a few minibatches from `step` on saw, and what stages then held: one figure a stage.
+    """Figures by stage, observed during a few minibatches from `step` on.
 
     `mismatch` is ||w_forward - w_backward|| / ||w||; `prediction_error` ||w_predicted - w_actual|| / ||w_actual||, and
     `unpredicted_error` the same without prediction; None where there is nothing to measure. Memory is in bytes, the
@@ -89,13 +89,13 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What the loss looked like after `step`, on fixed training examples: `stretto.analysis` has the definitions.
+    """Measurements of the loss after `step`, on fixed training examples; `stretto.analysis` has the definitions.
 
     `sharpness` is the largest eigenvalue of the Hessian; `noise_trace` estimates the trace of the covariance of an
     example's gradient, `gradient_square` the square of the true gradient's norm (it may be negative). By stage:
     `cosines` of the gradients that train it and backpropagation's, `local_losses` of heads, accuracies of linear
     `probes`. `filters` are pictures of the first layer's, bytes in hexadecimal, of `filter_shape` [channels, height,
-    width]. None where it was not asked for, or is no number.
+    width]. None where it was not asked for, or is not finite.
     """
 
     step: int
@@ -111,9 +111,9 @@ class Measurement:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            for each in value if isinstance(value, tuple) and field.name != "filters" else (value,):
-                if each is not None and field.name != "filters":
-                    _check_number(each, f"{field.name} of the measurement at step {self.step}")
+            for number in value if isinstance(value, tuple) and field.name != "filters" else (value,):
+                if number is not None and field.name != "filters":
+                    _check_number(number, f"{field.name} of the measurement at step {self.step}")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -129,7 +129,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run that has ended: what it was, how it went, and what it cost.
+    """One run that has ended: its configuration, its evaluations, and its cost.
 
     `method` is spelled with its options as the user wrote it; `options` holds what the sweep varied (`lr`,
     `batch_size`, ...). The losses and accuracies are those of the model at the end of the run, None where a diverged
@@ -192,8 +192,8 @@ class Record:
         """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
         values = _known(cls, data, f"run {data.get('id', '?')!r}")
         values["points"] = tuple(Point.from_json(point) for point in values.get("points", ()))
-        values["observations"] = tuple(Observation.from_json(each) for each in values.get("observations", ()))
-        values["measurements"] = tuple(Measurement.from_json(each) for each in values.get("measurements", ()))
+        values["observations"] = tuple(Observation.from_json(data) for data in values.get("observations", ()))
+        values["measurements"] = tuple(Measurement.from_json(data) for data in values.get("measurements", ()))
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _check_number(value: Any, what: str) -> None:
 def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
     wanted = {field.name: field for field in fields(cls)}
     values = {name: value for name, value in data.items() if name in wanted}
-    required = [name for name, each in wanted.items() if each.default is MISSING and each.default_factory is MISSING]
+    required = [name for name, field in wanted.items() if field.default is MISSING and field.default_factory is MISSING]
     missing = [name for name in required if name not in values]
     if missing:
         raise UsageError(f"{what} lacks {', '.join(missing)}; it has {', '.join(data) or 'nothing'}: run it again")

@@ -5,33 +5,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.report import units
-from stretto.report.charts.scaling import efficiency_chart, throughput_chart, utilisation_chart
-from stretto.report.html import fill, write
-from stretto.report.palette import COLORS, SHAPES, Style
-from stretto.report.view import Specs
+import altair as alt
 
+from stretto.report import units
+from stretto.report.axis import log_axis
+from stretto.report.chart_specs import ChartSpecs
+from stretto.report.encodings import data
+from stretto.report.html import fill, write
+from stretto.report.palette import COLORS, NEUTRAL, SHAPES, Style
+
+HEIGHT = 300  # pixels of a chart
 HEADS = ("workers", "way", "used", "plan", "batch", "a step", "examples/s", "efficiency", "utilisation", "by")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A way at a number of workers and a batch, with what it comes to; None where nothing fits."""
+class ScaledPlan:
+    """The best plan of one kind on a number of workers, and its throughput; None where no plan fits into memory.
+
+    `way` is the kind of plan (data parallel, pipeline, hybrid, ...), `used` how many of the workers it uses.
+    """
 
     way: str
     workers: int
     batch: int
     plan: str = ""
     used: int = 0
-    seconds: float | None = None
-    throughput: float | None = None
-    efficiency: float | None = None
-    utilisation: float | None = None
-    simulated: bool = False
+    seconds: float | None = None  # of a step
+    throughput: float | None = None  # examples per second
+    efficiency: float | None = None  # throughput per worker / that of the fewest workers
+    utilisation: float | None = None  # share of all workers' FLOP/s
+    simulated: bool = False  # else by a closed form
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As a table shows it."""
+        """The row of the table, one text for each of HEADS."""
         if self.seconds is None:
             return (f"{self.workers:,}", self.way, "does not fit", *[units.NONE] * (len(HEADS) - 3))
         return (
@@ -42,40 +49,103 @@ class Row:
 
 
 def build_scaling(
-    path: Path, *, model: str, cluster: str, scaled: Sequence[Row], batches: Sequence[Row], per_worker: bool,
-    facts: Mapping[str, str],
+    path: Path, *, model: str, cluster: str, scaled: Sequence[ScaledPlan], batches: Sequence[ScaledPlan],
+    per_worker: bool, facts: Mapping[str, str],
 ) -> Path:  # fmt: skip
-    """Write the page, and return where it is."""
-    specs = Specs()
+    """Write the page to `path` and return it. `scaled` varies the workers, `batches` the batch size."""
+    specs = ChartSpecs()
     ways = list(dict.fromkeys(row.way for row in (*scaled, *batches)))
-    look = {way: Style(COLORS[index], SHAPES[index]) for index, way in enumerate(ways)}
-    there = [row for row in scaled if row.seconds is not None]
+    styles = {way: Style(COLORS[index], SHAPES[index]) for index, way in enumerate(ways)}
+    fitting = [row for row in scaled if row.seconds is not None]
     shown: dict[str, Any] = {
         "title": f"{model} on {cluster}",
-        "verdict": verdict(there),
+        "verdict": verdict(fitting),
         "facts": list(facts.items()),
-        "legend": [{"way": way, "style": style} for way, style in look.items()],
+        "legend": [{"way": way, "style": style} for way, style in styles.items()],
         "batches": "Every worker has a batch of its own, which adds to that of all." if per_worker
         else "The batch stays as it is, however many workers share it.",
-        "throughput": specs.add("throughput", throughput_chart(there, look)),
-        "efficiency": specs.add("efficiency", efficiency_chart(there, look)),
-        "utilisation": specs.add("utilisation-batch", utilisation_chart(batches, look)),
+        "throughput": specs.add("throughput", throughput_chart(fitting, styles)),
+        "efficiency": specs.add("efficiency", efficiency_chart(fitting, styles)),
+        "utilisation": specs.add("utilisation-batch", utilisation_chart(batches, styles)),
         "workers": f"{batches[0].workers:,}" if batches else "",
         "heads": HEADS,
         "rows": [row.cells for row in scaled],
-        "specs": {"charts": specs.charts, "datasets": specs.datasets},
+        "specs": specs.to_json(),
     }  # fmt: skip
     return write(fill("plan.html.j2", shown), path)
 
 
-def verdict(there: Sequence[Row]) -> str:
-    """The largest number of workers in a sentence."""
-    if not there:
+def verdict(plans: Sequence[ScaledPlan]) -> str:
+    """One sentence on the best plan on the largest number of workers."""
+    if not plans:
         return "The model fits on none of these numbers of workers."
-    most = max(row.workers for row in there)
-    best = max((row for row in there if row.workers == most), key=lambda row: row.throughput or 0.0)
+    most = max(row.workers for row in plans)
+    best = max((row for row in plans if row.workers == most), key=lambda row: row.throughput or 0.0)
     return (
         f"On {most:,} workers the best plan, {best.way} ({best.plan}), comes to {units.number(best.throughput)} "
         f"examples a second, {units.percent(best.efficiency, 0)} of what perfect scaling would give, at a utilisation "
         f"of {units.percent(best.utilisation, 0)}."
     )
+
+
+def throughput_chart(rows: Sequence[ScaledPlan], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """Examples per second against workers, both logarithmic; dotted, perfect scaling of the first hybrid plan."""
+    if not rows:
+        return None
+    x = alt.X("at:Q", **log_axis([row.workers for row in rows], "workers"))
+    base = next((row for row in rows if row.way == "hybrid"), rows[0])
+    speed = (base.throughput or 0.0) / base.workers
+    ends = [min(row.workers for row in rows), max(row.workers for row in rows)]
+    ideal = [{"at": end, "value": speed * end} for end in ends]
+    values = [*(row.throughput or 0.0 for row in rows), *(end["value"] for end in ideal)]
+    y = alt.Y("value:Q", **log_axis(values, "examples a second"))
+    perfect = alt.Chart(data(ideal)).mark_line(strokeDash=[2, 4], color=NEUTRAL, strokeWidth=1.4).encode(x=x, y=y)
+    return lines([(row.workers, row.throughput, row) for row in rows], x, y, styles, perfect)
+
+
+def efficiency_chart(rows: Sequence[ScaledPlan], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """Throughput per worker / throughput per worker at the fewest workers, against workers."""
+    if not rows:
+        return None
+    x = alt.X("at:Q", **log_axis([row.workers for row in rows], "workers"))
+    top = max(1.0, *(row.efficiency or 0.0 for row in rows))
+    y = alt.Y("value:Q", title="efficiency", scale=alt.Scale(domain=[0, top]), axis=alt.Axis(format=".0%", tickCount=6))
+    return lines([(row.workers, row.efficiency, row) for row in rows], x, y, styles)
+
+
+def utilisation_chart(rows: Sequence[ScaledPlan], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """The share of all workers' FLOP/s that forwards and backwards use, against the batch size."""
+    fitting = [row for row in rows if row.seconds is not None]
+    if not fitting:
+        return None
+    x = alt.X("at:Q", **log_axis([row.batch for row in fitting], "batch size"))
+    y = alt.Y("value:Q", title="utilisation", scale=alt.Scale(zero=True), axis=alt.Axis(format=".0%", tickCount=6))
+    return lines([(row.batch, row.utilisation, row) for row in fitting], x, y, styles)
+
+
+def lines(
+    points: Sequence[tuple[int, float | None, ScaledPlan]],
+    x: alt.X,
+    y: alt.Y,
+    styles: Mapping[str, Style],
+    *beneath: alt.Chart,
+) -> alt.LayerChart:
+    """A line with points for each kind of plan; `points` are (x, y, plan)."""
+    rows = [
+        {"at": at, "value": value, "way": row.way, "plan": row.plan, "used": row.used, "batch": row.batch,
+         "step": units.duration(row.seconds or 0.0), "speed": f"{units.number(row.throughput)} examples/s"}
+        for at, value, row in points if value is not None
+    ]  # fmt: skip
+    colors = alt.Scale(domain=list(styles), range=[style.color for style in styles.values()])
+    shapes = alt.Scale(domain=list(styles), range=[style.shape for style in styles.values()])
+    color = alt.Color("way:N", scale=colors, legend=None)
+    hints = [alt.Tooltip(f"{name}:N") for name in ("way", "plan", "used", "batch", "step", "speed")]
+    chart = alt.Chart(data(rows)).encode(x=x, y=y, color=color)
+    dots = chart.mark_point(filled=True, size=60, opacity=1)
+    return alt.LayerChart(
+        layer=[
+            *beneath,
+            chart.mark_line(strokeWidth=2),
+            dots.encode(shape=alt.Shape("way:N", scale=shapes, legend=None), tooltip=hints),
+        ]
+    ).properties(width="container", height=HEIGHT)

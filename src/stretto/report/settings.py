@@ -1,4 +1,4 @@
-"""A resolved configuration as the TOML file it could have come from."""
+"""Resolved settings as text of a TOML file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +14,13 @@ def as_toml(settings: Mapping[str, Any]) -> str:
     import tomli_w
 
     unset = [f"# {name} is not set" for name, value in settings.items() if value is None]
-    return "\n".join([*unset, tomli_w.dumps(given(settings))]).strip()
+    return "\n".join([*unset, tomli_w.dumps(without_none(settings))]).strip()
 
 
-def given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that is not None, on every level."""
+def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that are None, on every level."""
     return {
-        name: given(value) if isinstance(value, Mapping) else value
+        name: without_none(value) if isinstance(value, Mapping) else value
         for name, value in settings.items()
         if value is not None
     }

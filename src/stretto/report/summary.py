@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from stretto.report.frontier import first_reaching
 from stretto.report.metric import METRICS, TRAIN_LOSS, VALIDATION_ACCURACY, VALIDATION_LOSS, Metric
+from stretto.report.panel import first_reaching
 from stretto.report.record import Record, methods
 
 NEAR = 0.02  # "close to the best": a loss <= 1.02 x best, an accuracy >= 0.98 x best
@@ -13,7 +13,7 @@ NEAR = 0.02  # "close to the best": a loss <= 1.02 x best, an accuracy >= 0.98 x
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSummary:
-    """What a sweep says about one method. None stands for "cannot be said from these runs"."""
+    """The results of all runs of one method; None for what these runs cannot tell."""
 
     method: str
     metric: Metric  # by which runs and configurations are judged
@@ -34,17 +34,17 @@ class MethodSummary:
 
     @property
     def test_loss(self) -> float | None:
-        """Of the chosen run: the test data had no part in choosing it."""
+        """The test loss of the chosen run; the test data had no part in choosing it."""
         return self.chosen.test_loss if self.chosen else None
 
     @property
     def test_accuracy(self) -> float | None:
-        """Of the chosen run: the test data had no part in choosing it."""
+        """The test accuracy of the chosen run; the test data had no part in choosing it."""
         return self.chosen.test_accuracy if self.chosen else None
 
     @property
     def test_bleu(self) -> float | None:
-        """Of the chosen run: the test data had no part in choosing it."""
+        """The test BLEU of the chosen run; the test data had no part in choosing it."""
         return self.chosen.test_bleu if self.chosen else None
 
     @property
@@ -54,7 +54,7 @@ class MethodSummary:
 
 
 def judge(records: Sequence[Record]) -> Metric:
-    """Pick the metric that chooses among runs: validation accuracy where every finished run has one, else the loss."""
+    """The metric by which runs are chosen: validation accuracy if every finished run has one, else validation loss."""
     finished = [record for record in records if not record.diverged]
     has_accuracy = finished and all(record.validation_accuracy is not None for record in finished)
     return VALIDATION_ACCURACY if has_accuracy else VALIDATION_LOSS
@@ -76,8 +76,8 @@ def _method(method: str, records: tuple[Record, ...], metric: Metric) -> MethodS
     spent = reached or chosen
     groups = _configurations(records)
     best = _best_configuration(groups, metric)
-    spreads = [each for group in groups if (each := _spread(group, metric)) is not None]
-    finals = {each.name: [value for record in records if (value := each.final(record)) is not None] for each in METRICS}
+    spreads = [spread for group in groups if (spread := _spread(group, metric)) is not None]
+    finals = {kind.name: _finals(records, kind) for kind in METRICS}
     return MethodSummary(
         method=method,
         metric=metric,
@@ -125,28 +125,28 @@ def _finals(group: Sequence[Record], metric: Metric) -> list[float]:
     return [value for record in group if (value := metric.final(record)) is not None]
 
 
-def _sound(group: Sequence[Record], metric: Metric) -> bool:
+def _all_finished(group: Sequence[Record], metric: Metric) -> bool:
     return len(_finals(group, metric)) == len(group) > 0
 
 
 def _best_configuration(groups: Sequence[tuple[Record, ...]], metric: Metric) -> tuple[Record, ...]:
     """Find the best mean over seeds among configurations where no seed diverged, or among all if there is none."""
-    candidates = [group for group in groups if _sound(group, metric)]
+    candidates = [group for group in groups if _all_finished(group, metric)]
     candidates = candidates or [group for group in groups if _finals(group, metric)]
     return min(candidates, key=lambda group: metric.cost(fmean(_finals(group, metric))), default=())
 
 
 def _near_best(groups: Sequence[tuple[Record, ...]], best: tuple[Record, ...], metric: Metric) -> float | None:
-    """Count a configuration with a diverged seed among the sweep, but never as close to the best."""
-    if not _sound(best, metric):
+    """The share of configurations close to the best one; a configuration with a diverged seed never is."""
+    if not _all_finished(best, metric):
         return 0.0 if best else None
     target = metric.cost(fmean(_finals(best, metric)))
     limit = target + NEAR * abs(target)
-    means = [metric.cost(fmean(_finals(group, metric))) for group in groups if _sound(group, metric)]
+    means = [metric.cost(fmean(_finals(group, metric))) for group in groups if _all_finished(group, metric)]
     return sum(mean <= limit for mean in means) / len(groups)
 
 
 def _spread(group: Sequence[Record], metric: Metric) -> float | None:
-    """Give the sample standard deviation over finished seeds; one seed says nothing about spread."""
+    """The sample standard deviation over finished seeds; None for a single one."""
     values = _finals(group, metric)
     return stdev(values) if len(values) > 1 else None

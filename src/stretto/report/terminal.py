@@ -33,24 +33,24 @@ def _columns(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
         return []
     if summaries[0].metric is VALIDATION_ACCURACY:
         judged = [
-            ("val.\nacc.", [units.percent(each.best_validation_accuracy) for each in summaries]),
-            ("test\nacc.", [units.percent(each.test_accuracy) for each in summaries]),
-            ("±\nseeds", [units.percent(each.spread, 2) for each in summaries]),
+            ("val.\nacc.", [units.percent(summary.best_validation_accuracy) for summary in summaries]),
+            ("test\nacc.", [units.percent(summary.test_accuracy) for summary in summaries]),
+            ("±\nseeds", [units.percent(summary.spread, 2) for summary in summaries]),
         ]
     else:
         judged = [
-            ("val.\nloss", [units.number(each.best_validation_loss) for each in summaries]),
-            ("test\nloss", [units.number(each.test_loss) for each in summaries]),
-            ("±\nseeds", [units.number(each.spread) for each in summaries]),
+            ("val.\nloss", [units.number(summary.best_validation_loss) for summary in summaries]),
+            ("test\nloss", [units.number(summary.test_loss) for summary in summaries]),
+            ("±\nseeds", [units.number(summary.spread) for summary in summaries]),
         ]
-    if any(each.test_bleu is not None for each in summaries):  # what translations are published with
-        judged[1] = ("test\nBLEU", [units.bleu(each.test_bleu) for each in summaries])
+    if any(summary.test_bleu is not None for summary in summaries):  # what translations are published with
+        judged[1] = ("test\nBLEU", [units.bleu(summary.test_bleu) for summary in summaries])
     return [
-        ("di-\nverged", [f"{each.diverged}/{each.runs}" for each in summaries]),
-        ("train\nloss", [units.number(each.best_train_loss) for each in summaries]),
+        ("di-\nverged", [f"{summary.diverged}/{summary.runs}" for summary in summaries]),
+        ("train\nloss", [units.number(summary.best_train_loss) for summary in summaries]),
         *judged,
-        ("serial\ncompute", [units.flops(each.serial_flops) for each in summaries]),
-        ("total\ncompute", [units.flops(each.total_flops) for each in summaries]),
+        ("serial\ncompute", [units.flops(summary.serial_flops) for summary in summaries]),
+        ("total\ncompute", [units.flops(summary.total_flops) for summary in summaries]),
     ]
 
 

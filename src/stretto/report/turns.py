@@ -1,7 +1,6 @@
-"""A few turns of a traced run, beside as many turns simulated with the durations that were measured.
+"""A few turns of a traced run, and as many turns simulated with the durations that were measured.
 
-What differs between the two is what a simulation leaves out: waiting for messages and wake-ups, and whatever keeps a
-worker from starting in time.
+The two differ by what the simulation leaves out: the time of messages, and delays in waking up and starting workers.
 """
 
 import re
@@ -15,15 +14,15 @@ from stretto.schedule import Action, Rules, Schedule
 from stretto.tracing import Recording, Span
 
 WAIT = "wait"
-CELLS = 18  # actions of a worker that a chart has room for
-WRITTEN = re.compile(r"(\d+)([A-Z])(\d+)")
+MOST_ACTIONS = 18  # of a worker that a chart has room for
+ACTION_NAME = re.compile(r"(\d+)([A-Z])(\d+)")
 
 
 class Bar(NamedTuple):
-    """A worker is busy with an action, or waits for one: seconds from the start of the window."""
+    """A worker is busy with an action, or waits for one; `start` and `end` in seconds from the start of the window."""
 
     worker: int
-    kind: str  # an action's, or "wait"
+    kind: str  # of the action, or "wait"
     name: str
     start: float
     end: float
@@ -31,7 +30,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """What the workers do in a few turns."""
+    """The actions and waits of all workers in a few turns."""
 
     bars: tuple[Bar, ...]
     seconds: float
@@ -46,7 +45,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Timelines:
-    """The same number of turns of a full pipeline, as they were and as they would be on paper."""
+    """The same number of turns with a full pipeline, measured and simulated."""
 
     run: str
     method: str
@@ -66,9 +65,9 @@ def timelines(
     *,
     among: range = range(sys.maxsize),
 ) -> Timelines | None:
-    """Choose the turns and simulate them; None where the recordings have no stretch of a full pipeline.
+    """Choose turns of typical length and simulate as many; None if the recordings have too few with a full pipeline.
 
-    Only the turns `among` these follow the schedule: a method's synchronous phases have another.
+    `among` are the turns that follow the schedule: a method's synchronous phases have another one.
     """
     from stretto.simulate import (
         period,
@@ -76,7 +75,7 @@ def timelines(
     )
     from stretto.simulate.recordings import recordings as simulated_recordings
 
-    turns = max(2, CELLS // max(map(len, schedule.body)))
+    turns = max(2, MOST_ACTIONS // max(map(len, schedule.body)))
     full = schedule.drain + 1
     steady = among[full:]
     measured = typical_window(recordings, schedule, steady, turns)
@@ -101,27 +100,27 @@ def timelines(
 
 
 def action_of(span: Span) -> Action | None:
-    """The action that a worker computed; None for anything else."""
-    written = WRITTEN.fullmatch(span.name) if span.lane == "compute" else None
-    return None if written is None else Action(written[2], int(written[1]), int(written[3]))
+    """The action that a span is about; None for a span that is no computation."""
+    name = ACTION_NAME.fullmatch(span.name) if span.lane == "compute" else None
+    return None if name is None else Action(name[2], int(name[1]), int(name[3]))
 
 
 def mean_durations(recordings: Sequence[Recording], schedule: Schedule, among: range) -> Callable[[Action], float]:
-    """The mean time, in whole nanoseconds, of each kind of action on each stage, of what entered in these turns."""
-    seen: dict[tuple[str, int], list[int]] = {}
+    """A function that gives the mean nanoseconds of actions of its argument's kind and stage in the turns `among`."""
+    times: dict[tuple[str, int], list[int]] = {}
     for recording in recordings:
         for span in recording.spans:
             action = action_of(span)
             if action is not None and action.microbatch // schedule.per_turn in among:
-                seen.setdefault((action.kind, action.stage), []).append(span.end - span.start)
-    means = {key: round(fmean(times)) for key, times in seen.items()}
+                times.setdefault((action.kind, action.stage), []).append(span.end - span.start)
+    means = {key: round(fmean(nanoseconds)) for key, nanoseconds in times.items()}
     return lambda action: means.get((action.kind, action.stage), 0)
 
 
 def typical_window(recordings: Sequence[Recording], schedule: Schedule, among: range, turns: int) -> Window | None:
-    """Of all stretches of so many turns, `among` these, the one of median length: others may hold a pause.
+    """Of all windows of `turns` consecutive turns the one of median length, since a long one may hold a pause.
 
-    A turn begins when the first worker begins it. None where there is no such stretch.
+    A turn begins when the first worker begins it. None if the turns `among` have no such window.
     """
     starts = turn_starts(recordings[0], schedule)
     lengths = sorted(
@@ -136,7 +135,7 @@ def typical_window(recordings: Sequence[Recording], schedule: Schedule, among: r
 
 
 def turn_starts(recording: Recording, schedule: Schedule) -> dict[int, int]:
-    """When a worker began each turn, in nanoseconds, by the first action of its list."""
+    """{turn: nanoseconds at which the worker began its first action}."""
     kind, stage, offset = schedule.body[recording.worker][0]
     starts = {}
     for span in recording.spans:
@@ -149,7 +148,7 @@ def turn_starts(recording: Recording, schedule: Schedule) -> dict[int, int]:
 
 
 def window(recordings: Sequence[Recording], start: int, end: int) -> Window:
-    """What lies between two times, cut off at both."""
+    """The bars between two times in nanoseconds; those that begin earlier or end later are cut off."""
     bars = []
     for recording in recordings:
         for span in recording.spans:

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them."""
+"""Numbers as text, with few digits and a unit."""
 
 import math
 
@@ -9,13 +9,13 @@ NONE = "–"
 
 
 def flop_unit(largest: float) -> tuple[float, str]:
-    """Choose the unit in which the largest of some computes reads best: (FLOP in one unit, its name)."""
+    """The unit for FLOP counts up to `largest`: (FLOP in one unit, its name)."""
     scale = next((scale for scale in _FLOP if largest >= scale), 1.0)
     return scale, _FLOP[scale]
 
 
 def flops(value: float | None) -> str:
-    """Compute with its unit.
+    """A FLOP count with its unit.
 
     >>> flops(1.234e12)
     '1.23 TFLOP'
@@ -27,13 +27,13 @@ def flops(value: float | None) -> str:
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """Choose the unit in which the largest of some memories reads best: (bytes in one unit, its name)."""
+    """The unit for memory up to `largest` bytes: (bytes in one unit, its name)."""
     scale = next((scale for scale in _BYTES if largest >= scale), 1.0)
     return scale, _BYTES[scale]
 
 
 def bytes_held(value: float) -> str:
-    """Memory with its unit.
+    """Bytes with their unit.
 
     >>> bytes_held(3 * 2**20)
     '3.00 MiB'
@@ -53,7 +53,7 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """Write a share of one, in per cent."""
+    """A share of one in per cent, e.g. `12.5 %`."""
     return NONE if value is None else f"{100 * value:.{digits}f} %"
 
 
@@ -67,17 +67,17 @@ def bleu(value: float | None) -> str:
 
 
 def cutoff(value: float, is_share: bool) -> str:
-    """Write a cut-off with no more digits than it has: they are round numbers."""
+    """A cut-off, which is a round number, with no more digits than it has."""
     return f"{100 * value:.6g} %" if is_share else f"{value:.6g}"
 
 
 def times(value: float | None) -> str:
-    """Write a ratio, e.g. `3.1×`."""
+    """A ratio, e.g. `3.1×`."""
     return NONE if value is None else f"{value:.1f}×" if value >= 0.95 else f"{value:.2f}×"
 
 
 def seconds(value: float | None) -> str:
-    """Write a duration in the unit that suits it."""
+    """Seconds as seconds, minutes or hours."""
     if value is None:
         return NONE
     if value >= 5400:
@@ -88,13 +88,13 @@ def seconds(value: float | None) -> str:
 
 
 def time_unit(largest: float) -> tuple[float, str]:
-    """Choose the unit in which the largest of some short times reads best: (seconds in one unit, its name)."""
+    """The unit for times up to `largest` seconds: (seconds in one unit, its name)."""
     scale = next((scale for scale in _TIME if largest >= scale), 1e-6)
     return scale, _TIME[scale]
 
 
 def duration(value: float) -> str:
-    """A short time with its unit.
+    """Seconds as s, ms or µs.
 
     >>> duration(0.0123)
     '12.3 ms'
@@ -104,5 +104,5 @@ def duration(value: float) -> str:
 
 
 def short(value: float) -> float:
-    """Five significant digits: what a chart can show, at half the size on the page."""
+    """Rounded to five significant digits: as much as a chart can show, at half the size on the page."""
     return float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""The first paragraph of the report: what the runs say, in plain words and with their figures."""
+"""The first paragraph of the report: results in plain words, with their figures."""
 
 from collections.abc import Sequence
 
@@ -11,31 +11,31 @@ from stretto.report.summary import MethodSummary, summarize
 
 
 def verdict(records: Sequence[Record]) -> str:
-    """Sentences that hold for exactly these runs; each names the cut-off and the run's cost it rests on."""
+    """A few sentences on these runs; each names the cut-off and the costs that it rests on."""
     if not records:
         return "No run has finished yet: there is nothing to compare."
     if all(record.diverged for record in records):
         count = "The only run" if len(records) == 1 else f"All {len(records)} runs"
         return f"{count} diverged: there is nothing to compare. Lower the learning rate, or clip the gradients."
     names = methods(tuple(records))
-    found = panels(records, TRAIN_LOSS)
+    cutoffs = panels(records, TRAIN_LOSS)
     sentences = [_quality(summarize(records))]
     if len(names) == 1:
         sentences.insert(0, f"Only {names[0]} was run: there is nothing to compare it with.")
-    elif not found:
+    elif not cutoffs:
         sentences.insert(0, "No run improved on the loss it began with.")
     elif baseline(names) is None:
-        sentences.insert(0, _without_baseline(found, names))
+        sentences.insert(0, _without_baseline(cutoffs, names))
     else:
-        sentences.insert(0, _against_baseline(found, names))
+        sentences.insert(0, _against_baseline(cutoffs, names))
     return " ".join(sentences)
 
 
-def _against_baseline(found: Sequence[Panel], names: Sequence[str]) -> str:
+def _against_baseline(cutoffs: Sequence[Panel], names: Sequence[str]) -> str:
     reference = baseline(names)
-    compared = [(panel, best) for panel in found if (best := _best(panel, names)) is not None]
+    compared = [(panel, best) for panel in cutoffs if (best := _best(panel, names)) is not None]
     sentences: list[str] = []
-    if not any(panel.fastest(name) for panel in found for name in names if name != reference):
+    if not any(panel.fastest(name) for panel in cutoffs for name in names if name != reference):
         sentences.append(f"No method but {reference} reaches any of the train losses compared.")
     elif not compared:
         sentences.append(f"{reference} reaches none of the train losses compared.")
@@ -43,19 +43,21 @@ def _against_baseline(found: Sequence[Panel], names: Sequence[str]) -> str:
         sentences.append(f"At no train loss compared is any method more than 5 % faster than {reference}.")
     else:
         sentences += [_faster(panel, best, str(reference)) for panel, best in _ends(compared)]
-    sentences += _limits(found, names)
+    sentences += _limits(cutoffs, names)
     return " ".join(sentences)
 
 
 def _ends(compared: Sequence[tuple[Panel, Speedup]]) -> list[tuple[Panel, Speedup]]:
-    """Pick the easiest and the hardest comparison; one of them if that is all there is."""
+    """The easiest and the hardest comparison; the only one if there is one."""
     return [compared[0]] if len(compared) == 1 else [compared[0], compared[-1]]
 
 
 def _best(panel: Panel, names: Sequence[str]) -> Speedup | None:
     reference = baseline(names)
-    others = [each for each in speedups(panel, names) if each.method != reference and each.serial is not None]
-    return max(others, key=lambda each: each.serial or 0.0, default=None)
+    others = [
+        speedup for speedup in speedups(panel, names) if speedup.method != reference and speedup.serial is not None
+    ]
+    return max(others, key=lambda speedup: speedup.serial or 0.0, default=None)
 
 
 def _faster(panel: Panel, best: Speedup, reference: str) -> str:
@@ -69,19 +71,19 @@ def _faster(panel: Panel, best: Speedup, reference: str) -> str:
     return f"{place}, {best.method} needs {ratio} less serial compute than {reference}, for {cost}{later}."
 
 
-def _limits(found: Sequence[Panel], names: Sequence[str]) -> list[str]:
-    """Say from which cut-off on a single method is left."""
-    for panel in found:
+def _limits(cutoffs: Sequence[Panel], names: Sequence[str]) -> list[str]:
+    """A sentence on the cut-off from which on only one method gets there, if there is such a cut-off."""
+    for panel in cutoffs:
         left = [name for name in names if name not in panel.missing]
         if len(left) == 1 and len(names) > 1:
-            tail = " and below" if panel is not found[-1] else ""
+            tail = " and below" if panel is not cutoffs[-1] else ""
             return [f"Train loss {units.cutoff(panel.cutoff, False)}{tail} is reached by {left[0]} only."]
     return []
 
 
-def _without_baseline(found: Sequence[Panel], names: Sequence[str]) -> str:
+def _without_baseline(cutoffs: Sequence[Panel], names: Sequence[str]) -> str:
     sentences = ["Backprop is not among the methods, so nothing is measured against it."]
-    reached = [panel for panel in found if len(names) - len(panel.missing) > 1] or list(found)
+    reached = [panel for panel in cutoffs if len(names) - len(panel.missing) > 1] or list(cutoffs)
     panel = reached[-1]
     fastest = min((a for name in names if (a := panel.fastest(name))), key=lambda a: a.point.serial_flops)
     sentences.append(
@@ -89,12 +91,14 @@ def _without_baseline(found: Sequence[Panel], names: Sequence[str]) -> str:
         f"{units.flops(fastest.point.serial_flops)} of serial compute, "
         f"{units.flops(fastest.point.total_flops)} in total."
     )
-    return " ".join(sentences + _limits(found, names))
+    return " ".join(sentences + _limits(cutoffs, names))
 
 
 def _quality(summaries: Sequence[MethodSummary]) -> str:
     scored = [
-        (value, each) for each in summaries if each.chosen and (value := each.metric.final(each.chosen)) is not None
+        (value, summary)
+        for summary in summaries
+        if summary.chosen and (value := summary.metric.final(summary.chosen)) is not None
     ]
     if not scored:
         return "No finished run has a validation value."

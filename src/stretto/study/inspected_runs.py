@@ -7,7 +7,7 @@ from torch import nn
 from stretto.heads.head import First
 from stretto.nn.shapes import summary
 from stretto.report import summarize
-from stretto.report.inspection import Inspected, build_inspection
+from stretto.report.inspection import InspectedRun, build_inspection
 from stretto.report.record import Record
 from stretto.study.disk_errors import writing
 from stretto.study.prepare import prepare
@@ -17,13 +17,13 @@ from stretto.study.study import Study
 PAGE = "inspect.html"
 
 
-def inspect_study(study: Study) -> tuple[Inspected, ...]:
+def inspect_study(study: Study) -> tuple[InspectedRun, ...]:
     """Each method's run; those of methods of which no run is finished are left out."""
     chosen = [each.chosen for each in summarize(study.records())]
     return tuple(inspected(study, record) for record in chosen if record is not None)
 
 
-def inspected(study: Study, record: Record) -> Inspected:
+def inspected(study: Study, record: Record) -> InspectedRun:
     """A run with what its stages and heads are."""
     prepared = prepare(next(task.settings for task in study.tasks if task.settings.id == record.id))
     trainer = prepared.trainer
@@ -32,7 +32,7 @@ def inspected(study: Study, record: Record) -> Inspected:
     heads[-1] = "its output"
     for tie in trainer.rules.ties:
         heads[tie.user] += f", {tie.behind[0]} minibatches behind"
-    return Inspected(
+    return InspectedRun(
         record=record, stages=tuple(map(told, trainer.stages)), heads=tuple(heads), delays=delays(prepared)
     )
 
@@ -44,7 +44,7 @@ def told(stage: nn.Module) -> str:
     return summary(stage).removeprefix("Sequential of ")
 
 
-def write_inspection(study: Study, found: tuple[Inspected, ...]) -> Path:
+def write_inspection(study: Study, found: tuple[InspectedRun, ...]) -> Path:
     """The page, in the study's folder."""
     settings = study.settings
     title = f"Inside {settings.model} on {settings.data}: {names([each.record.method for each in found])}"

@@ -18,7 +18,7 @@ from stretto.heads import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses import Loss
 from stretto.measure import layer_costs
-from stretto.report.predicted import OWN, Prediction
+from stretto.report.predicted import MEAN_TIMES, Prediction
 from stretto.report.turns import mean_durations, turn_starts
 from stretto.settings.runs import TrainSettings, known
 from stretto.simulate import simulate
@@ -69,7 +69,7 @@ def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluste
     share = known(prepared.settings.batch_size) / (schedule.per_turn * prepared.settings.data_parallel)
     versions = trainer.method.versions(schedule)
     own = Prediction(
-        source=OWN,
+        source=MEAN_TIMES,
         durations=mean_durations(recordings, schedule, full_turns(prepared)[schedule.drain + 1 :]),
         weights=tuple(row.parameter_bytes * many for row, many in zip(rows, versions, strict=True)),
         activations=tuple(row.held.at(share) for row in rows),

@@ -8,7 +8,7 @@ from stretto.cost import Cluster
 from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.report import Page, Record, build
-from stretto.report.predicted import Predicted, predicted
+from stretto.report.predicted import PredictedRun, compare_with_prediction
 from stretto.report.turns import Timelines, timelines
 from stretto.schedule import draw
 from stretto.settings.runs import TrainSettings
@@ -107,12 +107,12 @@ def timed(trail: Trail) -> Timelines | None:
     return timelines(run.id, run.method, trail.recordings, trainer.schedule, trainer.rules, among=among)
 
 
-def foretold(trail: Trail, cluster: Cluster | None) -> Predicted | None:
+def foretold(trail: Trail, cluster: Cluster | None) -> PredictedRun | None:
     """A run against what was predicted of it, if it is finished."""
     run, record, trainer = trail.task.settings, record_of(trail.task), trail.prepared.trainer
     if record is None:
         return None
-    return predicted(
+    return compare_with_prediction(
         run.id, run.method, trail.recordings, trainer.schedule, trainer.rules,
         predict(trail.prepared, trail.recordings, cluster), paused=[point.step for point in record.points],
         held=most_held(record), among=full_turns(trail.prepared),

@@ -1,4 +1,4 @@
-"""Axes whose ends and ticks are chosen here, so that a logarithmic axis is readable however short it is."""
+"""Axes whose ends and ticks are chosen here, because Vega leaves a short logarithmic axis without a readable tick."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ LABELS = ",~g"
 
 
 def log_domain(values: Sequence[float], margin: float = 0.08) -> tuple[float, float]:
-    """Leave a margin (a share of the length, at least 15 % of a value) at both ends of positive values."""
+    """The ends of an axis of positive values: a share `margin` of its length beyond them, at least 15 % of a value."""
     low, high = math.log10(min(values)), math.log10(max(values))
     pad = max(margin * (high - low), 0.06)
     return 10 ** (low - pad), 10 ** (high + pad)
 
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
-    """Round numbers inside the ends: the finest of a few grids that does not crowd the axis."""
+    """Round numbers between the ends: those of the finest of a few grids that gives at most `most` ticks."""
     best: list[float] = []
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for grid in GRIDS:
@@ -40,14 +40,14 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Choose multiples of the smallest 1, 2 or 5 times a power of ten that does not crowd the axis."""
+    """Multiples of the smallest 1, 2 or 5 times a power of ten that gives about `most` ticks."""
     power = math.floor(math.log10((high - low) / most))
     step = next(digit * 10.0**power for digit in (1, 2, 5, 10) if (high - low) / (digit * 10.0**power) <= most)
     return [float(f"{index * step:.12g}") for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def log_axis(values: Sequence[float], title: str | None, margin: float = 0.08, most: int = 7) -> dict[str, Any]:
-    """Give the `scale`, `axis` and `title` of a logarithmic channel for these positive values."""
+    """The `scale`, `axis` and `title` of a logarithmic channel for these positive values."""
     low, high = log_domain(values, margin)
     return {
         "scale": alt.Scale(type="log", domain=[low, high], nice=False),
@@ -57,7 +57,14 @@ def log_axis(values: Sequence[float], title: str | None, margin: float = 0.08, m
 
 
 def loss_axis(values: Sequence[float], title: str | None, margin: float = 0.05) -> dict[str, Any]:
-    """Logarithmic for positive losses, linear where some are negative."""
+    """The `scale`, `axis` and `title` for losses: logarithmic if all are positive, else linear."""
     if all(value > 0 for value in values):
         return log_axis(values, title, margin)
     return {"scale": alt.Scale(zero=False), "axis": alt.Axis(format=LABELS), "title": title}
+
+
+def stage_axis(count: int) -> alt.X:
+    """The x axis of `count` stages, from 0; a tick at each stage, or at every second, third, ... of more than 16."""
+    axis = alt.Axis(values=list(range(0, count, 1 + count // 16)), format="d", grid=False)
+    scale = alt.Scale(domain=[0, max(count - 1, 1)], nice=False, padding=10)
+    return alt.X("stage:Q", title="stage", axis=axis, scale=scale)

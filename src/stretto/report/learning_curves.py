@@ -7,8 +7,9 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.charts.axis import LABELS, loss_axis
-from stretto.report.charts.rows import color, dash, data
+from stretto.report.axis import LABELS, loss_axis
+from stretto.report.chart_specs import ChartSpecs
+from stretto.report.encodings import color, dash, data
 from stretto.report.palette import Style
 from stretto.report.record import Point, Record
 from stretto.report.summary import MethodSummary
@@ -16,6 +17,21 @@ from stretto.report.summary import MethodSummary
 MOST_POINTS = 80  # of one line: more cannot be told apart on a screen
 SHORT = "datum.value ? format(datum.value, '~s') : '0'"  # 500, 1k, 1.5k
 LOSSES = {"train": "train loss", "validation": "validation loss"}
+
+
+def section(summaries: Sequence[MethodSummary], styles: Mapping[str, Style], specs: ChartSpecs) -> list[str]:
+    """Add all charts of the section to the page; return the ids of their elements."""
+    charts = curve_charts(summaries, styles)
+    return [element for name, chart in charts.items() if (element := specs.add(f"curve-{name}", chart))]
+
+
+def configuration_note(summary: MethodSummary) -> str:
+    """The configuration whose curves are drawn for a method, and on how many seeds."""
+    if not summary.best_configuration:
+        return f"{summary.method}: no finished run, so no curve"
+    count = len(summary.best_configuration)
+    options = summary.best_configuration[0].option_text or "its only configuration"
+    return f"{summary.method}: {options} ({count} seed{'s' if count > 1 else ''})"
 
 
 def curve_charts(
@@ -60,7 +76,7 @@ def _chart(base: alt.Chart, dashes: alt.StrokeDash, height: int) -> alt.LayerCha
 
 
 def curve_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, Any]]:
-    """One row an evaluation of every run of the best configurations, and of the mean of runs that have that step."""
+    """One row for each evaluation of the best configurations' runs, and for the mean over seeds at common steps."""
     rows: list[dict[str, Any]] = []
     for summary in summaries:
         for record in summary.best_configuration:
@@ -95,7 +111,7 @@ def _mean(method: str, points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _aligned(records: Sequence[Record]) -> list[tuple[Point, ...]]:
-    """Find the evaluations that all finished seeds have at the same step; a diverged seed would end the mean early."""
+    """The evaluations that all finished seeds have at the same step; a diverged seed would end the mean early."""
     runs = [_thinned(record.points) for record in records if not record.diverged]
     by_step = [{point.step: point for point in points} for points in runs]
     common = [step for step in (by_step[0] if by_step else ()) if all(step in points for points in by_step)]

@@ -1,4 +1,4 @@
-"""What every chart does alike: colors and shapes by method, data rows without numbers that JSON lacks."""
+"""Encodings that all charts share: color, symbol and dash by method; and their rows as inline data."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,31 +11,31 @@ from stretto.report.units import short
 
 
 def color(styles: Mapping[str, Style]) -> alt.Color:
-    """Encode the method as its color; the page has one legend for all charts."""
+    """A method is shown by its color; the page has one legend for all charts."""
     scale = alt.Scale(domain=list(styles), range=[style.color for style in styles.values()])
     return alt.Color("method:N", scale=scale, legend=None)
 
 
 def stroke(styles: Mapping[str, Style]) -> alt.Stroke:
-    """Outline a symbol in the method's color."""
+    """A symbol's outline has the method's color."""
     scale = alt.Scale(domain=list(styles), range=[style.color for style in styles.values()])
     return alt.Stroke("method:N", scale=scale, legend=None)
 
 
 def shape(styles: Mapping[str, Style]) -> alt.Shape:
-    """Encode the method as its symbol."""
+    """A method is shown by the symbol of its points."""
     scale = alt.Scale(domain=list(styles), range=[style.shape for style in styles.values()])
     return alt.Shape("method:N", scale=scale, legend=None)
 
 
 def dash(styles: Mapping[str, Style]) -> alt.StrokeDash:
-    """Draw the method's lines as its legend does."""
+    """A method is shown by the dashes of its line, as in the legend."""
     scale = alt.Scale(domain=list(styles), range=[list(style.dash) for style in styles.values()])
     return alt.StrokeDash("method:N", scale=scale, legend=None)
 
 
 def data(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
-    """Inline data with floats shortened to what a chart can show."""
+    """Rows as inline data, their floats rounded to five significant digits."""
     return alt.InlineData(
         values=[
             {key: short(value) if isinstance(value, float) else value for key, value in row.items()} for row in rows

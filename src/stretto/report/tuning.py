@@ -8,8 +8,9 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.charts.axis import LABELS, linear_ticks, log_axis, log_domain, log_ticks
-from stretto.report.charts.rows import data, state
+from stretto.report.axis import LABELS, linear_ticks, log_axis, log_domain, log_ticks
+from stretto.report.chart_specs import ChartSpecs
+from stretto.report.encodings import data, state
 from stretto.report.metric import VALIDATION_ACCURACY, Metric
 from stretto.report.palette import Style
 from stretto.report.record import Record, methods
@@ -18,15 +19,23 @@ from stretto.report.summary import judge
 RATE, BATCH = "lr", "batch_size"
 SHAPES = ("circle", "diamond", "triangle-up", "square", "cross", "triangle-down")
 DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3], [10, 3], [1, 4])
-ROOM = 0.2  # of the length of the axis, kept above the data for diverged runs
-ROW = 14  # pixels from the top to their crosses
-EXTENT = 48  # pixels left of the plot, wide enough for the word "diverged"
+HEADROOM = 0.2  # of the length of the axis, kept above the data for diverged runs
+CROSS_ROW = 14  # pixels from the top to their crosses
+LABEL_WIDTH = 48  # pixels left of the plot, wide enough for the word "diverged"
+
+
+def section(records: Sequence[Record], styles: Mapping[str, Style], specs: ChartSpecs) -> list[dict[str, Any]]:
+    """The part of the page on tuning: each method with the element of its chart."""
+    charts = tuning_charts(records, styles).items()
+    return [
+        {"method": method, "place": specs.add(f"tuning-{index}", chart)} for index, (method, chart) in enumerate(charts)
+    ]
 
 
 def tuning_charts(
     records: Sequence[Record], styles: Mapping[str, Style], height: int = 250
 ) -> dict[str, alt.LayerChart]:
-    """Draw a chart for each method on common axes; none where no positive learning rate is among the options."""
+    """{method: its chart}, all on the same axes; empty if no run has a positive learning rate among its options."""
     metric = judge(records)
     rows = tuning_rows(records, metric)
     if not rows:
@@ -74,19 +83,19 @@ def _number(value: object, positive: bool = False) -> bool:
 
 
 def _y_axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
-    """Make an axis that leaves the top of the plot to the diverged runs."""
+    """An axis that leaves the top of the plot to the diverged runs."""
     if not values:
         return {"scale": alt.Scale(domain=[0, 1]), "axis": None, "title": metric.label}
     if min(values) > 0 and metric is not VALIDATION_ACCURACY:
         low, high = log_domain(values)
-        scale = alt.Scale(type="log", domain=[low, high * (high / low) ** ROOM], nice=False)
-        axis = alt.Axis(values=log_ticks(low, high), format=LABELS, minExtent=EXTENT)
+        scale = alt.Scale(type="log", domain=[low, high * (high / low) ** HEADROOM], nice=False)
+        axis = alt.Axis(values=log_ticks(low, high), format=LABELS, minExtent=LABEL_WIDTH)
         return {"scale": scale, "axis": axis, "title": metric.label}
     pad = max(0.05 * (max(values) - min(values)), 0.004 * abs(max(values)))
     low, high = min(values) - pad, max(values) + pad
-    scale = alt.Scale(domain=[low, high + ROOM * (high - low)], nice=False)
+    scale = alt.Scale(domain=[low, high + HEADROOM * (high - low)], nice=False)
     form = ".1~%" if metric is VALIDATION_ACCURACY else LABELS
-    axis = alt.Axis(values=linear_ticks(low, high), format=form, minExtent=EXTENT)
+    axis = alt.Axis(values=linear_ticks(low, high), format=form, minExtent=LABEL_WIDTH)
     return {"scale": scale, "axis": axis, "title": metric.label}
 
 
@@ -97,11 +106,11 @@ def _chart(rows: list[dict[str, Any]], batches: Sequence[int], x: alt.X, y: alt.
     legend = alt.Legend(orient="bottom", title=None, direction="horizontal") if len(batches) > 1 else None
     shape = alt.Shape("size:N", scale=alt.Scale(domain=domain, range=list(SHAPES[: len(batches)])), legend=legend)
     for index, batch in enumerate(batches):
-        own = [_shown(row) for row in rows if row["batch"] == batch]
+        shown = [_shown(row) for row in rows if row["batch"] == batch]
         offset = 5 * (index - (len(batches) - 1) / 2)
-        base = alt.Chart(data(own)).encode(x=x)
+        base = alt.Chart(data(shown)).encode(x=x)
         valued = base.transform_filter("isValid(datum.value)").encode(y=y)
-        mean = alt.Chart(data(_means(own))).mark_line(
+        mean = alt.Chart(data(_means(shown))).mark_line(
             strokeWidth=1.8, color=style.color, strokeDash=DASHES[index % len(DASHES)], xOffset=offset, opacity=0.8
         )
         points = valued.mark_point(filled=True, size=46, opacity=0.75, color=style.color, xOffset=offset)
@@ -109,10 +118,10 @@ def _chart(rows: list[dict[str, Any]], batches: Sequence[int], x: alt.X, y: alt.
             text="✕", fontSize=13, fontWeight="bold", color=style.color, xOffset=offset
         )
         layers += [mean.encode(x=x, y=y), points.encode(shape=shape, tooltip=hints)]
-        layers.append(crosses.encode(y=alt.value(ROW), tooltip=hints))
+        layers.append(crosses.encode(y=alt.value(CROSS_ROW), tooltip=hints))
     if any(row["value"] is None for row in rows):
         label = alt.Chart(data([{}])).mark_text(text="diverged", align="right", baseline="middle", fontSize=11.5)
-        layers.append(label.encode(x=alt.value(-6), y=alt.value(ROW)))
+        layers.append(label.encode(x=alt.value(-6), y=alt.value(CROSS_ROW)))
     return alt.LayerChart(layer=layers)
 
 
@@ -125,7 +134,7 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Average over finished seeds at each learning rate."""
+    """The mean over finished seeds at each learning rate."""
     rates = sorted({row["rate"] for row in rows if row["value"] is not None})
     return [
         {"rate": rate, "value": fmean(r["value"] for r in rows if r["rate"] == rate and r["value"] is not None)}
