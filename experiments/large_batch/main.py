@@ -21,10 +21,10 @@ from stretto.analysis.batch_tradeoff import fit, positive_weights
 from stretto.data import forever
 from stretto.report import Record
 from stretto.report.large_batches import (
-    AtBatch,
+    BatchRuns,
     StepTime,
     arrivals,
-    at_batches,
+    by_batch_size,
     noise_of,
     sharpness_of,
 )
@@ -95,16 +95,18 @@ def utilisation(settings: CompareSettings, rounds: int = 60, steps: int = 5) -> 
     medians = {size: median(each) for size, each in seconds.items()}
     line = StepTime(*(positive_weights([(1 / t, b / t) for b, t in medians.items()]) or (0.0, 1.0)))
     flops = {size: costs_of(prepared).total * size / medians[size] for size, prepared in runs.items()}
-    print(f"\nA step takes {1e3 * line.fixed:.2f} ms + b {1e6 * line.each:.2f} us.\n\n"
+    print(f"\nA step takes {1e3 * line.fixed:.2f} ms + b {1e6 * line.per_example:.2f} us.\n\n"
           "| batch | examples/s | GFLOP/s | utilisation | of the fit |\n|---|---|---|---|---|")  # fmt: skip
     for b, t in medians.items():
-        print(f"| {b} | {b / t:.0f} | {flops[b] / 1e9:.2f} | {b / t * line.each:.0%} | {line.utilisation(b):.0%} |")
-    return {"step_seconds": medians, "flop_per_second": flops, "fixed": line.fixed, "each": line.each}
+        print(
+            f"| {b} | {b / t:.0f} | {flops[b] / 1e9:.2f} | {b / t * line.per_example:.0%} | {line.utilisation(b):.0%} |"
+        )
+    return {"step_seconds": medians, "flop_per_second": flops, "fixed": line.fixed, "each": line.per_example}
 
 
 def figures(records: Sequence[Record]) -> dict[str, Any]:
     """What a study says about each batch size, at its best rate, and about all of them."""
-    seen = at_batches(records)
+    seen = by_batch_size(records)
     reached = arrivals(records)
     curve = None if reached is None else fit(list(reached[1]["backprop"].values()))
     return {
@@ -116,7 +118,7 @@ def figures(records: Sequence[Record]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def at_batch(each: AtBatch, records: Sequence[Record]) -> dict[str, Any]:
+def at_batch(each: BatchRuns, records: Sequence[Record]) -> dict[str, Any]:
     """One batch size: what its runs at the best rate came to, and how many of all rates diverged."""
     own = [record for record in records if record.options["batch_size"] == each.batch]
     return {

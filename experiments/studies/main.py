@@ -14,13 +14,13 @@ import altair as alt
 
 from stretto import study
 from stretto.report import METRICS, Metric, Panel, Record, panels
-from stretto.report.charts.frontier import frontier_chart
-from stretto.report.charts.rows import color, shape
+from stretto.report.encodings import color, shape
 from stretto.report.filters import COLUMNS, GAP, SIDE
 from stretto.report.filters import picture as filter_picture
-from stretto.report.frontier import dominated
+from stretto.report.frontier import frontier_chart
 from stretto.report.metric import metric
 from stretto.report.palette import Style, styles
+from stretto.report.panel import dominated
 from stretto.report.record import methods
 from stretto.report.speedup import baseline, speedups
 
