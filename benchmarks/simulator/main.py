@@ -19,10 +19,9 @@ from stretto.schedule import Reach, Rules, Schedule
 from stretto.schedule.library.pipedream import pipedream
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 from stretto.schedule.lower import lower
-from stretto.simulate import Link, Network, compiled, endless, unit_costs
-from stretto.simulate.engine import execute, wires
-from stretto.simulate.periodic import Endless
-from stretto.simulate.simulator import no_bytes, table_of
+from stretto.simulate import Link, Network, PeriodicTimeline, Transport, compiled, simulate_periodic, unit_costs
+from stretto.simulate.engine import execute, transfers
+from stretto.simulate.simulator import table_of
 
 Plan = tuple[Schedule, Rules]
 NETWORKS = {
@@ -56,9 +55,9 @@ def speed(name: str, plan: Plan, turns: int, rounds: int) -> list[dict[str, obje
     lowered = lower(*plan)
     table = table_of(lowered, unit_costs)
     for network, links in NETWORKS.items():
-        ways = wires(lowered, links, lambda edge: 1.0)
         for sends in ("buffered", "rendezvous") if network != "no lanes" else ("buffered",):
-            took = seconds(lambda ways=ways, sends=sends: execute(lowered, turns, table, ways, sends=sends), rounds)  # type: ignore[misc]
+            moves = transfers(lowered, Transport(network=links, sizes=lambda edge: 1.0, sends=sends))
+            took = seconds(lambda moves=moves: execute(lowered, turns, table, moves), rounds)  # type: ignore[misc]
             actions = len(lowered.actions) * turns
             row = {"schedule": name, "workers": len(plan[0].body), "network": network, "sends": sends}
             rows.append({**row, "actions": actions, "seconds": took, "rate": actions / took["processor"]})
@@ -69,13 +68,14 @@ def speed(name: str, plan: Plan, turns: int, rounds: int) -> list[dict[str, obje
 
 def large(name: str, plan: Plan, turns: int, links: Network, rounds: int) -> dict[str, object]:
     """Many workers and micro-batches through the periodic part, and whether it equals the full simulation."""
-    found: list[Endless] = []
-    took = seconds(lambda: found.append(endless(*plan, turns, network=links, sizes=lambda edge: 1.0)), rounds)
-    last = found[-1]
+    timelines: list[PeriodicTimeline] = []
+    transport = Transport(network=links, sizes=lambda edge: 1.0)
+    took = seconds(lambda: timelines.append(simulate_periodic(*plan, turns, transport=transport)), rounds)
+    last = timelines[-1]
     lowered = last.timeline.lowered
-    full = execute(lowered, turns, last.timeline.outcome.durations, last.timeline.wires)
+    full = execute(lowered, turns, last.timeline.outcome.durations, last.timeline.transfers)
     equal = all(
-        np.array_equal(getattr(last.full.outcome, each), getattr(full, each)) for each in ("starts", "sent", "arrivals")
+        np.array_equal(getattr(last.full.outcome, name), getattr(full, name)) for name in ("starts", "sent", "arrivals")
     )
     simulated = last.timeline.outcome.turns
     times = f"{took['processor']:.2f} s of processor, {took['wall']:.2f} s by the clock"
@@ -95,7 +95,7 @@ def main() -> None:
     narrow, wide = plan(pipelined_backprop, 8), plan(pipedream, 1024 // min(shrink, 64))
     one = stretto.method("1f1b(microbatches=32)").plan(8, 8)
     lowered = lower(*narrow)
-    execute(lowered, 15_000 // shrink, table_of(lowered, unit_costs), wires(lowered, Network(), no_bytes))  # loads it
+    execute(lowered, 15_000 // shrink, table_of(lowered, unit_costs), transfers(lowered, Transport()))  # loads it
     rows = speed("pb", narrow, 100_000 // shrink, chosen.rounds)
     rows += speed("1f1b, 32 micro-batches", one, max(1, 4000 // shrink), chosen.rounds)
     rows += speed("pipedream", wide, 4096 // min(shrink, 64), chosen.rounds)

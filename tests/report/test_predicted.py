@@ -27,7 +27,7 @@ def run(name, latency=0, turns=40):
     """Recordings of processes whose every time is known, with what their workers counted."""
     schedule, rules = stretto.method(name).plan(4, None)
     timeline = simulate(schedule, rules, turns, cost, latency=latency)
-    found = recordings(timeline, rules, latency=latency, unit=1)
+    found = recordings(timeline, rules, unit=1)
     for recording in found:
         recording.process = recording.worker
         recording.count(f"forwards held by stage {recording.worker}", 0, timeline.peak_graphs[recording.worker])

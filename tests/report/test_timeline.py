@@ -26,7 +26,7 @@ def cost(action):
 def run(name, turns=60, latency=0, durations=cost):
     """Recordings of workers whose every wait is known, as if each were a process."""
     schedule, rules = stretto.method(name).plan(4, None)
-    found = recordings(simulate(schedule, rules, turns, durations, latency=latency), rules, latency=latency, unit=1)
+    found = recordings(simulate(schedule, rules, turns, durations, latency=latency), rules, unit=1)
     for recording in found:
         recording.process = recording.worker
     return found, schedule, rules

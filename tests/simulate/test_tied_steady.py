@@ -9,8 +9,9 @@ import random
 import pytest
 
 import stretto
-from stretto.simulate import endless, period, simulate
-from stretto.simulate.steady import dependences
+from stretto.schedule.lower import lower
+from stretto.simulate import Link, Network, Transport, period, simulate, simulate_periodic
+from stretto.simulate.dependences import dependences
 
 ASYNCHRONOUS = ["pb", "pipedream", "pipedream-2bw", "paci(every=3)", "pipemare(recompute=2)"]
 SYNCHRONOUS = ["1f1b", "zb-h1"]
@@ -38,13 +39,14 @@ def test_the_period_of_a_tied_model_is_that_of_the_full_simulation(name, seed):
     latency = seed * 0.75
     found = period(schedule, rules, costs(seed), latency=latency)
     assert found == pytest.approx(settled(schedule, rules, costs(seed), latency), rel=1e-12)
-    assert found == endless(schedule, rules, 500, costs(seed), latency=latency).turn
+    transport = Transport(network=Network(Link(latency)))
+    assert found == simulate_periodic(schedule, rules, 500, costs(seed), transport=transport).turn
 
 
 @pytest.mark.parametrize("name", ["pb", "pipedream", "pipedream-2bw"])
 def test_every_borrowed_version_is_a_dependence(name):
     schedule, rules = stretto.method(name).plan(4, 4, ties=((0, 3),))
-    actions = [action for body in schedule.body for action in body]
-    pairs = {(actions[e.before][:2], actions[e.after][:2]) for e in dependences(schedule, rules, actions)}
+    lowered = lower(schedule, rules)
+    pairs = {(lowered.actions[e.before][:2], lowered.actions[e.after][:2]) for e in dependences(lowered)}
     assert (("U", 0), ("F", 3)) in pairs
     assert (("B", 3), ("U", 0)) in pairs

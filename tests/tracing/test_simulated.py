@@ -13,7 +13,7 @@ from stretto.tracing import Mark, Recording, Span
 
 def recorded(schedule: Schedule, rules: Rules, turns: int, latency: float = 0) -> list[Recording]:
     timeline = simulate(schedule, rules, turns, latency=latency)
-    return recordings(timeline, rules, latency=latency, unit=10)
+    return recordings(timeline, rules, unit=10)
 
 
 def lane(recording: Recording, name: str) -> list[Span]:
@@ -45,7 +45,7 @@ def test_two_stages_of_gpipe_on_one_micro_batch_with_a_latency() -> None:
 def test_every_message_has_both_ends_and_every_worker_its_time(name: str) -> None:
     schedule, rules = method(name).plan(4, 2)
     timeline = simulate(schedule, rules, 5, latency=0.25)
-    made = recordings(timeline, rules, latency=0.25)
+    made = recordings(timeline, rules)
     sends = sorted(mark for each in made for mark in each.sends)
     receipts = sorted(mark for each in made for mark in each.receipts)
     assert len({mark[:2] for mark in sends}) == len(sends)

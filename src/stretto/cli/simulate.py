@@ -91,7 +91,7 @@ def simulate(
     if not 0 <= latency < math.inf:
         raise UsageError(f"latency={latency:g}: a time is 0 or more")
     layout = lay_out(method, stages, workers, microbatches)
-    times = paper.stage_times(
+    times = paper.action_durations(
         stages,
         forward=forward,
         backward=backward,
@@ -120,7 +120,7 @@ def simulate(
     if trace is not None:
         from stretto.simulate.recordings import recordings
 
-        write_trace(trace, recordings(timeline, layout.rules, latency=latency))
+        write_trace(trace, recordings(timeline, layout.rules))
     if json:
         print_json(facts)
         return

@@ -18,7 +18,7 @@ from stretto.cost.workers import Workers
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule
-from stretto.simulate import endless
+from stretto.simulate import Transport, simulate_periodic
 
 TURNS = 1024  # simulated at most, to find what repeats
 Work = tuple[str, int, int]  # kind, stage, place of the micro-batch in its turn
@@ -78,11 +78,10 @@ def silent(rules: Rules, stages: int) -> set[int]:
 
 
 def turn_seconds(pricer: "Pricer") -> float:
-    """The time of a turn after many; what repeats is found by simulation."""
-    found = endless(
-        pricer.schedule, pricer.rules, TURNS, pricer.seconds, network=pricer.workers.network(), sizes=pricer.size
-    )
-    return found.makespan / TURNS if found.turn is None else found.turn
+    """Seconds of a turn in the periodic part of a simulation; the mean over all turns where nothing repeats."""
+    transport = Transport(network=pricer.workers.network(), sizes=pricer.size)
+    timeline = simulate_periodic(pricer.schedule, pricer.rules, TURNS, pricer.seconds, transport=transport)
+    return timeline.makespan / TURNS if timeline.turn is None else timeline.turn
 
 
 class Parts(NamedTuple):

@@ -187,7 +187,7 @@ def busy_of(schedule: Schedule, worker: int, prediction: Prediction) -> float:
 def period_of(schedule: Schedule, rules: Rules, prediction: Prediction) -> float:
     """The predicted seconds of a turn once the pipeline is full, waits for links included."""
     from stretto.simulate import simulate
-    from stretto.simulate.simulator import no_bytes
+    from stretto.simulate.network import no_bytes
 
     settled, averaged = 4 * (schedule.drain + 1), 12  # turns
     timeline = simulate(

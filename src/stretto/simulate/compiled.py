@@ -14,17 +14,17 @@ INNER = ("code_of", "push", "pop")
 
 
 def run(program: Program, state: State, actions: int) -> tuple[State, int]:
-    """Work out all times of so many `actions`: what holds them, and how many could be run."""
+    """Run the kernel: the state that holds all times, and how many of `actions` could be run (fewer: a deadlock)."""
     fast = compiled() if actions >= PAYS else None
     if fast is not None:
         return state, int(fast.run(program, state))
-    lists = State(*(as_list(each) for each in state))  # loops over lists take a third of the time of loops over arrays
-    return lists, kernel.run(Program(*(as_list(each) for each in program)), lists)
+    lists = State(*map(as_list, state))  # loops over lists take a third of the time of loops over arrays
+    return lists, kernel.run(Program(*map(as_list, program)), lists)
 
 
-def as_list(each: Any) -> Any:
+def as_list(value: Any) -> Any:
     """An array as a list, a number as it is."""
-    return each.tolist() if hasattr(each, "tolist") else each
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @cache

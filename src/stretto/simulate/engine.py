@@ -10,27 +10,30 @@ from numpy.typing import NDArray
 from stretto.schedule.lower import Lowered, Passing
 from stretto.simulate import compiled
 from stretto.simulate.kernel import UNKNOWN, Program, State
-from stretto.simulate.network import Network, Sizes
+from stretto.simulate.network import RENDEZVOUS, Transport
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
-BUFFERED, RENDEZVOUS = "buffered", "rendezvous"
 
 
 @dataclass(frozen=True)
-class Wires:
-    """What each passing value takes on its way, and what it may have to queue for there."""
+class Transfers:
+    """What each value that passes between lanes takes on its way, and where it may have to queue.
 
-    hold: Floats
-    gap: Floats  # how long nobody else can begin there: no less
+    Arrays have a row for each value of `Lowered.passings`. A queue is a send lane, a shared link or a receive lane.
+    """
+
+    hold: Floats  # how long it occupies lanes and links
+    gap: Floats  # how long no other can begin there: `hold` or more
     latency: Floats
-    place: Whole  # (values, 3): send lane, link, receive lane; -1 where nobody can be in the way
-    places: int
+    queue: Whole  # (values, 3): the number of its queue at the send lane, link, receive lane; -1 where it never waits
+    num_queues: int
+    rendezvous: bool = False  # whether a send begins only once its receiver waits
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """When everything was: a row an action or a value, a column a minibatch.
+    """When everything happened: a row for each action or value, a column for each minibatch.
 
     Where a value was never sent, or never came, its time is below 0.
     """
@@ -42,7 +45,7 @@ class Outcome:
     sent: Floats  # (values, turns): when the send lane began with a value
     linked: Floats  # when a shared link began with it; no rows without shared links
     arrivals: Floats  # when it was there
-    done: int  # actions
+    done: int  # actions that could be run
 
     @property
     def ends(self) -> Floats:
@@ -50,50 +53,50 @@ class Outcome:
         return self.starts + self.durations
 
 
-def wires(lowered: Lowered, network: Network, sizes: Sizes) -> Wires:
-    """Look up the way of every value.
+def transfers(lowered: Lowered, transport: Transport) -> Transfers:
+    """The times and queues of every value.
 
-    A place where nobody can be in the way is left out: all that pass there take no time; or they come from one lane in
+    A queue is left out where no message ever waits: all that pass there take no time; or they come from one lane in
     the order in which they arrive, and were as far apart there as they are here.
     """
     size = len(lowered.passings)
     hold, gap, latency = np.zeros(size), np.zeros(size), np.zeros(size)
-    names: dict[tuple[str, object], int] = {}
-    users: dict[int, set[int]] = {}
-    place = np.full((size, 3), -1, np.int64)
+    numbers: dict[tuple[str, object], int] = {}
+    senders: dict[int, set[int]] = {}  # of each queue
+    queue = np.full((size, 3), -1, np.int64)
     for value, passing in enumerate(lowered.passings):
         if passing.receiver is None or passing.edge is None:
             continue
         pair = (sender_of(lowered, passing), passing.receiver)
-        link = network[pair]
-        num_bytes = sizes(passing.edge)
+        link = transport.network[pair]
+        num_bytes = transport.sizes(passing.edge)
         hold[value], latency[value] = num_bytes * link.seconds_per_byte, link.latency
         gap[value] = num_bytes * max(link.seconds_per_byte, link.gap)
-        there = [("send", pair[0]), ("link", link.shared), ("receive", pair[1])]
-        for column, key in enumerate(there):
+        for column, key in enumerate((("send", pair[0]), ("link", link.shared), ("receive", pair[1]))):
             if key[1] != "":
-                place[value, column] = names.setdefault(key, len(names))
-                users.setdefault(int(place[value, column]), set()).add(pair[0])
-    for number in range(len(names)):
-        mine = place == number
-        alone = len(users[number]) == 1 and not mine[:, 0].any()
-        if alone or not gap[mine.any(axis=1)].any():
-            place[mine] = -1
-    return Wires(hold, gap, latency, place, len(names))
+                queue[value, column] = numbers.setdefault(key, len(numbers))
+                senders.setdefault(int(queue[value, column]), set()).add(pair[0])
+    for number in range(len(numbers)):
+        joins = queue == number
+        alone = len(senders[number]) == 1 and not joins[:, 0].any()
+        if alone or not gap[joins.any(axis=1)].any():
+            queue[joins] = -1
+    return Transfers(hold, gap, latency, queue, len(numbers), transport.sends == RENDEZVOUS)
 
 
-def rounded(turns: int, durations: Floats, wires: Wires) -> tuple[Floats, Wires]:
+def rounded(turns: int, durations: Floats, moves: Transfers) -> tuple[Floats, Transfers]:
     """Times as multiples of a power of two so small that none of their sums over so many turns is rounded.
 
     Times that are multiples already, as whole numbers are, stay as they are; others change by less than 1e-8 of a turn.
     """
-    longest = turns * (durations.sum() + wires.gap.sum() + wires.latency.sum())
+    longest = turns * (durations.sum() + moves.gap.sum() + moves.latency.sum())
     unit = 2.0 ** (math.ceil(math.log2(longest)) - 52) if longest else 1.0
 
-    def near(times: Floats) -> Floats:
+    def multiples(times: Floats) -> Floats:
         return np.round(times / unit) * unit
 
-    return near(durations), replace(wires, hold=near(wires.hold), gap=near(wires.gap), latency=near(wires.latency))
+    exact = replace(moves, hold=multiples(moves.hold), gap=multiples(moves.gap), latency=multiples(moves.latency))
+    return multiples(durations), exact
 
 
 def sender_of(lowered: Lowered, passing: Passing) -> int:
@@ -101,50 +104,11 @@ def sender_of(lowered: Lowered, passing: Passing) -> int:
     return lowered.lanes[lowered.lane_of[passing.source]].worker
 
 
-def execute(lowered: Lowered, turns: int, durations: Floats, wires: Wires, *, sends: str = BUFFERED) -> Outcome:
+def execute(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> Outcome:
     """Let `turns` minibatches enter and the pipeline drain. `durations` is (actions, turns), or (actions, 1)."""
-    size, actions = len(lowered.passings), len(lowered.actions)
-    late = np.array(lowered.late, np.int64)
-    each = int(durations.shape[1] > 1)
-    rendezvous = sends == RENDEZVOUS
-    messages = size * turns
-    program = Program(
-        turns=turns,
-        span=turns + int(late.max()) if turns else 0,
-        size=max(1, size),
-        rendezvous=rendezvous,
-        first=np.array([lane.first for lane in lowered.lanes], np.int64),
-        last=np.array([lane.last for lane in lowered.lanes], np.int64),
-        late=late,
-        step=durations.shape[1],
-        each=each,
-        duration=np.ascontiguousarray(durations).ravel(),
-        **tables(lowered),
-        hold=wires.hold,
-        gap=wires.gap,
-        latency=wires.latency,
-        place=wires.place.ravel(),
-    )
-    linked = bool((wires.place[:, 1] >= 0).any())
-    lanes, queued = len(lowered.lanes), rendezvous or bool((wires.place[:, 1:] >= 0).any())
-    state = State(
-        turn=np.zeros(lanes, np.int64),
-        action=program.first.copy(),
-        clock=np.zeros(lanes),
-        waiting=np.full(lanes, -1, np.int64),
-        reached=np.zeros(lanes, np.bool_),
-        free=np.zeros(wires.places),
-        start=np.full(actions * turns, UNKNOWN),
-        rank=np.zeros(actions * turns, np.int32),
-        posted=np.full(messages * rendezvous, UNKNOWN),
-        sent=np.full(messages, UNKNOWN),
-        linked=np.full(messages * linked, UNKNOWN),
-        arrival=np.full(messages, UNKNOWN),
-        times=np.empty(messages * queued + 1),
-        codes=np.empty(messages * queued + 1, np.int64),
-        ready=np.zeros(lanes, np.int64),
-    )
-    state, done = compiled.run(program, state, actions * turns)
+    actions, values = len(lowered.actions), len(lowered.passings)
+    program = program_of(lowered, turns, durations, moves)
+    state, done = compiled.run(program, first_state(lowered, program, moves), actions * turns)
 
     def rows(flat: Any, many: int) -> Any:
         return np.asarray(flat).reshape(many, turns)
@@ -154,10 +118,61 @@ def execute(lowered: Lowered, turns: int, durations: Floats, wires: Wires, *, se
         durations,
         starts=rows(state.start, actions),
         ranks=rows(state.rank, actions),
-        sent=rows(state.sent, size),
-        linked=rows(state.linked, size * linked),
-        arrivals=rows(state.arrival, size),
+        sent=rows(state.sent, values),
+        linked=rows(state.linked, values * links_are_shared(moves)),
+        arrivals=rows(state.arrival, values),
         done=done,
+    )
+
+
+def links_are_shared(moves: Transfers) -> bool:
+    """Whether any message may wait for a link that several pairs of workers share."""
+    return bool((moves.queue[:, 1] >= 0).any())
+
+
+def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> Program:
+    """What the kernel reads and never changes."""
+    late = np.array(lowered.late, np.int64)
+    return Program(
+        turns=turns,
+        span=turns + int(late.max()) if turns else 0,
+        size=max(1, len(lowered.passings)),
+        rendezvous=moves.rendezvous,
+        first=np.array([lane.first for lane in lowered.lanes], np.int64),
+        last=np.array([lane.last for lane in lowered.lanes], np.int64),
+        late=late,
+        row_stride=durations.shape[1],
+        minibatch_stride=int(durations.shape[1] > 1),
+        duration=np.ascontiguousarray(durations).ravel(),
+        **tables(lowered),
+        hold=moves.hold,
+        gap=moves.gap,
+        latency=moves.latency,
+        queue=moves.queue.ravel(),
+    )
+
+
+def first_state(lowered: Lowered, program: Program, moves: Transfers) -> State:
+    """What the kernel changes, before anything has run."""
+    lanes = len(lowered.lanes)
+    cells, messages = len(lowered.actions) * program.turns, len(lowered.passings) * program.turns
+    queued = messages * (program.rendezvous or bool((moves.queue[:, 1:] >= 0).any()))
+    return State(
+        turn=np.zeros(lanes, np.int64),
+        action=program.first.copy(),
+        clock=np.zeros(lanes),
+        waiting=np.full(lanes, -1, np.int64),
+        reached=np.zeros(lanes, np.bool_),
+        free=np.zeros(moves.num_queues),
+        start=np.full(cells, UNKNOWN),
+        rank=np.zeros(cells, np.int32),
+        posted=np.full(messages * program.rendezvous, UNKNOWN),
+        sent=np.full(messages, UNKNOWN),
+        linked=np.full(messages * links_are_shared(moves), UNKNOWN),
+        arrival=np.full(messages, UNKNOWN),
+        times=np.empty(queued + 1),
+        codes=np.empty(queued + 1, np.int64),
+        ready=np.zeros(lanes, np.int64),
     )
 
 
@@ -165,8 +180,8 @@ def tables(lowered: Lowered) -> dict[str, Whole]:
     """Who waits for what and who makes it, as whole numbers."""
     passings = lowered.passings
     actions = len(lowered.actions)
-    users = np.array([-1 if each.user is None else each.user for each in passings], np.int64)
-    sources = np.array([each.source for each in passings], np.int64)
+    users = np.array([-1 if passing.user is None else passing.user for passing in passings], np.int64)
+    sources = np.array([passing.source for passing in passings], np.int64)
     by_user = np.argsort(users, kind="stable")
     positions = np.arange(actions + 1)
     lane_of = np.array([*lowered.lane_of, -1], np.int64)
@@ -174,8 +189,8 @@ def tables(lowered: Lowered) -> dict[str, Whole]:
         "need_at": np.searchsorted(users[by_user], positions),
         "needs": by_user,
         "make_at": np.searchsorted(sources, positions),
-        "back": np.array([each.back for each in passings], np.int64),
+        "back": np.array([passing.back for passing in passings], np.int64),
         "source": sources,
         "user": lane_of[users],
-        "sender": np.array([-1 if e.receiver is None else sender_of(lowered, e) for e in passings], np.int64),
+        "sender": np.array([-1 if p.receiver is None else sender_of(lowered, p) for p in passings], np.int64),
     }

@@ -23,8 +23,8 @@ class Program(NamedTuple):
     first: Any  # of each lane: its first action
     last: Any  # of each lane: the position after its last action
     late: Any  # of each action: turns after its minibatch entered
-    step: int  # where the duration of action a for minibatch g stands: a * step + g * each
-    each: int
+    row_stride: int  # the duration of action a for minibatch g stands at a * row_stride + g * minibatch_stride
+    minibatch_stride: int
     duration: Any
     need_at: Any  # of each action: where its values stand in `needs`; one more at the end
     needs: Any
@@ -34,20 +34,20 @@ class Program(NamedTuple):
     user: Any  # of each value: the lane of the action that waits for it, or -1
     sender: Any  # of each value: the worker that sends it, or -1 where it stays
     hold: Any  # of each value: how long it takes on lanes and links
-    gap: Any  # the same: how long nobody else can begin there
+    gap: Any  # of each value: how long no other can begin there
     latency: Any
-    place: Any  # of each value three: what it may have to queue for (send lane, link, receive lane), or -1
+    queue: Any  # of each value three: the number of its queue at the send lane, link, receive lane, or -1
 
 
 class State(NamedTuple):
-    """What changes."""
+    """What changes: where each lane is, when everything happened so far, and the messages that queue."""
 
-    turn: Any  # of each lane: where it is
-    action: Any
+    turn: Any  # of each lane: the turn that it is in
+    action: Any  # of each lane: its next action
     clock: Any  # of each lane: when it became free
     waiting: Any  # of each lane: the value it waits for, or -1
     reached: Any  # of each lane: whether others know that it waits
-    free: Any  # of each place: when it becomes free
+    free: Any  # of each queue: when what it stands before becomes free
     start: Any  # of action a for minibatch g at a * turns + g
     rank: Any  # the same: how many actions were worked out before
     posted: Any  # of value v of minibatch g at v * turns + g: when its receiver began to wait (rendezvous only)
@@ -55,7 +55,7 @@ class State(NamedTuple):
     linked: Any  # the same: when a shared link began with it
     arrival: Any  # the same: when it was there
     times: Any  # a heap of messages: when they reach a place,
-    codes: Any  # who they are and which place it is
+    codes: Any  # which messages they are and which place it is: see `code_of`
     ready: Any  # a stack of lanes that may go on
 
 
@@ -64,8 +64,8 @@ def run(program: Program, state: State) -> int:
 
     One function, because a call that hands on all these arrays takes longer than an action.
     """
-    turns, span, size, rendezvous, firsts, lasts, lates, step, each, durations = program[:10]
-    need_at, needs, make_at, backs, sources, users, senders, holds, gaps, latencies, places = program[10:]
+    turns, span, size, rendezvous, firsts, lasts, lates, row_stride, stride, durations = program[:10]
+    need_at, needs, make_at, backs, sources, users, senders, holds, gaps, latencies, queues = program[10:]
     turn_of, action_of, clock_of, waiting, reached, free, starts, ranks, posted, sent, linked, arrivals = state[:12]
     times, codes, ready = state[12:]
     pending, waking, done = 0, len(firsts), 0
@@ -120,7 +120,7 @@ def run(program: Program, state: State) -> int:
             starts[at] = start
             ranks[at] = done
             done += 1
-            time = clock = start + durations[action * step + group * each]
+            time = clock = start + durations[action * row_stride + group * stride]
             reached[lane] = False
             value, until, place = make_at[action], make_at[action + 1], SEND
             action += 1
@@ -153,20 +153,20 @@ def run(program: Program, state: State) -> int:
                         code = code_of(senders[value], group + lates[sources[value]], value, SEND, span, size)
                         pending = push(times, codes, pending, max(time, posted[at]), code)
             if going:
-                which = places[3 * value + place]
-                if which >= 0:
-                    time = max(time, free[which])
-                    free[which] = time + gaps[value]
+                queue = queues[3 * value + place]
+                if queue >= 0:
+                    time = max(time, free[queue])
+                    free[queue] = time + gaps[value]
                 following = RECEIVE
                 if place == SEND:
                     sent[at] = time
-                    if places[3 * value + LINK] >= 0:
+                    if queues[3 * value + LINK] >= 0:
                         following = LINK
                 elif place == LINK:
                     linked[at] = time
                 if place != RECEIVE and following == RECEIVE:
                     time += latencies[value]
-                if place != following and places[3 * value + following] >= 0:
+                if place != following and queues[3 * value + following] >= 0:
                     code = code_of(senders[value], group + lates[sources[value]], value, following, span, size)
                     pending = push(times, codes, pending, time, code)
                 else:  # it is there
@@ -180,7 +180,7 @@ def run(program: Program, state: State) -> int:
 
 
 def code_of(sender: int, turn: int, value: int, place: int, span: int, size: int) -> int:
-    """Who comes where: of those that come at the same time, the least is served first."""
+    """A message and its place as one number: of messages that come at the same time, the least is served first."""
     return 3 * ((sender * span + turn) * size + value) + place
 
 

@@ -1,4 +1,4 @@
-"""What every worker holds over time, in bytes: what its actions made and others have not yet freed."""
+"""How many bytes every worker holds over time: values that its actions have made and others have not yet freed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from stretto.simulate.engine import Floats, Whole
 from stretto.simulate.network import Sizes
 from stretto.simulate.timeline import Timeline
 
-SENT, ARRIVING = -1, 1 << 62  # where messages stand among actions at the same time: see `ledger`
+SENT, ARRIVING = -1, 1 << 62  # the places of messages among what happens at the same time: see `ledgers`
 Entry = tuple[Floats, Whole, float]  # times, places among what happens at the same time, and the change in bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
-    """The bytes that a worker holds: from `times[i]` on `held[i]`, several at one time in the order they came about."""
+    """The bytes that a worker holds: `held[i]` from `times[i]` on; entries of one time are in the order of events."""
 
     times: Floats
     held: Floats
-    peak_action: Action | None  # the last that the worker had begun when it first held the most; None before its first
+    peak_action: Action | None  # the last action begun when the worker first held the most; None before its first
 
     @property
     def peak(self) -> float:
@@ -30,12 +30,12 @@ class Ledger:
 
     @property
     def peak_time(self) -> float:
-        """When it first holds the most."""
+        """When the worker first holds the most."""
         return float(self.times[int(self.held.argmax())])
 
 
 def ledgers(timeline: Timeline, sizes: Sizes, resident: Sequence[float] | None = None) -> tuple[Ledger, ...]:
-    """The ledger of every worker, `resident` bytes each of which it holds all the time: weights, optimizer's state.
+    """The ledger of every worker; it holds `resident[worker]` bytes all the time: weights, optimizer's state.
 
     What an action makes is held from its start, what it frees until its end (`Rules.makes`, `Rules.frees`). A value for
     another worker is held by its sender until the send lane is done with it, and by its receiver from when it begins to
@@ -59,19 +59,19 @@ def ledger(timeline: Timeline, worker: int, entries: list[Entry], base: float) -
     order = np.lexsort((places, times))
     held = np.cumsum(changes[order])
     first = order[int(held.argmax())]
-    return Ledger(times[order], held, begun(timeline, worker, float(times[first]), int(places[first])))
+    return Ledger(times[order], held, last_begun(timeline, worker, float(times[first]), int(places[first])))
 
 
-def begun(timeline: Timeline, worker: int, time: float, place: int) -> Action | None:
+def last_begun(timeline: Timeline, worker: int, time: float, place: int) -> Action | None:
     """The last action that a worker had begun at a time and a place among what happens then."""
     last: tuple[float, int] | None = None
     for lane in timeline.lowered.lanes:
         if lane.worker == worker:
-            walk = timeline.walk(lane)
-            places = place_of(timeline, walk.positions, walk.minibatches)
-            before = np.flatnonzero((walk.starts < time) | ((walk.starts == time) & (places <= place)))
+            times = timeline.lane_times(lane)
+            places = place_of(timeline, times.positions, times.minibatches)
+            before = np.flatnonzero((times.starts < time) | ((times.starts == time) & (places <= place)))
             if before.size:
-                last = max(last or (-1.0, 0), (float(walk.starts[before[-1]]), int(places[before[-1]])))
+                last = max(last or (-1.0, 0), (float(times.starts[before[-1]]), int(places[before[-1]])))
     if last is None:
         return None
     turn, position = divmod(last[1] // 2, len(timeline.lowered.actions))
@@ -85,7 +85,7 @@ def place_of(timeline: Timeline, positions: Whole, minibatches: Whole) -> Whole:
 
 
 def of_actions(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entry]]:
-    """What actions make when they start, and free when they end."""
+    """Bytes that actions make when they start, and free when they end."""
     lowered, outcome, per_turn = timeline.lowered, timeline.outcome, timeline.schedule.per_turn
     homes, minibatches = timeline.schedule.worker_of, np.arange(outcome.turns)
     for position, action in enumerate(lowered.actions):
@@ -96,19 +96,19 @@ def of_actions(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entry]]:
         if made:
             yield worker, (outcome.starts[position], place, made)
         for edge in timeline.rules.frees(later):
-            there = minibatches >= LATE - edge.source.microbatch // per_turn  # others are of before the first minibatch
+            real = minibatches >= LATE - edge.source.microbatch // per_turn  # others are of before the first minibatch
             if edge.source.stage >= 0 and (freed := sizes(edge)):
-                yield worker, (outcome.ends[position, there], place[there] + 1, -freed)
+                yield worker, (outcome.ends[position, real], place[real] + 1, -freed)
 
 
 def of_messages(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entry]]:
-    """What leaves with a message, and what begins to come."""
+    """Bytes that leave their sender with a message, and bytes that begin to arrive."""
     outcome, homes = timeline.outcome, timeline.schedule.worker_of
     for value, passing in enumerate(timeline.lowered.passings):
         if passing.receiver is None or passing.edge is None:
             continue
         came = outcome.arrivals[value] >= 0
-        bytes_, hold = sizes(passing.edge), timeline.wires.hold[value]
+        bytes_, hold = sizes(passing.edge), timeline.transfers.hold[value]
         sent, arrivals = outcome.sent[value][came], outcome.arrivals[value][came]
         if bytes_:
             yield homes[passing.edge.source.stage], (sent + hold, np.full(sent.size, SENT), -bytes_)

@@ -12,11 +12,11 @@ from stretto.simulate.engine import Floats
 
 @dataclass(frozen=True)
 class Noise:
-    """Factors on the durations of actions. The same seed gives the same factors.
+    """Random factors on the durations of actions. The same seed gives the same factors.
 
     `jitter` is the standard deviation of the logarithm of a factor whose median is 1; with the probability `straggling`
-    an action takes `slowdown` times as long besides. `workers` are workers that are slower than the others (2: half as
-    fast) all the time.
+    an action takes `slowdown` times as long besides. `workers` has factors of workers that are slower than the others
+    all the time (2: half as fast). Raises UsageError for a number that cannot be one of these.
     """
 
     seed: int = 0
@@ -37,8 +37,8 @@ class Noise:
     def factors(self, lowered: Lowered, turns: int) -> Floats:
         """A factor for each action (rows) and minibatch (columns). More minibatches leave those before as they are."""
         size = len(lowered.actions)
-        spread, luck = (np.random.default_rng([self.seed, stream]) for stream in range(2))
-        made = np.exp(self.jitter * spread.standard_normal((turns, size)))
-        made[luck.random((turns, size)) < self.straggling] *= self.slowdown
+        normal, uniform = (np.random.default_rng([self.seed, stream]) for stream in range(2))
+        factors = np.exp(self.jitter * normal.standard_normal((turns, size)))
+        factors[uniform.random((turns, size)) < self.straggling] *= self.slowdown
         slow = [self.workers.get(lowered.lanes[lane].worker, 1.0) for lane in lowered.lane_of]
-        return np.ascontiguousarray((made * slow).T)
+        return np.ascontiguousarray((factors * slow).T)

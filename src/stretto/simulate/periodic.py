@@ -1,6 +1,6 @@
 """Many turns through their periodic part: a few are simulated, what repeats is counted.
 
-A simulation is a machine whose next step follows from where it stands. Once it stands where it stood some turns ago,
+A simulation is a machine whose next step follows from its state. Once it is in a state in which it was some turns ago,
 all times moved on by the same amount, it does again what it did since then, until no more minibatches enter. So
 simulating fewer minibatches gives the same beginning and the same end, and the middle is multiplication.
 """
@@ -14,10 +14,11 @@ import numpy as np
 
 from stretto.schedule import Rules, Schedule
 from stretto.schedule.lower import COLLECTIVES, Lowered, lower
-from stretto.simulate.engine import BUFFERED, RENDEZVOUS, Floats, Outcome, Whole, execute, rounded, wires
-from stretto.simulate.network import Link, Network, Sizes
-from stretto.simulate.simulator import Durations, finished, no_bytes, table_of, unit_costs
-from stretto.simulate.timeline import Timeline, in_turn
+from stretto.simulate.dependences import farthest
+from stretto.simulate.engine import Floats, Outcome, Whole, rounded, transfers
+from stretto.simulate.network import Transport
+from stretto.simulate.simulator import Durations, run_to_end, table_of, unit_costs
+from stretto.simulate.timeline import Timeline, sum_in_order
 
 LIKELY = 60  # turns after which a pattern repeats divide this more often than not
 WORTHWHILE = 0.6  # of all turns; to simulate more in search of a pattern gains too little
@@ -25,7 +26,7 @@ QUEUEING = 0.3  # the same where messages queue: patterns begin late there, and 
 
 
 class Repeat(NamedTuple):
-    """From turn `first` on everything repeats after `turns` turns, `time` later; so often more than was simulated."""
+    """From turn `first` on everything repeats after `turns` turns, `time` later; `times` more often than simulated."""
 
     first: int
     turns: int
@@ -34,7 +35,7 @@ class Repeat(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Endless:
+class PeriodicTimeline:
     """Many turns: the `timeline` of those that were simulated, and what of them repeats (None: all were simulated)."""
 
     timeline: Timeline
@@ -75,18 +76,18 @@ class Endless:
 
     @cached_property
     def exposed(self) -> tuple[float, ...]:
-        """Time each worker stands still because of communication: see Timeline."""
+        """Time each worker waits for communication: see `Timeline.exposed`."""
         if self.repeat is None:
             return self.timeline.exposed
         first, turns, _, times = self.repeat
         late = np.array(self.timeline.lowered.late, np.int64)
-        found = []
+        exposed = []
         for worker in range(self.timeline.schedule.num_workers):
-            walk, lengths = self.timeline.standing(worker)
-            number = walk.minibatches + late[walk.positions]
-            again = in_turn(lengths[(number >= first) & (number < first + turns)])
-            found.append(in_turn(lengths) + times * again)
-        return tuple(found)
+            lane, lengths = self.timeline.stalls(worker)
+            number = lane.minibatches + late[lane.positions]
+            again = sum_in_order(lengths[(number >= first) & (number < first + turns)])
+            exposed.append(sum_in_order(lengths) + times * again)
+        return tuple(exposed)
 
     @cached_property
     def full(self) -> Timeline:
@@ -96,18 +97,15 @@ class Endless:
         return replace(self.timeline, outcome=unrolled(self.timeline.lowered, self.timeline.outcome, self.repeat))
 
 
-def endless(
+def simulate_periodic(
     schedule: Schedule,
     rules: Rules,
     turns: int,
     durations: Durations = unit_costs,
     *,
-    latency: float = 0,
-    network: Network | None = None,
-    sizes: Sizes = no_bytes,
-    sends: str = BUFFERED,
+    transport: Transport = Transport(),  # noqa: B008 - frozen
     overlap: bool = False,
-) -> Endless:
+) -> PeriodicTimeline:
     """As `simulate`, for many turns whose times do not depend on the micro-batch, at the price of a few.
 
     Exact: equal to simulating all turns with the same times, which are rounded so that their sums are exact
@@ -115,38 +113,33 @@ def endless(
     simulated. Raises ScheduleError at a deadlock.
     """
     lowered = lower(schedule, rules, overlap=overlap)
-    ways = wires(lowered, Network(Link(latency)) if network is None else network, sizes)
-    table, ways = rounded(turns + max(lowered.late), table_of(lowered, durations), ways)
-    queues = sends == RENDEZVOUS or bool((ways.place[:, 1:] >= 0).any())
+    table, moves = rounded(turns + max(lowered.late), table_of(lowered, durations), transfers(lowered, transport))
+    queues = moves.rendezvous or bool((moves.queue[:, 1:] >= 0).any())
     few = max(lowered.late) + LIKELY + queues * schedule.num_workers // 2
     while few <= (QUEUEING if queues else WORTHWHILE) * turns:
         few += (turns - few) % LIKELY
-        outcome = execute(lowered, few, table, ways, sends=sends)
-        finished(lowered, rules, outcome)
-        repeat = repeating(lowered, outcome, queues=queues)
+        timeline = run_to_end(lowered, rules, few, table, moves)
+        repeat = repeating(lowered, timeline.outcome, queues=queues)
         if repeat is not None and (turns - few) % repeat.turns == 0:
-            again = repeat._replace(times=(turns - few) // repeat.turns)
-            return Endless(Timeline(lowered, rules, ways, outcome), again)
+            return PeriodicTimeline(timeline, repeat._replace(times=(turns - few) // repeat.turns))
         few += few // 2 if repeat is None else (turns - few) % repeat.turns
-    outcome = execute(lowered, turns, table, ways, sends=sends)
-    finished(lowered, rules, outcome)
-    return Endless(Timeline(lowered, rules, ways, outcome), None)
+    return PeriodicTimeline(run_to_end(lowered, rules, turns, table, moves), None)
 
 
 def repeating(lowered: Lowered, outcome: Outcome, *, queues: bool) -> Repeat | None:
     """The periodic part of a simulation, if it has one that proves that it goes on.
 
     From turn `first` to the last full one everything must be as it was so many turns ago, and later by the same time.
-    Where nobody queues, a turn follows from as many turns before it as a value may wait. Where messages queue, what
-    happens next follows from where everybody stands at one moment: there must be one such that it and its copy, a
-    period later, have all that is not over in these turns.
+    Without queues a turn follows from as many turns before it as a value may wait. Where messages queue, what happens
+    next follows from the state of all lanes at one moment: there must be a moment such that all that is then under way,
+    and all that is under way one period later, lies within these turns.
     """
-    reach = max([1, *(abs(turns_apart(lowered, value)) for value in range(len(lowered.passings)))])
+    reach = farthest(lowered)
     begins, ends = by_turn(lowered, outcome, outcome.turns - reach)
     for turns in range(1, begins.shape[1] // 2 + 1):
         time = begins[0, -1] - begins[0, -1 - turns]
         if (begins[:, -1] - begins[:, -1 - turns] == time).all():
-            same = [(each[:, turns:] - each[:, :-turns] == time).all(axis=0) for each in (begins, ends)]
+            same = [(times[:, turns:] - times[:, :-turns] == time).all(axis=0) for times in (begins, ends)]
             differs = np.flatnonzero(~(same[0] & same[1]))
             first = int(differs[-1]) + 1 if differs.size else 0
             last = begins.shape[1] - 1
@@ -156,12 +149,6 @@ def repeating(lowered: Lowered, outcome: Outcome, *, queues: bool) -> Repeat | N
                 return None
             return Repeat(first + reach + max(lowered.late), turns, float(time), 0)
     return None
-
-
-def turns_apart(lowered: Lowered, value: int) -> int:
-    """The turns from a value's source to its user."""
-    _, source, user, back, _ = lowered.passings[value]
-    return 0 if user is None else lowered.late[user] - back - lowered.late[source]
 
 
 def by_turn(lowered: Lowered, outcome: Outcome, until: int) -> tuple[Floats, Floats]:
@@ -200,10 +187,10 @@ def unrolled(lowered: Lowered, outcome: Outcome, repeat: Repeat) -> Outcome:
     def whole(times: Floats, late: Sequence[int]) -> Floats:
         again = np.clip((turn_numbers(late, turns) - repeat.first) // repeat.turns, 0, repeat.times)
         columns = np.arange(turns) - again * repeat.turns
-        found = np.take_along_axis(times, columns, axis=1)
-        return np.where(found < 0, found, found + again * repeat.time)
+        simulated = np.take_along_axis(times, columns, axis=1)
+        return np.where(simulated < 0, simulated, simulated + again * repeat.time)
 
-    sources = [lowered.late[each.source] for each in lowered.passings]
+    sources = [lowered.late[passing.source] for passing in lowered.passings]
     starts = whole(outcome.starts, lowered.late)
     within = np.argsort(np.argsort(outcome.ranks[np.arange(len(lowered.late)), repeat.first - np.array(lowered.late)]))
     number = turn_numbers(lowered.late, turns)

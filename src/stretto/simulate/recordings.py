@@ -1,4 +1,4 @@
-"""A simulation, as if each of its workers had recorded it."""
+"""A simulated timeline as recordings: the form in which real and emulated runs are kept and drawn."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,12 +12,12 @@ from stretto.tracing.recording import Recording
 UNIT = 1_000_000  # nanoseconds that stand for one unit of simulated time: Perfetto then shows units as milliseconds
 
 
-def recordings(timeline: Timeline, rules: Rules, *, latency: float = 0, unit: float = UNIT) -> list[Recording]:
+def recordings(timeline: Timeline, rules: Rules, *, unit: float = UNIT) -> list[Recording]:
     """One recording a worker: what it computes, what it waits for meanwhile, what it sends and receives.
 
     A wait is named after the action whose value came last. Messages that take time have spans on the lanes "send" and
-    "receive", collectives that overlap with computing on "collective". `latency` is what the timeline was simulated
-    with; it knows that itself, and what is given here changes nothing.
+    "receive", collectives that overlap with computing on "collective". `unit` is how many nanoseconds stand for one
+    unit of simulated time.
     """
     schedule = timeline.schedule
     made = [Recording(worker, name=worker_name(worker, schedule)) for worker in range(schedule.num_workers)]
@@ -29,26 +29,26 @@ def recordings(timeline: Timeline, rules: Rules, *, latency: float = 0, unit: fl
         return round(time * unit)
 
     for span in timeline.spans:
-        own = made[span.worker]
+        recording = made[span.worker]
         if span.action.kind in beside:
-            own.span("collective", span.action, at(span.start), at(span.end))
+            recording.span("collective", span.action, at(span.start), at(span.end))
         else:
             if span.start > free[span.worker]:
-                own.span("wait", last_of(span, rules, arrivals), at(free[span.worker]), at(span.start))
-            own.span("compute", span.action, at(span.start), at(span.end))
+                recording.span("wait", last_of(span, rules, arrivals), at(free[span.worker]), at(span.start))
+            recording.span("compute", span.action, at(span.start), at(span.end))
             free[span.worker] = span.end
         for edge in rules.makes(span.action):
             if schedule.worker_of.get(edge.stage, span.worker) == span.worker:  # the caller is everywhere
                 arrivals[edge] = span.end
             else:
-                own.sent(channel(edge), span.action.microbatch, at(span.end))
+                recording.sent(channel(edge), span.action.microbatch, at(span.end))
     for message in timeline.messages:
         record(message, made, at)
     return made
 
 
 def record(message: Message, made: Sequence[Recording], at: Callable[[float], int]) -> None:
-    """A message on the lanes of those who send and receive it."""
+    """Write a message on the lanes of the workers that send and receive it."""
     _, source, _, sender, receiver, sent, arrival, hold = message
     name = channel(Edge(message.value, source, message.stage))
     made[receiver].received(name, source.microbatch, at(arrival))

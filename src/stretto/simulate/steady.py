@@ -1,26 +1,13 @@
 """How long one turn takes once a pipeline is full: exactly, from the cycles of its dependences."""
 
-import itertools
 import math
 from fractions import Fraction
-from typing import NamedTuple
 
 from stretto.errors import ScheduleError
-from stretto.schedule import Action, Rules, Schedule
-from stretto.schedule.lower import LATE
+from stretto.schedule import Rules, Schedule
+from stretto.schedule.lower import lower
+from stretto.simulate.dependences import Dependence, dependences
 from stretto.simulate.simulator import Durations
-
-
-class Dependence(NamedTuple):
-    """`after` cannot start before `before`, `turns` turns earlier, has ended: positions in a list of actions.
-
-    `travels` says that what it waits for comes from another worker.
-    """
-
-    before: int
-    after: int
-    turns: int
-    travels: bool = False
 
 
 def period(schedule: Schedule, rules: Rules, durations: Durations, *, latency: float = 0) -> float:
@@ -32,13 +19,13 @@ def period(schedule: Schedule, rules: Rules, durations: Durations, *, latency: f
     cycle is reached (max-plus algebra; Baccelli et al. 1992, chapter 2). Exact.
     Raises ScheduleError for a cycle within one turn, which nothing could ever start.
     """
-    actions = [action for body in schedule.body for action in body]
-    edges = dependences(schedule, rules, actions)
+    lowered = lower(schedule, rules)
+    actions, edges = lowered.actions, dependences(lowered)
     times = [Fraction(durations(action)) for action in actions]
     travel = Fraction(latency)
     unit = math.lcm(travel.denominator, *(time.denominator for time in times))
-    whole, way = [int(time * unit) for time in times], int(travel * unit)  # comparisons of paces must be exact
-    cost = {edge: whole[edge.after] + way * edge.travels for edge in edges}
+    whole, whole_travel = [int(time * unit) for time in times], int(travel * unit)  # paces are compared exactly
+    cost = {edge: whole[edge.after] + whole_travel * edge.travels for edge in edges}
     pace = Fraction(0)
     while (cycle := slower_cycle(len(actions), edges, cost, pace)) is not None:
         turns = sum(edge.turns for edge in cycle)
@@ -47,31 +34,6 @@ def period(schedule: Schedule, rules: Rules, durations: Durations, *, latency: f
             raise ScheduleError(f"deadlock: {names} after {actions[cycle[0].after]}, all within one turn")
         pace = Fraction(sum(cost[edge] for edge in cycle), turns)
     return float(pace / unit)
-
-
-def dependences(schedule: Schedule, rules: Rules, actions: list[Action]) -> list[Dependence]:
-    """What must come before what, and how many turns earlier: each worker's own order, and what actions need.
-
-    Needs are asked for in a late turn: in the first ones a stage that borrows weights has them from the beginning.
-    """
-    index = {action: position for position, action in enumerate(actions)}
-    by_kind: dict[tuple[str, int, int], Action] = {
-        (a.kind, a.stage, a.microbatch % schedule.per_turn): a for a in actions
-    }
-    edges = []
-    for body in schedule.body:
-        edges += [Dependence(index[a], index[b], 0) for a, b in itertools.pairwise(body)]
-        edges.append(Dependence(index[body[-1]], index[body[0]], 1))
-    late = LATE * schedule.per_turn
-    for action in actions:
-        for need in rules.needs(action._replace(microbatch=action.microbatch + late)):
-            kind, stage, microbatch = need.source
-            source = by_kind.get((kind, stage, microbatch % schedule.per_turn))
-            if source is not None:  # None: the loader, which never keeps anyone waiting
-                turns = (source.microbatch + late - microbatch) // schedule.per_turn
-                travels = schedule.worker_of[stage] != schedule.worker_of[action.stage]
-                edges.append(Dependence(index[source], index[action], turns, travels))
-    return edges
 
 
 def slower_cycle(

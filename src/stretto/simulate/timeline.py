@@ -1,4 +1,4 @@
-"""What a simulation gives: when everything was, and what can be read off it."""
+"""What a simulation gives: when each action and message began and ended, and what can be read off that."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from stretto.schedule import Action, Rules, Schedule
 from stretto.schedule.lower import COLLECTIVES, Lane, Lowered
 from stretto.schedule.span import Span
-from stretto.simulate.engine import Floats, Outcome, Whole, Wires
+from stretto.simulate.engine import Floats, Outcome, Transfers, Whole
 
 
 class Message(NamedTuple):
@@ -30,14 +30,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """When each action of a lowered schedule and each message began and ended; a worker's time by what it does.
+    """When each action of a lowered schedule and each message began and ended, and what each worker's time went into.
 
-    What is read off is worked out when it is first asked for.
+    Times are in the unit of the durations. Everything is worked out when it is first asked for.
     """
 
     lowered: Lowered
     rules: Rules
-    wires: Wires
+    transfers: Transfers
     outcome: Outcome
 
     @property
@@ -51,33 +51,29 @@ class Timeline:
         outcome, turns = self.outcome, self.outcome.turns
         starts, ends = outcome.starts.ravel().tolist(), outcome.ends.ravel().tolist()
         workers = [lane.worker for lane in self.lowered.lanes for _ in range(lane.first, lane.last)]
-        made = []
+        spans = []
         for at in np.argsort(outcome.ranks, axis=None, kind="stable").tolist():
             position, minibatch = divmod(at, turns)
             action = self.lowered.action(position, minibatch)
-            made.append(Span(workers[position], action, starts[at], ends[at]))
-        return tuple(made)
+            spans.append(Span(workers[position], action, starts[at], ends[at]))
+        return tuple(spans)
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
         """All messages that arrived, those of each sender in its order."""
-        made = []
+        messages = []
         for value, passing in enumerate(self.lowered.passings):
             if passing.receiver is None or passing.edge is None:
                 continue
             sender = self.lowered.lanes[self.lowered.lane_of[passing.source]].worker
-            hold = float(self.wires.hold[value])
+            hold = float(self.transfers.hold[value])
             sent, arrivals = self.outcome.sent[value].tolist(), self.outcome.arrivals[value].tolist()
             for minibatch in range(self.outcome.turns):
                 if arrivals[minibatch] >= 0:
-                    source, times = (
-                        self.lowered.action(passing.source, minibatch),
-                        (sent[minibatch], arrivals[minibatch]),
-                    )
-                    made.append(
-                        Message(passing.edge.value, source, passing.edge.stage, sender, passing.receiver, *times, hold)
-                    )
-        return tuple(sorted(made, key=lambda message: (message.sender, message.sent)))
+                    source = self.lowered.action(passing.source, minibatch)
+                    ends = (sender, passing.receiver, sent[minibatch], arrivals[minibatch])
+                    messages.append(Message(passing.edge.value, source, passing.edge.stage, *ends, hold))
+        return tuple(sorted(messages, key=lambda message: (message.sender, message.sent)))
 
     @cached_property
     def makespan(self) -> float:
@@ -90,53 +86,53 @@ class Timeline:
         busy = [0.0] * self.schedule.num_workers
         computes = np.array([action.kind not in COLLECTIVES for action in self.lowered.actions])
         for lane in self.lowered.lanes:
-            walk = self.walk(lane)
-            lengths = (walk.ends - walk.starts)[computes[walk.positions]]
-            busy[lane.worker] += in_turn(lengths)
+            times = self.lane_times(lane)
+            lengths = (times.ends - times.starts)[computes[times.positions]]
+            busy[lane.worker] += sum_in_order(lengths)
         return tuple(busy)
 
     @cached_property
     def exposed(self) -> tuple[float, ...]:
-        """Time each worker stands still because of communication.
+        """Time each worker waits for communication: for messages on their way, and while its replicas agree.
 
-        An action that starts later than it would if what it waits for were there once it is made: the difference. And
-        what replicas agree about, where the worker does not compute beside it.
+        An action waits for messages as long as it starts later than it could if every value were available to it as
+        soon as it is made. Replicas that agree beside the computation keep nobody waiting.
         """
-        return tuple(in_turn(self.standing(worker)[1]) for worker in range(self.schedule.num_workers))
+        return tuple(sum_in_order(self.stalls(worker)[1]) for worker in range(self.schedule.num_workers))
 
-    def standing(self, worker: int) -> "tuple[Walk, Floats]":
-        """The actions of a worker's compute lane, and how long it stands still for communication at each."""
-        walk = self.walk(self.lowered.lanes[worker])
-        free = np.concatenate(([0.0], walk.ends[:-1]))[: walk.starts.size]
-        there = np.maximum(free, self._made_for[walk.positions, walk.minibatches])
-        agrees = np.array([action.kind in COLLECTIVES for action in self.lowered.actions])[walk.positions]
-        return walk, walk.starts - there + (walk.ends - walk.starts) * agrees
+    def stalls(self, worker: int) -> "tuple[LaneTimes, Floats]":
+        """The actions of a worker's compute lane, and how long each of them waited for communication."""
+        lane = self.lane_times(self.lowered.lanes[worker])
+        free = np.concatenate(([0.0], lane.ends[:-1]))[: lane.starts.size]
+        possible = np.maximum(free, self._needs_made[lane.positions, lane.minibatches])
+        agrees = np.array([action.kind in COLLECTIVES for action in self.lowered.actions])[lane.positions]
+        return lane, lane.starts - possible + (lane.ends - lane.starts) * agrees
 
-    def walk(self, lane: Lane) -> "Walk":
-        """The actions of a lane in its order."""
-        own = np.arange(lane.first, lane.last)
-        late = np.array(self.lowered.late, np.int64)[own]
+    def lane_times(self, lane: Lane) -> "LaneTimes":
+        """When each action of a lane began and ended, in the lane's order."""
+        lane_positions = np.arange(lane.first, lane.last)
+        late = np.array(self.lowered.late, np.int64)[lane_positions]
         turns = self.outcome.turns
         minibatches = np.arange(turns + late.max(initial=0))[:, None] - late
         issued = (minibatches >= 0) & (minibatches < turns)
-        positions, minibatches = np.broadcast_to(own, issued.shape)[issued], minibatches[issued]
+        positions, minibatches = np.broadcast_to(lane_positions, issued.shape)[issued], minibatches[issued]
         starts = self.outcome.starts[positions, minibatches]
         durations = self.outcome.durations
         lengths = durations[positions, minibatches if durations.shape[1] > 1 else 0]
-        return Walk(positions, minibatches, starts, starts + lengths)
+        return LaneTimes(positions, minibatches, starts, starts + lengths)
 
     @cached_property
-    def _made_for(self) -> Floats:
-        # Of each action: when the last of what it waits for had been made; a collective's result when that began.
+    def _needs_made(self) -> Floats:
+        # When the last value that an action waits for had been made; the result of a collective: when that began.
         made = np.zeros_like(self.outcome.starts)
         ends, turns = self.outcome.ends, self.outcome.turns
         for passing in self.lowered.passings:
             if passing.user is not None:
                 beside = self.lowered.lane_of[passing.source] >= self.schedule.num_workers
                 times = (self.outcome.starts if beside else ends)[passing.source]
-                there = slice(max(0, -passing.back), turns + min(0, -passing.back))
-                of = slice(there.start + passing.back, there.stop + passing.back)
-                made[passing.user, there] = np.maximum(made[passing.user, there], times[of])
+                users = slice(max(0, -passing.back), turns + min(0, -passing.back))  # minibatches
+                sources = slice(users.start + passing.back, users.stop + passing.back)
+                made[passing.user, users] = np.maximum(made[passing.user, users], times[sources])
         return made
 
     @property
@@ -153,19 +149,19 @@ class Timeline:
     @cached_property
     def peak_graphs(self) -> tuple[int, ...]:
         """The most forwards that each stage held at once for their backward."""
-        return self._most({"graph"}, [span.action.stage for span in self.spans], self.schedule.num_stages)
+        return self._most_held({"graph"}, [span.action.stage for span in self.spans], self.schedule.num_stages)
 
     @cached_property
     def peak_inputs(self) -> tuple[int, ...]:
         """The most inputs that each stage held at once for their recompute."""
-        return self._most({"input"}, [span.action.stage for span in self.spans], self.schedule.num_stages)
+        return self._most_held({"input"}, [span.action.stage for span in self.spans], self.schedule.num_stages)
 
     @cached_property
     def peak_activations(self) -> tuple[int, ...]:
         """Graphs and inputs that each worker held at once, all its stages together."""
-        return self._most({"graph", "input"}, [span.worker for span in self.spans], self.schedule.num_workers)
+        return self._most_held({"graph", "input"}, [span.worker for span in self.spans], self.schedule.num_workers)
 
-    def _most(self, values: set[str], places: Sequence[int], size: int) -> tuple[int, ...]:
+    def _most_held(self, values: set[str], places: Sequence[int], size: int) -> tuple[int, ...]:
         held, peak = [0] * size, [0] * size
         for span, place in zip(self.spans, places, strict=True):
             held[place] += sum(edge.value in values for edge in self.rules.makes(span.action))
@@ -174,7 +170,7 @@ class Timeline:
         return tuple(peak)
 
 
-class Walk(NamedTuple):
+class LaneTimes(NamedTuple):
     """The actions of a lane in its order: positions in the lowered schedule, minibatches, times."""
 
     positions: Whole
@@ -183,6 +179,6 @@ class Walk(NamedTuple):
     ends: Floats
 
 
-def in_turn(lengths: Floats) -> float:
-    """Their sum, added up one after the other: the same whatever their number."""
+def sum_in_order(lengths: Floats) -> float:
+    """The sum of times, added up one after the other: numpy's own order depends on how many there are."""
     return float(np.cumsum(lengths)[-1]) if lengths.size else 0.0

@@ -22,8 +22,8 @@ from stretto.report.predicted import MEAN_TIMES, Prediction
 from stretto.report.turns import mean_durations, turn_starts
 from stretto.settings.runs import TrainSettings, known
 from stretto.simulate import simulate
+from stretto.simulate.network import no_bytes
 from stretto.simulate.recordings import recordings as recordings_on_paper
-from stretto.simulate.simulator import no_bytes
 from stretto.stage.stage import Target, head_loss
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, prepare, stages_of

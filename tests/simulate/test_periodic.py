@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import stretto
 from simulate.test_oracle import random_network, random_plan
 from stretto.schedule import Action
-from stretto.simulate import Link, Network, endless, period, simulate
+from stretto.simulate import Link, Network, Transport, period, simulate, simulate_periodic
 
 UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "U": 0.0}
 EVERYTHING = ("starts", "sent", "linked", "arrivals")
@@ -21,10 +21,14 @@ def costs(generator):
     return lambda action: times.setdefault(action[:2], generator.choice([0, generator.randint(0, 40) / 8]))
 
 
-def compare(schedule, rules, turns, durations, **chosen):
-    """Endless against the full simulation; whether something repeated."""
-    found = endless(schedule, rules, turns, durations, **chosen)
-    wanted = simulate(schedule, rules, turns, durations, **chosen)
+def through_latency(latency):
+    return Transport(network=Network(Link(latency)))
+
+
+def compare(schedule, rules, turns, durations, *, overlap=False, **chosen):
+    """The periodic part against the full simulation."""
+    found = simulate_periodic(schedule, rules, turns, durations, transport=Transport(**chosen), overlap=overlap)
+    wanted = simulate(schedule, rules, turns, durations, overlap=overlap, **chosen)
     for name in EVERYTHING:
         assert np.array_equal(getattr(found.full.outcome, name), getattr(wanted.outcome, name)), name
     for name in ("makespan", "busy", "exposed", "utilisation"):
@@ -73,14 +77,15 @@ def test_a_turn_takes_the_period(seed, S, latency):
     durations = costs(random.Random(seed))
     for name in ("pb", "pipedream", "1f1b"):
         schedule, rules = stretto.method(name).plan(S, S)
-        found = endless(schedule, rules, 150, durations, latency=latency)
+        found = simulate_periodic(schedule, rules, 150, durations, transport=through_latency(latency))
         if found.turn is not None:
             assert found.turn == period(schedule, rules, durations, latency=latency)
 
 
 def test_times_that_are_no_binary_fractions_are_rounded_a_little():
     schedule, rules = stretto.method("pb").plan(4, 4)
-    found = endless(schedule, rules, 5000, lambda a: {"F": 0.1, "B": 0.2}.get(a.kind, 0), latency=0.3)
+    times = {"F": 0.1, "B": 0.2}
+    found = simulate_periodic(schedule, rules, 5000, lambda a: times.get(a.kind, 0), transport=through_latency(0.3))
     wanted = simulate(schedule, rules, 5000, lambda a: {"F": 0.1, "B": 0.2}.get(a.kind, 0), latency=0.3)
     assert found.repeat is not None
     assert found.makespan == pytest.approx(wanted.makespan, rel=1e-9)
@@ -88,7 +93,7 @@ def test_times_that_are_no_binary_fractions_are_rounded_a_little():
 
 def test_what_goes_at_different_paces_is_simulated_whole():
     schedule, rules = stretto.method("greedy").plan(3, 3)
-    found = endless(schedule, rules, 500, lambda a: float(a.stage + 1) if a.kind == "F" else 0)
+    found = simulate_periodic(schedule, rules, 500, lambda a: float(a.stage + 1) if a.kind == "F" else 0)
     assert found.repeat is None
     assert found.turn is None
     assert found.makespan == 1 + 2 + 500 * 3
@@ -101,4 +106,5 @@ def test_a_long_minibatch_is_a_stream_that_drains(S):
     for M in (4, 7, 64):
         schedule, rules = stretto.method(f"1f1b(microbatches={M})").plan(S, S)
         wanted = simulate(schedule, rules, 1, latency=0.5)
-        assert endless(*stretto.method("pipedream").plan(S, S), M, latency=0.5).makespan == wanted.makespan
+        found = simulate_periodic(*stretto.method("pipedream").plan(S, S), M, transport=through_latency(0.5))
+        assert found.makespan == wanted.makespan

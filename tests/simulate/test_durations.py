@@ -4,11 +4,11 @@ import pytest
 
 from stretto.errors import UsageError
 from stretto.schedule import Action
-from stretto.simulate import stage_times
+from stretto.simulate import action_durations
 
 
 def table(*kinds, stages=2, **given):
-    times = stage_times(stages, **given)
+    times = action_durations(stages, **given)
     return [[times(Action(kind, stage, 7)) for stage in range(stages)] for kind in kinds]
 
 
@@ -39,4 +39,4 @@ def test_the_other_half_is_the_rest():
 )
 def test_what_cannot_be(given, message):
     with pytest.raises(UsageError, match=message):
-        stage_times(2, **given)
+        action_durations(2, **given)

@@ -1,4 +1,4 @@
-"""How long each action takes, from a few numbers a stage."""
+"""How long each action takes, from a few numbers for each stage."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from stretto.simulate.simulator import Durations
 Times = Sequence[float] | None  # one for all stages, or one each
 
 
-def stage_times(
+def action_durations(
     num_stages: int,
     *,
     forward: Times = None,
@@ -18,15 +18,15 @@ def stage_times(
     weight_gradient: Times = None,
     update: Times = None,
 ) -> Durations:
-    """Forward 1, backward twice the forward, its two halves (I, W) equal, update 0, but for what is given.
+    """The durations of actions for `simulate`: by default F 1, B twice the F, its halves I and W equal, U 0.
 
     Where one half is given the other is the rest of the backward, and where only the two halves are, the backward is
-    both. A kind of action that has no time here takes none. Raises UsageError for a number of times that does not fit
-    the stages, and for a time that is negative.
+    both. C (recompute) is a forward; any other kind of action takes no time. Raises UsageError for a number of times
+    that does not fit the stages, and for a time that is negative.
     """
 
-    def read(name: str, given: Times) -> list[float] | None:
-        return None if given is None else spread(name, given, num_stages)
+    def read(name: str, times: Times) -> list[float] | None:
+        return None if times is None else spread(name, times, num_stages)
 
     f = read("forward", forward) or [1.0] * num_stages
     b, i, w = (
@@ -46,24 +46,24 @@ def stage_times(
     return lambda action: times[action.kind][action.stage] if action.kind in times else 0.0
 
 
-def spread(name: str, given: Sequence[float], num_stages: int) -> list[float]:
-    """One time a stage from one for all, or from one each. Raises UsageError for any other number of them."""
-    for time in given:
+def spread(name: str, times: Sequence[float], num_stages: int) -> list[float]:
+    """One time for each stage, from one for all or one each. Raises UsageError for another number, or one below 0."""
+    for time in times:
         if not 0 <= time < math.inf:
             raise UsageError(f"{name}={time:g}: a time is 0 or more")
-    if len(given) == 1:
-        return list(given) * num_stages
-    if len(given) != num_stages:
-        raise UsageError(f"{name} has {len(given)} times for {num_stages} stages: give one for all, or {num_stages}")
-    return list(given)
+    if len(times) == 1:
+        return list(times) * num_stages
+    if len(times) != num_stages:
+        raise UsageError(f"{name} has {len(times)} times for {num_stages} stages: give one for all, or {num_stages}")
+    return list(times)
 
 
 def rest(whole: Sequence[float], name: str, part: Sequence[float]) -> list[float]:
-    """What is left of the backward. Raises UsageError where the part is the longer one."""
-    for stage, (all_of_it, some) in enumerate(zip(whole, part, strict=True)):
-        if some > all_of_it:
+    """One half of each stage's backward, given the other. Raises UsageError where that is longer than the backward."""
+    for stage, (backward, half) in enumerate(zip(whole, part, strict=True)):
+        if half > backward:
             raise UsageError(
-                f"{name}={some:g} is more than the whole backward of stage {stage}, {all_of_it:g}: give both halves, "
+                f"{name}={half:g} is more than the whole backward of stage {stage}, {backward:g}: give both halves, "
                 "or a longer backward"
             )
-    return [all_of_it - some for all_of_it, some in zip(whole, part, strict=True)]
+    return [backward - half for backward, half in zip(whole, part, strict=True)]
