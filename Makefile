@@ -2,7 +2,8 @@
 # make test    the tests                           make lint    linters and type checker
 # make test-versions   the tests on CPython 3.11 to 3.13 with the oldest and the newest torch, and a table (by hand)
 # make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
-# make docs    the site, into build/site; strict   make drawings    its drawings and charts anew
+# make docs    the site, into build/site; strict    make drawings    its drawings and charts anew
+# make wheel   wheel and source archive, into dist
 # make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ TOX := .tox/.tox/bin/tox
 # The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test test-versions lint bench attack docs drawings lock docs-lock clean
+.PHONY: setup demo test test-versions lint bench attack docs drawings wheel lock docs-lock clean
 
 BUDGET ?= 10
 
@@ -38,6 +39,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts/charts.py scripts/commit_subject.py scripts/drawings.py scripts/release.py
 
 # Installs everything anew, so that newest is newest. VERSIONS=py313-newest,py311-oldest: these alone; TESTS=tests/optim.
 test-versions: $(TOX)
@@ -68,6 +70,10 @@ drawings: $(READY)
 	$(BIN)/python scripts/drawings.py
 	$(BIN)/python scripts/charts.py
 
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
 docs-lock:
 	$(PYTHON) -m venv --clear .venv-docs
 	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) -c 'import tomllib; \
@@ -80,4 +86,4 @@ lock: $(READY)
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > requirements.lock
 
 clean:
-	rm -rf .venv .venv-docs build demo runs
+	rm -rf .venv .venv-docs build dist demo runs

@@ -20,27 +20,23 @@ def result(path: str) -> Any:
 
 def chart(rows: Iterable[dict[str, Any]], title: str) -> alt.Chart:
     """An empty chart of these rows."""
-    return alt.Chart(alt.Data(values=list(rows)), title=title).properties(**SIZE)
+    return alt.Chart(alt.InlineData(values=list(rows)), title=title).properties(**SIZE)
 
 
 def lines(rows: Iterable[dict[str, Any]], title: str, x: alt.X, y: alt.Y, color: str) -> alt.Chart:
     """A line with points for each value of `color`, in the order of the rows."""
     rows = list(rows)
     names = list(dict.fromkeys(row[color] for row in rows))
-    return (
-        chart(rows, title).mark_line(point=True).encode(x=x, y=y, color=alt.Color(f"{color}:N", sort=names, title=None))
-    )
+    drawn: alt.Chart = chart(rows, title).mark_line(point=True)
+    return drawn.encode(x=x, y=y, color=alt.Color(f"{color}:N", sort=names, title=None))
 
 
 def bars(rows: Iterable[dict[str, Any]], title: str, x: alt.X, y: str, color: str | None = None) -> alt.Chart:
     """A bar for each row, in the order of the rows."""
     rows = list(rows)
     names = list(dict.fromkeys(row[y] for row in rows))
-    drawn = (
-        chart(rows, title)
-        .mark_bar()
-        .encode(x=x, y=alt.Y(f"{y}:N", sort=names, title=None, axis=alt.Axis(labelLimit=260)))
-    )
+    drawn: alt.Chart = chart(rows, title).mark_bar()
+    drawn = drawn.encode(x=x, y=alt.Y(f"{y}:N", sort=names, title=None, axis=alt.Axis(labelLimit=260)))
     return drawn if color is None else drawn.encode(yOffset=f"{color}:N", color=alt.Color(f"{color}:N", title=None))
 
 
@@ -102,21 +98,23 @@ def two_workers() -> alt.Chart:
     return bars(rows, "What two processes make of one batch", alt.X("speed:Q", title="times one worker"), "variant")
 
 
-def prediction() -> alt.Chart:
+def prediction() -> alt.LayerChart:
     """Predicted against measured step times of 24 configurations."""
     rows = [
         {"predicted": figures["predicted ms"], "measured": figures["measured ms"], "network": name.split(",")[0]}
         for name, figures in result("benchmarks/prediction/result.json")["configurations"].items()
     ]
     log = alt.Scale(type="log", domain=[15, 160], nice=False)
-    points = chart(rows, "Step time: predicted and measured").mark_point(filled=True, size=50)
+    points: alt.Chart = chart(rows, "Step time: predicted and measured").mark_point(filled=True, size=50)
     points = points.encode(
         x=alt.X("measured:Q", scale=log, title="measured, ms a step"),
         y=alt.Y("predicted:Q", scale=log, title="predicted, ms a step"),
         color=alt.Color("network:N", title=None),
     )
-    equal = alt.Chart(alt.Data(values=[{"x": 15}, {"x": 160}])).mark_line(color="#b0bec5").encode(x="x:Q", y="x:Q")
-    return equal + points
+    equal: alt.Chart = (
+        alt.Chart(alt.InlineData(values=[{"x": 15}, {"x": 160}])).mark_line(color="#b0bec5").encode(x="x:Q", y="x:Q")
+    )
+    return alt.LayerChart(layer=[equal, points])
 
 
 def emulation() -> alt.Chart:

@@ -93,7 +93,7 @@ def expanded(entries: list[Any], pages: list[str]) -> list[Any]:
                     {
                         title: sorted(
                             fnmatch.filter(pages, inside),
-                            key=lambda page: (page.count("/"), "README" not in page, page),
+                            key=lambda page: ("README" not in page, page.removesuffix(".md")),
                         )
                     }
                 )
@@ -125,9 +125,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             continue
         for target in links(Path(source).read_text()):
             path = (Path(source).parent / target).resolve()
-            uri = place(path)
-            if uri is not None and files.get_file_from_path(uri) is None and not uri.endswith(".md"):
-                files.append(File.generated(config, uri, abs_src_path=str(path)))
+            copy = place(path)
+            if copy is not None and files.get_file_from_path(copy) is None and not copy.endswith(".md"):
+                files.append(File.generated(config, copy, abs_src_path=str(path)))
     return files
 
 
