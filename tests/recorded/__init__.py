@@ -1,0 +1,1 @@
+"""Training runs recorded bit for bit, and what released versions wrote (README.md)."""
