@@ -1,5 +1,6 @@
 """The site's pages without its generator: names, links, drawings and commands. `make docs` builds it strictly."""
 
+import ast
 import importlib
 import importlib.util
 import re
@@ -22,7 +23,8 @@ PAGES = [
         path for folder in ("experiments", "benchmarks", "studies") for path in ROOT.glob(f"{folder}/**/README.md")
     ),
 ]
-MODULES = ("collectives", "losses", "parallel", "schedule", "optim", "checkpoint", "cost")
+HOOKS = (ROOT / "scripts" / "site_hooks.py").read_text()  # imports the generator, which is not there
+MODULES = ast.literal_eval(re.search(r"^PUBLIC_MODULES = (.*)$", HOOKS, re.MULTILINE)[1])
 FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
