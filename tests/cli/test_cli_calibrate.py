@@ -63,12 +63,12 @@ def test_the_table_of_a_machine(capsys, tmp_path):
     from stretto.measure.machine import Findings
     from stretto.measure.messages import Passage
     from stretto.measure.overhead import Overhead
-    from stretto.measure.rates import Point
+    from stretto.measure.rates import MeasuredCase
 
     sizes = (1024, 1 << 20)
     passed = tuple(Passage(n, 2e-4 + n * 6e-10, 1e-5 + n * 1.4e-8, 3e-4) for n in sizes)
-    points = [Point("linear", "forward", (c, 1e9, 1e6), 0.1 + c * 1e-5, 0.15) for c in (1, 2)]
-    points.append(Point("copy", "forward", (1, 0, 2e6), 1e-3, 1e-3))
+    points = [MeasuredCase("linear", "forward", (c, 1e9, 1e6), 0.1 + c * 1e-5, 0.15) for c in (1, 2)]
+    points.append(MeasuredCase("copy", "forward", (1, 0, 2e6), 1e-3, 1e-3))
     found = Findings(workers=2, per_node=2, points=tuple(points), within=tuple((n, 1e-4 + n * 1e-9) for n in sizes),
                      between=(), within_passages=passed, between_passages=(), overhead=Overhead(2e-5, 1e-3),
                      additions=tuple((n, n * 1e-10) for n in sizes), load=0.0)  # fmt: skip
@@ -98,11 +98,11 @@ def test_an_interrupted_calibration_leaves_no_file(capsys, tmp_path, monkeypatch
 
 def test_the_table(capsys, monkeypatch):
     from stretto.collectives import Link
-    from stretto.collectives.calibration import Measured
+    from stretto.collectives.calibration import SizeTimes
 
     link = Link(latency=1e-4, seconds_per_byte=1e-9, reduction_seconds_per_byte=2e-10)
     seconds = {"torch": 3e-4, "ring": 2.5e-4, "single-master": 4e-4}
-    fixed = Calibration(workers=2, per_node=1, link=link, measured=(Measured(1024, seconds),))
+    fixed = Calibration(workers=2, per_node=1, link=link, measured=(SizeTimes(1024, seconds),))
     monkeypatch.setattr(sys.modules["stretto.cli.calibrate"], "measured", lambda *_: fixed.to_dict())
     assert main([*SMALL, "--workers", "2"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -4,7 +4,7 @@ import pytest
 
 from stretto.collectives import ALGORITHMS, Calibration, Link, formula
 from stretto.collectives.algorithm_comparison import compared
-from stretto.collectives.calibration import NOMINAL, Measured, cheapest, predicted
+from stretto.collectives.calibration import NOMINAL, SizeTimes, cheapest, predicted
 from stretto.collectives.reduce import chosen, node_of
 from stretto.errors import UsageError
 
@@ -14,7 +14,7 @@ LINK = Link(latency=1e-4, seconds_per_byte=1e-9, reduction_seconds_per_byte=2e-1
 def calibration(workers=4, per_node=2):
     small = {"torch": 0.5, **dict.fromkeys(ALGORITHMS, 2.0), "recursive-doubling": 1.0}
     large = {"torch": 0.5, **dict.fromkeys(ALGORITHMS, 2.0), "hierarchical": 1.0}
-    rows = (Measured(1024, small), Measured(1 << 20, large))
+    rows = (SizeTimes(1024, small), SizeTimes(1 << 20, large))
     return Calibration(workers=workers, per_node=per_node, link=LINK, measured=rows)
 
 

@@ -13,14 +13,14 @@ from runtime.processes import launch
 from stretto import UsageError, doctor
 from stretto.cli import main
 from stretto.collectives import ALGORITHMS, stored_calibration
-from stretto.collectives.calibration import Measured
+from stretto.collectives.calibration import SizeTimes
 from stretto.files import user_folders
 from stretto.replicas import find
 
 
 def preferring(algorithm, workers=2, host="", machines=1):
     """A calibration in which one algorithm was the fastest for all sizes."""
-    rows = tuple(Measured(size, {**dict.fromkeys(ALGORITHMS, 2.0), algorithm: 1.0}) for size in (1024, 1 << 20))
+    rows = tuple(SizeTimes(size, {**dict.fromkeys(ALGORITHMS, 2.0), algorithm: 1.0}) for size in (1024, 1 << 20))
     return replace(calibration(workers, per_node=1), measured=rows, host=host, machines=machines)
 
 

@@ -13,7 +13,7 @@ from stretto.measure.machine import PASSED, SIZES, Findings, cluster_of
 from stretto.measure.messages import Passage
 from stretto.measure.operators import Operators, sort
 from stretto.measure.overhead import Overhead
-from stretto.measure.rates import LAYERS, Point, cases, rates_of
+from stretto.measure.rates import LAYERS, MeasuredCase, cases, rates_of
 
 ALPHA, BETA, GAMMA = 5e-5, 4e-10, 1.5e-10
 TRUTH = {"linear": (2e-5, 2e-11, 1e-10), "elementwise": (5e-6, 0.0, 2e-10)}  # t0, per FLOP, per byte
@@ -28,8 +28,8 @@ def points(noise=0.0):
                 for flops in (0.0, 1e3 * size) if per_flop else (0.0,):
                     exact = calls * t0 + flops * per_flop + size * per_byte
                     alone = exact * (1 + noise * float(torch.randn((), generator=rng)))
-                    found.append(Point(operator, "forward", (calls, flops, size), alone, 1.4 * exact, noise))
-    found.append(Point("copy", "forward", (1, 0, 1e6), 1e-3, 1e-3))
+                    found.append(MeasuredCase(operator, "forward", (calls, flops, size), alone, 1.4 * exact, noise))
+    found.append(MeasuredCase("copy", "forward", (1, 0, 1e6), 1e-3, 1e-3))
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ from stretto.cost import (
 from stretto.cost.layer_table import Affine
 from stretto.cost.predict import Machine, all_reduce_seconds, layer_times, summed
 from stretto.methods import method
-from stretto.parallel.price import Grid, Layer, best_rows, price
+from stretto.parallel.price import LinearLayer, ProcessGrid, best_rows, price
 from stretto.simulate import period, simulate
 
 PEAK, BANDWIDTH, ITEM = 1e9, 1e8, 4
@@ -144,7 +144,7 @@ def test_data_against_model_parallelism_with_the_lecture_s_slip_corrected():
     For many equal layers operator parallelism then seems to win for B < d/3 only; it does for B < 2 d/3.
     """
     d, P, layers = 4096, 64, 1000
-    network = [Layer(d, d)] * layers
+    network = [LinearLayer(d, d)] * layers
 
     def words(grid, batch):
         return price(grid, batch, network).total.words
@@ -156,8 +156,8 @@ def test_data_against_model_parallelism_with_the_lecture_s_slip_corrected():
 
     for batch, operator_wins, as_the_slide_says in ((d // 4, True, True), (d // 2, True, False), (d, False, False)):
         data, model = slide(batch)
-        assert (words(Grid(P, 1), batch) < words(Grid(1, P), batch)) == operator_wins
+        assert (words(ProcessGrid(P, 1), batch) < words(ProcessGrid(1, P), batch)) == operator_wins
         assert (model < data) == as_the_slide_says
-        assert words(Grid(P, 1), batch) == pytest.approx(model)
-        assert words(Grid(1, P), batch) == pytest.approx(2 * data)
-    assert round(best_rows(512, 2048, Layer(4096, 4096))) == 26  # Pr*
+        assert words(ProcessGrid(P, 1), batch) == pytest.approx(model)
+        assert words(ProcessGrid(1, P), batch) == pytest.approx(2 * data)
+    assert round(best_rows(512, 2048, LinearLayer(4096, 4096))) == 26  # Pr*

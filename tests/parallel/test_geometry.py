@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stretto.parallel.space.geometry import (
-    Span,
+    RowRange,
     Spread,
     Window,
     cells,
@@ -42,8 +42,8 @@ def test_a_hull_is_what_the_windows_of_its_outputs_see(window, size, parts):
 def test_outputs_that_see_rows(window, size, start, length):
     count = window.outputs(size)
     assume(count > 0)
-    rows, every = Span(start, start + length), Span(0, count)
-    touching = [o for o in range(count) if window.hull(Span(o, o + 1)).both(rows).size]
+    rows, every = RowRange(start, start + length), RowRange(0, count)
+    touching = [o for o in range(count) if window.hull(RowRange(o, o + 1)).both(rows).size]
     assert list(range(*window.seen(rows, every))) == touching
 
 
@@ -62,8 +62,8 @@ def test_inputs_that_reach_an_output(kernel, stride, dilation, padding, size, pa
     count = spread.outputs(size)
     assume(count >= parts)
     for out in cuts(count, parts):
-        inside = spread.hull(out).both(Span(0, size))
-        assert list(range(*inside)) == [i for i in range(size) if spread.covered(Span(i, i + 1)).both(out).size]
+        inside = spread.hull(out).both(RowRange(0, size))
+        assert list(range(*inside)) == [i for i in range(size) if spread.covered(RowRange(i, i + 1)).both(out).size]
 
 
 @given(st.integers(1, 30), st.integers(1, 12))
@@ -155,5 +155,5 @@ def test_stride_two_needs_a_row_from_above_only():
 
 
 def test_a_want_beyond_the_border_is_filled():
-    assert want(Span(-2, 3), 10).segments == ((Span(0, 3), 2),)
-    assert want(Span(11, 14), 10).segments == ()
+    assert want(RowRange(-2, 3), 10).segments == ((RowRange(0, 3), 2),)
+    assert want(RowRange(11, 14), 10).segments == ()

@@ -8,9 +8,9 @@ from math import isclose, log2
 import pytest
 
 from stretto.errors import UsageError
-from stretto.parallel.price import Grid, Layer, best_grid, best_rows, grids, price
+from stretto.parallel.price import LinearLayer, ProcessGrid, best_grid, best_rows, grids, price
 
-WIDE = Layer(4096, 4096)
+WIDE = LinearLayer(4096, 4096)
 
 
 def by_hand(rows, columns, batch, widths):
@@ -25,8 +25,8 @@ def by_hand(rows, columns, batch, widths):
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 8), (8, 1), (2, 4), (4, 2)])
 def test_the_three_sums(rows, columns):
     widths = (7, 30, 20, 5)
-    layers = [Layer(before, after) for before, after in pairwise(widths)]
-    found = price(Grid(rows, columns), 64, layers)
+    layers = [LinearLayer(before, after) for before, after in pairwise(widths)]
+    found = price(ProcessGrid(rows, columns), 64, layers)
     words = (found.outputs.words, found.input_gradients.words, found.weight_gradients.words)
     assert words == pytest.approx(by_hand(rows, columns, 64, widths))
     assert found.total.messages == pytest.approx(3 * log2(rows) + 2 * 2 * log2(rows) + 3 * 2 * log2(columns))
@@ -34,7 +34,7 @@ def test_the_three_sums(rows, columns):
 
 
 def test_the_ends_are_data_and_operator_parallelism():
-    data, operator = price(Grid(8, 1), 64, [WIDE] * 2), price(Grid(1, 8), 64, [WIDE] * 2)
+    data, operator = price(ProcessGrid(8, 1), 64, [WIDE] * 2), price(ProcessGrid(1, 8), 64, [WIDE] * 2)
     assert data.weight_gradients.words == 0 == operator.outputs.words == operator.input_gradients.words
     assert operator.total.words == 2 * 2 * 7 / 8 * WIDE.size  # an all-reduce: twice what a gather sends
 
@@ -54,26 +54,28 @@ def test_the_closed_form_is_the_least_and_the_published_example():
 
 
 def test_the_best_grid_of_many_layers_is_beside_the_closed_form():
-    assert best_grid(512, 2048, [WIDE] * 50) == Grid(32, 16)
-    assert best_grid(512, 2048, [Layer(64, 64, weights=9 * 64 * 64)] * 4) == Grid(8, 64)  # closed form: 9.8
+    assert best_grid(512, 2048, [WIDE] * 50) == ProcessGrid(32, 16)
+    assert best_grid(512, 2048, [LinearLayer(64, 64, weights=9 * 64 * 64)] * 4) == ProcessGrid(
+        8, 64
+    )  # closed form: 9.8
     assert best_grid(8, 4, [WIDE] * 4).columns <= 4
-    assert best_grid(1, 4, [WIDE]) == Grid(1, 1)
-    assert best_grid(64, 1, [WIDE] * 3) == Grid(64, 1)
-    tiny = [Layer(8, 8)] * 3
-    assert best_grid(16, 4096, tiny) == Grid(1, 16)
+    assert best_grid(1, 4, [WIDE]) == ProcessGrid(1, 1)
+    assert best_grid(64, 1, [WIDE] * 3) == ProcessGrid(64, 1)
+    tiny = [LinearLayer(8, 8)] * 3
+    assert best_grid(16, 4096, tiny) == ProcessGrid(1, 16)
     assert [grid.rows for grid in grids(12)] == [1, 2, 3, 4, 6, 12]
 
 
 def test_what_has_no_price():
     with pytest.raises(UsageError, match="batch of 0"):
-        price(Grid(1, 1), 0, [WIDE])
+        price(ProcessGrid(1, 1), 0, [WIDE])
     with pytest.raises(UsageError, match="at least 1"):
         best_grid(0, 1, [WIDE])
     with pytest.raises(UsageError, match="inputs, outputs"):
-        best_rows(4, 1, Layer(0, 3))
+        best_rows(4, 1, LinearLayer(0, 3))
 
 
 def test_prices_need_no_torch():
     code = "import sys, stretto.parallel.price; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert isclose(best_rows(1, 1, Layer(1, 1)), (2 / 3) ** 0.5)
+    assert isclose(best_rows(1, 1, LinearLayer(1, 1)), (2 / 3) ** 0.5)

@@ -11,7 +11,7 @@ from stretto.settings.command_line import WHOLE, WHOLES
 
 if TYPE_CHECKING:
     from stretto.collectives import Calibration
-    from stretto.collectives.algorithm_comparison import Row
+    from stretto.collectives.algorithm_comparison import ComparedTime
     from stretto.cost import Cluster, Link
     from stretto.measure.machine import Findings
 
@@ -222,7 +222,7 @@ def fastest(result: "Calibration") -> dict[str, str]:
     return {str(row.bytes): row.fastest for row in result.measured}
 
 
-def in_words(result: "Calibration", rows: "Sequence[Row]") -> str:
+def in_words(result: "Calibration", rows: "Sequence[ComparedTime]") -> str:
     """The table, and what was fitted."""
     from stretto.report.units import bytes_held, duration, number
 

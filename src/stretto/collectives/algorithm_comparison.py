@@ -9,7 +9,7 @@ from stretto.collectives.pricing import traffic
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedTime:
     """One algorithm at one size. Of torch's own nothing but the time is known."""
 
     bytes: int
@@ -30,7 +30,7 @@ class Row:
         return asdict(self) | {"ratio": self.ratio}
 
 
-def compared(calibration: Calibration) -> list[Row]:
+def compared(calibration: Calibration) -> list[ComparedTime]:
     """A row for each size and algorithm, in the order they were measured."""
     return [
         row_of(calibration, each.bytes, name, seconds, each.fastest == name)
@@ -39,12 +39,12 @@ def compared(calibration: Calibration) -> list[Row]:
     ]
 
 
-def row_of(calibration: Calibration, num_bytes: int, name: str, seconds: float, fastest: bool) -> Row:
+def row_of(calibration: Calibration, num_bytes: int, name: str, seconds: float, fastest: bool) -> ComparedTime:
     """One of them."""
     if name not in ALGORITHMS:
-        return Row(num_bytes, name, seconds)
+        return ComparedTime(num_bytes, name, seconds)
     node = calibration.per_node if name == NESTED else None
     sent = [traffic(plan) for plan in plans(name, calibration.workers, num_bytes // ITEM, per_node=node)]
     most = max(sent, key=lambda each: (each.elements, each.messages))
     time = predicted(name, calibration.link, calibration.workers, num_bytes, node)
-    return Row(num_bytes, name, seconds, fastest, most.messages, most.elements * ITEM, time)
+    return ComparedTime(num_bytes, name, seconds, fastest, most.messages, most.elements * ITEM, time)

@@ -21,7 +21,7 @@ RATES = ("latency", "seconds_per_byte", "reduction_seconds_per_byte")
 
 
 @dataclass(frozen=True)
-class Measured:
+class SizeTimes:
     """Seconds of each algorithm for tensors of one size."""
 
     bytes: int
@@ -44,7 +44,7 @@ class Calibration:
     workers: int
     per_node: int
     link: Link
-    measured: tuple[Measured, ...]
+    measured: tuple[SizeTimes, ...]
     machines: int = 1
     host: str = ""
 
@@ -89,7 +89,7 @@ class Calibration:
     def of(cls, content: Mapping[str, Any]) -> "Calibration":
         """From what `to_dict` gave. Raises UsageError if it is something else."""
         try:
-            rows = tuple(Measured(row["bytes"], dict(row["seconds"])) for row in content["all_reduce"])
+            rows = tuple(SizeTimes(row["bytes"], dict(row["seconds"])) for row in content["all_reduce"])
             link = Link(**{key: content[key] for key in RATES})
             whose = {key: content[key] for key in ("machines", "host") if key in content}
             return cls(workers=content["workers"], per_node=content["per_node"], link=link, measured=rows, **whose)

@@ -9,7 +9,7 @@ from torch import Tensor
 from stretto.collectives.program import BEGIN, POST, SETTLE, Program
 
 
-class Transport(Protocol):
+class PointToPoint(Protocol):
     """What is needed of a process group: messages that arrive, those of one tag in the order they were sent."""
 
     def send(self, tensors: list[Tensor], peer: int, tag: int, /) -> Any:
@@ -43,7 +43,7 @@ class Spare(threading.local):
 _spare = Spare()
 
 
-def execute(program: Program, flat: Tensor, transport: Transport, tag: int) -> None:
+def execute(program: Program, flat: Tensor, transport: PointToPoint, tag: int) -> None:
     """Run a program on `flat` [number of elements], contiguous. What the transport raises passes through."""
     spare = _spare.take(program.spare, flat.dtype) if program.spare else flat
     try:
@@ -53,7 +53,7 @@ def execute(program: Program, flat: Tensor, transport: Transport, tag: int) -> N
         raise
 
 
-def _run(program: Program, flat: Tensor, spare: Tensor, transport: Transport, tag: int) -> None:
+def _run(program: Program, flat: Tensor, spare: Tensor, transport: PointToPoint, tag: int) -> None:
     length = flat.numel()
     works: list[Any] = [None] * program.num_messages
     addends: dict[int, Tensor] = {}

@@ -18,7 +18,7 @@ from stretto.collectives.step import ADD, SEND, SET, Step
 BEGIN, SETTLE, POST, TAKE = range(4)
 
 
-class Call(NamedTuple):
+class MessageCall(NamedTuple):
     """One call about message `number` of a program: elements [start, stop), to or from `peer`.
 
     `spare` is where an addend is received: its first element there; None for all other messages.
@@ -35,12 +35,12 @@ class Call(NamedTuple):
 class Program(NamedTuple):
     """The calls, how many messages they are about, and how many elements of spare memory they need."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[MessageCall, ...]
     num_messages: int
     spare: int
 
 
-class Piece(NamedTuple):
+class MessagePiece(NamedTuple):
     """A message, and how many receives must have come before it is sent."""
 
     step: Step
@@ -58,17 +58,17 @@ def lower(steps: Sequence[Step], piece: int, ahead: int) -> Program:
     return Program(tuple(lowering.calls), len(lowering.pieces), lowering.spare)
 
 
-def pieces_of(steps: Sequence[Step], piece: int) -> Iterator[Piece]:
+def pieces_of(steps: Sequence[Step], piece: int) -> Iterator[MessagePiece]:
     """All pieces in the plan's order."""
     received: list[Step] = []
     for step in steps:
         for part in cut(step, piece):
             if step.kind == SEND:
                 last = next((i for i in range(len(received) - 1, -1, -1) if received[i].overlaps(part)), -1)
-                yield Piece(part, last + 1)
+                yield MessagePiece(part, last + 1)
             else:
                 received.append(part)
-                yield Piece(part, 0)
+                yield MessagePiece(part, 0)
 
 
 def cut(step: Step, piece: int) -> list[Step]:
@@ -81,10 +81,10 @@ def cut(step: Step, piece: int) -> list[Step]:
 class Lowering:
     """What has been called so far, and what is still to be called."""
 
-    def __init__(self, pieces: Sequence[Piece], ahead: int) -> None:
+    def __init__(self, pieces: Sequence[MessagePiece], ahead: int) -> None:
         self.pieces = pieces
         self.receives = [i for i, piece in enumerate(pieces) if piece.step.kind != SEND]
-        self.calls: list[Call] = []
+        self.calls: list[MessageCall] = []
         self.under_way: set[int] = set()  # sends
         addends = [i for i in self.receives if pieces[i].step.kind == ADD]
         longest = max((pieces[i].step.length for i in addends), default=0)
@@ -130,4 +130,4 @@ class Lowering:
 
     def _call(self, kind: int, number: int) -> None:
         step = self.pieces[number].step
-        self.calls.append(Call(kind, number, step.peer, step.start, step.stop, self._spares.get(number)))
+        self.calls.append(MessageCall(kind, number, step.peer, step.start, step.stop, self._spares.get(number)))

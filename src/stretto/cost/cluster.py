@@ -205,7 +205,7 @@ class Group:
             raise UsageError(f"between is missing: name the link between the {self.nodes} nodes")
 
 
-class Place(NamedTuple):
+class WorkerPlace(NamedTuple):
     """Where a worker stands."""
 
     group: int
@@ -243,13 +243,13 @@ class Cluster:
             raise UsageError(f"between is missing: name the link that joins the {len(self.groups)} groups")
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[WorkerPlace, ...]:
         """Where each worker stands."""
-        places: list[Place] = []
+        places: list[WorkerPlace] = []
         node = 0
         for index, group in enumerate(self.groups):
             for _ in range(group.nodes):
-                places += [Place(index, node)] * group.workers
+                places += [WorkerPlace(index, node)] * group.workers
                 node += 1
         return tuple(places)
 
@@ -258,7 +258,7 @@ class Cluster:
         """All devices."""
         return sum(group.nodes * group.workers for group in self.groups)
 
-    def place(self, worker: int) -> Place:
+    def place(self, worker: int) -> WorkerPlace:
         """Where a worker stands. Raises UsageError if there are not so many."""
         if not 0 <= worker < self.num_workers:
             raise UsageError(

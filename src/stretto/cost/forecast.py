@@ -84,7 +84,7 @@ def turn_seconds(pricer: "Pricer") -> float:
     return timeline.makespan / TURNS if timeline.turn is None else timeline.turn
 
 
-class Parts(NamedTuple):
+class ActionSeconds(NamedTuple):
     """Seconds of an action: its stage's, gradients that are added up included; a copy of weights; messages' ends."""
 
     stage: float
@@ -128,15 +128,15 @@ class Pricer:
         return {work: sum(parts) for work, parts in self.parts.items()}
 
     @cached_property
-    def parts(self) -> dict[Work, Parts]:
+    def parts(self) -> dict[Work, ActionSeconds]:
         """What they are made of."""
-        found: dict[Work, Parts] = {}
+        found: dict[Work, ActionSeconds] = {}
         last = self.schedule.worker_of[self.schedule.num_stages - 1]
         for worker, body in enumerate(self.schedule.body):
             adding, per_action = self.adding(worker), self.workers.per_action(worker)
             for action in body:
                 stage = self.stages[action.stage]
-                found[self.work(action)] = Parts(
+                found[self.work(action)] = ActionSeconds(
                     stage.seconds(action.kind) + (stage.compute.accumulate if action in adding else 0.0),
                     self.copying(action, worker),
                     self.talking(action, worker),

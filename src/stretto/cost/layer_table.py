@@ -199,7 +199,7 @@ def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
 
 
 @dataclass(frozen=True)
-class Tied:
+class TiedLayers:
     """A parameter that several layers train, by their places; each of their rows has it."""
 
     layers: tuple[int, ...]
@@ -218,7 +218,7 @@ class ModelCosts:
     dtype: str
     start: float = 0.0
     step: float = 0.0
-    ties: tuple[Tied, ...] = ()
+    ties: tuple[TiedLayers, ...] = ()
 
     def stages(self, bounds: Sequence[int]) -> tuple[LayerCost, ...]:
         """A row for each stage: stage s holds the layers from bounds[s] up to bounds[s + 1].
@@ -258,7 +258,7 @@ class ModelCosts:
     def of(cls, content: Mapping[str, Any]) -> "ModelCosts":
         """From what `to_dict` gave, also through JSON."""
         rows = tuple(layer_of(layer) for layer in content["layers"])
-        ties = tuple(Tied(tuple(tie["layers"]), tie["bytes"]) for tie in content["ties"])
+        ties = tuple(TiedLayers(tuple(tie["layers"]), tie["bytes"]) for tie in content["ties"])
         return cls(rows, content["dtype"], content["start"], content["step"], ties)
 
 

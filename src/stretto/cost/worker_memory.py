@@ -115,7 +115,7 @@ def peak_bytes(
     for worker in range(schedule.num_workers):
         own = [s for s, home in schedule.worker_of.items() if home == worker]
         always = sum(stages[s].weights + stages[s].state + (versions[s] - 1) * stages[s].gradients for s in own)
-        peaks.append(always + buffers[worker] + Walk(schedule, rules, stages, worker).peak())
+        peaks.append(always + buffers[worker] + MemoryWalk(schedule, rules, stages, worker).peak())
     return tuple(peaks)
 
 
@@ -136,7 +136,7 @@ def channel_bytes(
     return found
 
 
-class Walk:
+class MemoryWalk:
     """A worker goes through its list; `peak` is the most it held beside what is there all the time."""
 
     def __init__(self, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory], worker: int) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.collectives.algorithms import ALGORITHMS, NESTED
-from stretto.collectives.calibration import Calibration, Measured
+from stretto.collectives.calibration import Calibration, SizeTimes
 from stretto.collectives.formulas import Link
 from stretto.collectives.library.hierarchical import nodes_of
 from stretto.collectives.reduce import all_reduce
@@ -77,7 +77,7 @@ def adding(group: dist.ProcessGroup, num_bytes: int) -> float:
     return timed(group, {"": lambda: tensor.add_(addend)}, nobody)[""]
 
 
-def all_reduces(group: dist.ProcessGroup, num_bytes: int, per_node: int, tell: OnMeasured) -> Measured:
+def all_reduces(group: dist.ProcessGroup, num_bytes: int, per_node: int, tell: OnMeasured) -> SizeTimes:
     """Seconds of every algorithm, and of torch's, for a tensor of so many bytes."""
     tensor = torch.zeros(num_bytes // ITEM)
 
@@ -87,7 +87,7 @@ def all_reduces(group: dist.ProcessGroup, num_bytes: int, per_node: int, tell: O
 
     calls: dict[str, Callable[[], object]] = {TORCH: lambda: dist.all_reduce(tensor, group=group)}
     calls |= {name: ours(name) for name in ALGORITHMS}
-    return Measured(num_bytes, timed(group, calls, tell))
+    return SizeTimes(num_bytes, timed(group, calls, tell))
 
 
 def timed(group: dist.ProcessGroup, calls: dict[str, Callable[[], object]], tell: OnMeasured) -> dict[str, float]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks, Tied, Work, Works, highest
+from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks, TiedLayers, Work, Works, highest
 from stretto.errors import UsageError
-from stretto.measure.live_bytes import Live, returning
+from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.measure.operators import Operators
 from stretto.nn import tied_weights
 from stretto.nn.batch import size as examples
@@ -79,9 +79,9 @@ def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: A
     flag("fake", fake)
 
 
-def tied(shared: tied_weights.Tied) -> Tied:
+def tied(shared: tied_weights.Tied) -> TiedLayers:
     """A parameter of several layers."""
-    return Tied((shared.owner, *shared.users), shared.parameter.numel() * shared.parameter.element_size())
+    return TiedLayers((shared.owner, *shared.users), shared.parameter.numel() * shared.parameter.element_size())
 
 
 class Loss(nn.Module):
@@ -102,7 +102,7 @@ class Loss(nn.Module):
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerRun:
     """What one run of a layer did, and the bytes that it kept and handed on."""
 
     passes: Mapping[str, Amounts]
@@ -116,8 +116,8 @@ class Pair:
     """A layer on `examples` examples and on twice as many."""
 
     examples: int
-    few: Seen
-    many: Seen
+    few: LayerRun
+    many: LayerRun
 
     def bytes(self, name: str) -> Affine:
         """An amount of bytes."""
@@ -186,7 +186,7 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[Seen]:
+def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = home(modules)
@@ -199,7 +199,7 @@ def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[Seen]:
         )
 
 
-def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[Seen]:
+def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRun]:
     """Run the layers on tensors without numbers, as on the CPU."""
     mode = current() or FakeTensorMode(allow_non_fake_inputs=True)
     known: dict[int, Tensor] = {}
@@ -252,12 +252,12 @@ class Runnable:
     alike: Hashable = None
 
 
-def run(layers: Sequence[Runnable], inputs: Inputs) -> list[Seen]:
+def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
     """One forward and three backwards of each layer on the output of the one before; of layers that are alike, once."""
     weights = {storage(tensor) for layer in layers for tensor in layer.own}
-    known: dict[Hashable, Observed] = {}
+    known: dict[Hashable, TracedLayer] = {}
     before: dict[int, Tensor] = {}  # storages that graphs keep; held, so that no other one gets their place
-    seen: list[Seen] = []
+    seen: list[LayerRun] = []
     tensors = inputs
     with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # what is compiled stays so: counter.py
         for index, layer in enumerate(layers):
@@ -270,13 +270,13 @@ def run(layers: Sequence[Runnable], inputs: Inputs) -> list[Seen]:
             else:
                 tensors = found.again(leaves)
             wanted = any(leaf.requires_grad for leaf in leaves)
-            seen.append(Seen(found.passes, found.bytes(leaves, tensors, before), found.held, wanted))
+            seen.append(LayerRun(found.passes, found.bytes(leaves, tensors, before), found.held, wanted))
             before |= found.kept(leaves, tensors)
     return seen
 
 
 @dataclass(frozen=True)
-class Observed:
+class TracedLayer:
     """A layer's passes, and what its graph keeps: of its inputs, of its outputs, and `inside` bytes beside them."""
 
     passes: Mapping[str, Amounts]
@@ -325,7 +325,7 @@ def storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> Observed:
+def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
     """Run one layer: what its passes do, and what its graph keeps other than weights."""
     saved: dict[int, Tensor] = {}
 
@@ -338,7 +338,7 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> Observed:
         outputs = members(attempt(layer.name, layer.call, leaves))
     passes = {"F": dict(operators.done)} | backwards(layer, leaves, outputs)
     places, made = [storage(leaf) for leaf in leaves], [storage(output) for output in outputs]
-    return Observed(
+    return TracedLayer(
         passes,
         size({key: each for key, each in saved.items() if key not in {*places, *made}}),
         tuple(place in saved for place in places),
@@ -375,13 +375,13 @@ def freeing(layer: Runnable, leaves: Inputs, weights: set[int]) -> tuple[list[in
             saved[storage(tensor)] = tensor.detach()
         return tensor.detach()
 
-    with Live() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with LiveBytes() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         roots = [tensor for tensor in members(layer.call(*leaves)) if tensor.requires_grad]
     if not roots:
         return forward.held, [0]
     end = returning(roots)
     roots.clear()
-    with Live(saved.values()) as backward:
+    with LiveBytes(saved.values()) as backward:
         saved.clear()
         torch.autograd.backward(end)
     return forward.held, backward.held

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stretto.measure.operators import tensors
 
 
-class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The bytes of storages after each operator, beyond those that lived at the beginning.
 
     Storages of `there` are known from the beginning: what of them goes counts against what comes.

@@ -15,7 +15,7 @@ from stretto.measure.all_reduce import adding, ping_pong
 from stretto.measure.fit import line
 from stretto.measure.messages import Passage, measure_passages
 from stretto.measure.overhead import Overhead, measure_overhead
-from stretto.measure.rates import Point, measure_rates, rates_of, turns_of
+from stretto.measure.rates import MeasuredCase, measure_rates, rates_of, turns_of
 
 SIZES = tuple(1 << exponent for exponent in range(6, 25, 2))  # bytes of messages: 64 B to 16 MB
 QUICK_SIZES = (1 << 8, 1 << 14, 1 << 20)
@@ -34,7 +34,7 @@ class Findings:
 
     workers: int
     per_node: int
-    points: tuple[Point, ...]
+    points: tuple[MeasuredCase, ...]
     within: Times
     between: Times
     within_passages: tuple[Passage, ...]
@@ -50,7 +50,7 @@ class Findings:
         passages = {
             key: tuple(Passage(*each) for each in content[key]) for key in ("within_passages", "between_passages")
         }
-        points = tuple(Point.of(each) for each in content["points"])
+        points = tuple(MeasuredCase.of(each) for each in content["points"])
         return cls(**{**content, **times, **passages, "points": points, "overhead": Overhead(*content["overhead"])})
 
     def to_dict(self) -> dict[str, Any]:

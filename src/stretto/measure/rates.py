@@ -38,7 +38,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredCase:
     """A measured case: seconds alone, and while all compute."""
 
     operator: str
@@ -49,13 +49,13 @@ class Point:
     noise: float = 0.0  # half the distance between the quartiles of its repeats, as a share of their median
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "Point":
+    def of(cls, content: Mapping[str, Any]) -> "MeasuredCase":
         """From plain data."""
         calls, flops, num_bytes = content["amounts"]
         return cls(**{**content, "amounts": (calls, flops, num_bytes)})
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """Attention of queries, keys and values [N, heads, T, d]."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def rows(layer: Callable[[], nn.Module], number: int, width: int) -> Make:
 
 def attention(heads: int, tokens: int, batch: int) -> Make:
     """Attention of heads 32 wide."""
-    return lambda: (Attention(), tuple(torch.randn(batch, heads, tokens, 32) for _ in range(3)))
+    return lambda: (CausalAttention(), tuple(torch.randn(batch, heads, tokens, 32) for _ in range(3)))
 
 
 def embedding(vocabulary: int, width: int, tokens: int) -> Make:
@@ -160,7 +160,7 @@ def update(
     return Case(family, "update", step(parameters).step, (number, 0, moved))
 
 
-def measure_rates(group: dist.ProcessGroup, *, quick: bool = False, tell: Callable[[], object]) -> list[Point]:
+def measure_rates(group: dist.ProcessGroup, *, quick: bool = False, tell: Callable[[], object]) -> list[MeasuredCase]:
     """Measure all cases on all processes of a group: medians of repeats in which cases take turns."""
     torch.manual_seed(0)
     every = list(cases(quick=quick))
@@ -210,17 +210,17 @@ def enough(group: dist.ProcessGroup, every: Sequence[Case], seconds: float) -> l
     return [max(1, round(seconds / max(longest, 1e-7))) for longest in slowest(group, [times])[0]]
 
 
-def point(case: Case, loops: int, alone: Sequence[float], together: Sequence[float]) -> Point:
+def point(case: Case, loops: int, alone: Sequence[float], together: Sequence[float]) -> MeasuredCase:
     """The medians of a case's repeats."""
     middle = statistics.median(alone)
     low, _, high = statistics.quantiles(alone, n=4)
     noise = (high - low) / 2 / middle
-    return Point(
+    return MeasuredCase(
         case.operator, case.direction, case.amounts, middle / loops, statistics.median(together) / loops, noise
     )
 
 
-def rates_of(points: Sequence[Point]) -> dict[str, dict[str, Rate]]:
+def rates_of(points: Sequence[MeasuredCase]) -> dict[str, dict[str, Rate]]:
     """A rate for each sort of operator and direction, from the times alone; contention is the median of the ratios."""
     found: dict[str, dict[str, Rate]] = {}
     for key in dict.fromkeys((each.operator, each.direction) for each in points):

@@ -20,14 +20,14 @@ def counting() -> Iterator[FlopCounterMode]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         counter = FlopCounterMode(display=False, custom_mapping=CPU_KERNELS)
-        counter.mod_tracker = Whole()  # type: ignore[assignment]
+        counter.mod_tracker = NoModuleTracker()  # type: ignore[assignment]
         with torch.compiler.set_stance("force_eager"), counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-class Whole:
+class NoModuleTracker:
     """Stands for the counter's tracker of modules: only totals are asked for.
 
     torch's own asserts on a module that returns a view of a parameter while no gradients are recorded (torch 2.13).
@@ -35,7 +35,7 @@ class Whole:
 
     parents = frozenset({"Global"})
 
-    def __enter__(self) -> "Whole":
+    def __enter__(self) -> "NoModuleTracker":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from stretto.errors import UsageError
 
 
-class Layer(NamedTuple):
+class LinearLayer(NamedTuple):
     """A linear layer's inputs and outputs an example; `weights` where they are not inputs x outputs (convolutions)."""
 
     inputs: int
@@ -28,7 +28,7 @@ class Layer(NamedTuple):
         return self.weights or self.inputs * self.outputs
 
 
-class Grid(NamedTuple):
+class ProcessGrid(NamedTuple):
     """Pr processes for the weights, Pc for the batch."""
 
     rows: int
@@ -64,7 +64,7 @@ class Price:
         return self.total.messages * latency + self.total.words * seconds_per_word
 
 
-def price(grid: Grid, batch: int, layers: Sequence[Layer]) -> Price:
+def price(grid: ProcessGrid, batch: int, layers: Sequence[LinearLayer]) -> Price:
     """The sums over layers i = 1, 2, ... of a batch of B examples.
 
     outputs: a lg Pr + b (B/Pc) (Pr-1)/Pr d_i; input gradients, i >= 2: 2 (a lg Pr + b (B/Pc) (Pr-1)/Pr d_{i-1});
@@ -82,16 +82,16 @@ def price(grid: Grid, batch: int, layers: Sequence[Layer]) -> Price:
     return Price(outputs, inputs, weights)
 
 
-def grids(processes: int) -> list[Grid]:
+def grids(processes: int) -> list[ProcessGrid]:
     """All ways to write P as Pr x Pc."""
     if processes < 1:
         raise UsageError(f"a process grid of {processes} processes: there must be at least 1")
-    return [Grid(rows, processes // rows) for rows in range(1, processes + 1) if processes % rows == 0]
+    return [ProcessGrid(rows, processes // rows) for rows in range(1, processes + 1) if processes % rows == 0]
 
 
 def best_grid(
-    processes: int, batch: int, layers: Sequence[Layer], *, latency: float = 0.0, seconds_per_word: float = 1.0
-) -> Grid:
+    processes: int, batch: int, layers: Sequence[LinearLayer], *, latency: float = 0.0, seconds_per_word: float = 1.0
+) -> ProcessGrid:
     """The cheapest of them; by words sent alone, unless told what a message takes. Pc is at most the batch.
 
     As published each layer's input needs a gradient but the first one's.
@@ -103,7 +103,7 @@ def best_grid(
     )
 
 
-def best_rows(processes: int, batch: int, layer: Layer) -> float:
+def best_rows(processes: int, batch: int, layer: LinearLayer) -> float:
     """Pr* = sqrt(2 |W| P / (B (d_out + 2 d_in))) of one layer inside a network, by words alone.
 
     Where (Pr-1)/Pr and (Pc-1)/Pc are taken as they are: their parts that fall with Pr are constants of the sum. Not
@@ -113,7 +113,7 @@ def best_rows(processes: int, batch: int, layer: Layer) -> float:
     return sqrt(2 * layer.size * processes / (batch * (layer.outputs + 2 * layer.inputs)))
 
 
-def check(batch: int, layers: Sequence[Layer]) -> None:
+def check(batch: int, layers: Sequence[LinearLayer]) -> None:
     """Refuse what has no price."""
     if batch < 1:
         raise UsageError(f"a batch of {batch} examples: there must be at least 1")

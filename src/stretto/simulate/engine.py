@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stretto.schedule.lower import Lowered, Passing
 from stretto.simulate import compiled
-from stretto.simulate.kernel import UNKNOWN, Program, State
+from stretto.simulate.kernel import UNKNOWN, KernelInput, KernelState
 from stretto.simulate.network import RENDEZVOUS, Transport
 
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ class Transfers:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedTimes:
     """When everything happened: a row for each action or value, a column for each minibatch.
 
     Where a value was never sent, or never came, its time is below 0.
@@ -104,7 +104,7 @@ def sender_of(lowered: Lowered, passing: Passing) -> int:
     return lowered.lanes[lowered.lane_of[passing.source]].worker
 
 
-def execute(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> Outcome:
+def execute(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> SimulatedTimes:
     """Let `turns` minibatches enter and the pipeline drain. `durations` is (actions, turns), or (actions, 1)."""
     actions, values = len(lowered.actions), len(lowered.passings)
     program = program_of(lowered, turns, durations, moves)
@@ -113,7 +113,7 @@ def execute(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -
     def rows(flat: Any, many: int) -> Any:
         return np.asarray(flat).reshape(many, turns)
 
-    return Outcome(
+    return SimulatedTimes(
         turns,
         durations,
         starts=rows(state.start, actions),
@@ -130,10 +130,10 @@ def links_are_shared(moves: Transfers) -> bool:
     return bool((moves.queue[:, 1] >= 0).any())
 
 
-def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> Program:
+def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> KernelInput:
     """What the kernel reads and never changes."""
     late = np.array(lowered.late, np.int64)
-    return Program(
+    return KernelInput(
         turns=turns,
         span=turns + int(late.max()) if turns else 0,
         size=max(1, len(lowered.passings)),
@@ -152,12 +152,12 @@ def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers
     )
 
 
-def first_state(lowered: Lowered, program: Program, moves: Transfers) -> State:
+def first_state(lowered: Lowered, program: KernelInput, moves: Transfers) -> KernelState:
     """What the kernel changes, before anything has run."""
     lanes = len(lowered.lanes)
     cells, messages = len(lowered.actions) * program.turns, len(lowered.passings) * program.turns
     queued = messages * (program.rendezvous or bool((moves.queue[:, 1:] >= 0).any()))
-    return State(
+    return KernelState(
         turn=np.zeros(lanes, np.int64),
         action=program.first.copy(),
         clock=np.zeros(lanes),

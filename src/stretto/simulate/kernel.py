@@ -13,7 +13,7 @@ UNKNOWN = -1.0  # a time that is not known yet; times are 0 or more
 SEND, LINK, RECEIVE = 0, 1, 2  # the places where a message may wait, in this order
 
 
-class Program(NamedTuple):
+class KernelInput(NamedTuple):
     """What does not change: one turn, and times. `Any` is an array, or a list where nothing is compiled."""
 
     turns: int
@@ -39,7 +39,7 @@ class Program(NamedTuple):
     queue: Any  # of each value three: the number of its queue at the send lane, link, receive lane, or -1
 
 
-class State(NamedTuple):
+class KernelState(NamedTuple):
     """What changes: where each lane is, when everything happened so far, and the messages that queue."""
 
     turn: Any  # of each lane: the turn that it is in
@@ -59,7 +59,7 @@ class State(NamedTuple):
     ready: Any  # a stack of lanes that may go on
 
 
-def run(program: Program, state: State) -> int:
+def run(program: KernelInput, state: KernelState) -> int:
     """Work out all times; how many actions could be run.
 
     One function, because a call that hands on all these arrays takes longer than an action.

@@ -15,7 +15,7 @@ import numpy as np
 from stretto.schedule import Rules, Schedule
 from stretto.schedule.lower import COLLECTIVES, Lowered, lower
 from stretto.simulate.dependences import farthest
-from stretto.simulate.engine import Floats, Outcome, Whole, rounded, transfers
+from stretto.simulate.engine import Floats, SimulatedTimes, Whole, rounded, transfers
 from stretto.simulate.network import Transport
 from stretto.simulate.simulator import Durations, run_to_end, table_of, unit_costs
 from stretto.simulate.timeline import Timeline, sum_in_order
@@ -126,7 +126,7 @@ def simulate_periodic(
     return PeriodicTimeline(run_to_end(lowered, rules, turns, table, moves), None)
 
 
-def repeating(lowered: Lowered, outcome: Outcome, *, queues: bool) -> Repeat | None:
+def repeating(lowered: Lowered, outcome: SimulatedTimes, *, queues: bool) -> Repeat | None:
     """The periodic part of a simulation, if it has one that proves that it goes on.
 
     From turn `first` to the last full one everything must be as it was so many turns ago, and later by the same time.
@@ -151,7 +151,7 @@ def repeating(lowered: Lowered, outcome: Outcome, *, queues: bool) -> Repeat | N
     return None
 
 
-def by_turn(lowered: Lowered, outcome: Outcome, until: int) -> tuple[Floats, Floats]:
+def by_turn(lowered: Lowered, outcome: SimulatedTimes, until: int) -> tuple[Floats, Floats]:
     """When everything that belongs to a full turn before `until` began, and when it ended; a column a turn."""
     numbers = np.arange(max(lowered.late), max(until, max(lowered.late)))
     late = np.array(lowered.late, np.int64)
@@ -180,7 +180,7 @@ def turn_numbers(late: Sequence[int], turns: int) -> Whole:
     return np.asarray(np.array(late, np.int64)[:, None] + np.arange(turns))
 
 
-def unrolled(lowered: Lowered, outcome: Outcome, repeat: Repeat) -> Outcome:
+def unrolled(lowered: Lowered, outcome: SimulatedTimes, repeat: Repeat) -> SimulatedTimes:
     """The times of all turns from those of a few."""
     turns = outcome.turns + repeat.turns * repeat.times
 
@@ -197,7 +197,7 @@ def unrolled(lowered: Lowered, outcome: Outcome, repeat: Repeat) -> Outcome:
     order = np.lexsort((np.broadcast_to(within[:, None], number.shape).ravel(), number.ravel(), starts.ravel()))
     ranks = np.empty(order.size, np.int64)
     ranks[order] = np.arange(order.size)
-    return Outcome(
+    return SimulatedTimes(
         turns,
         outcome.durations,
         starts=starts,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from stretto.schedule import Edge, Rules
 from stretto.schedule.span import Span
 from stretto.simulate import Timeline
-from stretto.simulate.timeline import Message
+from stretto.simulate.timeline import SimulatedMessage
 from stretto.tracing.naming import channel, worker_name
 from stretto.tracing.recording import Recording
 
@@ -47,7 +47,7 @@ def recordings(timeline: Timeline, rules: Rules, *, unit: float = UNIT) -> list[
     return made
 
 
-def record(message: Message, made: Sequence[Recording], at: Callable[[float], int]) -> None:
+def record(message: SimulatedMessage, made: Sequence[Recording], at: Callable[[float], int]) -> None:
     """Write a message on the lanes of the workers that send and receive it."""
     _, source, _, sender, receiver, sent, arrival, hold = message
     name = channel(Edge(message.value, source, message.stage))

@@ -9,7 +9,7 @@ from stretto.errors import ScheduleError
 from stretto.schedule import Action, Rules, Schedule
 from stretto.schedule.lower import Lowered, lower
 from stretto.schedule.validity import explain
-from stretto.simulate.engine import Floats, Outcome, Transfers, execute, transfers
+from stretto.simulate.engine import Floats, SimulatedTimes, Transfers, execute, transfers
 from stretto.simulate.network import BUFFERED, Link, Network, Sizes, Transport, no_bytes
 from stretto.simulate.noise import Noise
 from stretto.simulate.timeline import Timeline
@@ -69,7 +69,7 @@ def run_to_end(lowered: Lowered, rules: Rules, turns: int, table: Floats, moves:
     return Timeline(lowered, rules, moves, outcome)
 
 
-def deadlock(lowered: Lowered, rules: Rules, outcome: Outcome) -> ScheduleError:
+def deadlock(lowered: Lowered, rules: Rules, outcome: SimulatedTimes) -> ScheduleError:
     """The error that says which actions were left, and what they wait for."""
     schedule, turns = lowered.schedule, outcome.turns
     done = {lowered.action(position, minibatch) for position, minibatch in np.argwhere(outcome.starts >= 0).tolist()}

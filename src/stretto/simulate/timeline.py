@@ -10,10 +10,10 @@ import numpy as np
 from stretto.schedule import Action, Rules, Schedule
 from stretto.schedule.lower import COLLECTIVES, Lane, Lowered
 from stretto.schedule.span import Span
-from stretto.simulate.engine import Floats, Outcome, Transfers, Whole
+from stretto.simulate.engine import Floats, SimulatedTimes, Transfers, Whole
 
 
-class Message(NamedTuple):
+class SimulatedMessage(NamedTuple):
     """A value on its way: `sender`'s send lane is busy from `sent` to `sent + hold`, `receiver`'s receive lane at the
     end, from `arrival - hold` to `arrival`.
     """
@@ -38,7 +38,7 @@ class Timeline:
     lowered: Lowered
     rules: Rules
     transfers: Transfers
-    outcome: Outcome
+    outcome: SimulatedTimes
 
     @property
     def schedule(self) -> Schedule:
@@ -59,7 +59,7 @@ class Timeline:
         return tuple(spans)
 
     @cached_property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[SimulatedMessage, ...]:
         """All messages that arrived, those of each sender in its order."""
         messages = []
         for value, passing in enumerate(self.lowered.passings):
@@ -72,7 +72,7 @@ class Timeline:
                 if arrivals[minibatch] >= 0:
                     source = self.lowered.action(passing.source, minibatch)
                     ends = (sender, passing.receiver, sent[minibatch], arrivals[minibatch])
-                    messages.append(Message(passing.edge.value, source, passing.edge.stage, *ends, hold))
+                    messages.append(SimulatedMessage(passing.edge.value, source, passing.edge.stage, *ends, hold))
         return tuple(sorted(messages, key=lambda message: (message.sender, message.sent)))
 
     @cached_property

@@ -11,7 +11,7 @@ from stretto.errors import UsageError, nearest
 
 
 @dataclass(frozen=True)
-class Call:
+class ForwardCall:
     """How the tensors of a batch, in order, become arguments of a forward; the others keep their defaults.
 
     `names` has one entry a tensor; they are handed over under these names where `named`, else by position.
@@ -35,7 +35,7 @@ class Call:
         return forward(*values, **self.constants)
 
 
-def find_call(model: nn.Module, num_given: int | None, names: Sequence[str] | None = None) -> Call:
+def find_call(model: nn.Module, num_given: int | None, names: Sequence[str] | None = None) -> ForwardCall:
     """How a batch of so many tensors, with names or without, is handed to the model.
 
     Where a forward can be told to `use_cache`, it is told not to: what a decoder remembers for the next token is no
@@ -47,7 +47,7 @@ def find_call(model: nn.Module, num_given: int | None, names: Sequence[str] | No
     else:
         chosen = tuple(input_names(type(model).forward, count_inputs(model, num_given)))
     constants = {"use_cache": False} if "use_cache" not in chosen and caches(model) else {}
-    return Call(chosen, names is not None, constants)
+    return ForwardCall(chosen, names is not None, constants)
 
 
 def caches(model: nn.Module) -> bool:

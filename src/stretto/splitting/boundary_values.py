@@ -13,7 +13,7 @@ from stretto.splitting.fx.decisions import asks, reckons
 from stretto.splitting.fx.helpers import HELPER
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What a value is, if it is not a container of tensors."""
 
     TENSOR = 1
@@ -32,18 +32,18 @@ PLAIN_TYPES = (int, float, complex, bool, str, slice, range, torch.Size, torch.d
 def form_of(value: Any) -> Form:
     """The form of a value that was seen."""
     if isinstance(value, Tensor):
-        return Kind.TENSOR if value.requires_grad or not differentiable(value) else Kind.FIXED
+        return ValueKind.TENSOR if value.requires_grad or not differentiable(value) else ValueKind.FIXED
     if value is None:
         return None
     if type(value) in (tuple, list):
         forms = [form_of(member) for member in value]
-        if all(form is Kind.PLAIN or form is None for form in forms):
-            return Kind.PLAIN
-        return Kind.STUCK if Kind.STUCK in forms or Kind.PLAIN in forms else type(value)(forms)
-    return Kind.PLAIN if isinstance(value, PLAIN_TYPES) else Kind.STUCK
+        if all(form is ValueKind.PLAIN or form is None for form in forms):
+            return ValueKind.PLAIN
+        return ValueKind.STUCK if ValueKind.STUCK in forms or ValueKind.PLAIN in forms else type(value)(forms)
+    return ValueKind.PLAIN if isinstance(value, PLAIN_TYPES) else ValueKind.STUCK
 
 
-class Watch(fx.Interpreter):
+class FormRecorder(fx.Interpreter):
     """Runs a graph and keeps the form of what every node gave, in `forms`."""
 
     def __init__(self, module: fx.GraphModule, hint: str) -> None:
@@ -63,7 +63,7 @@ class Watch(fx.Interpreter):
                 "shapes and types that the model takes"
             ) from error
         form = form_of(value)
-        self.forms[n] = Kind.OPTIONAL if is_optional(n, value) else form
+        self.forms[n] = ValueKind.OPTIONAL if is_optional(n, value) else form
         return tree_map_only(Tensor, afresh, value)
 
 
@@ -112,8 +112,8 @@ def guess_forms(graph: fx.Graph) -> dict[fx.Node, Form]:
     forms: dict[fx.Node, Form] = {}
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        plain = asks(node) or (reckons(node) and bool(inputs) and all(forms[n] is Kind.PLAIN for n in inputs))
-        forms[node] = Kind.PLAIN if plain else Kind.TENSOR
+        plain = asks(node) or (reckons(node) and bool(inputs) and all(forms[n] is ValueKind.PLAIN for n in inputs))
+        forms[node] = ValueKind.PLAIN if plain else ValueKind.TENSOR
     return forms
 
 
@@ -121,7 +121,7 @@ def leaves(graph: fx.Graph, value: Any, form: Form) -> list[fx.Node]:
     """The tensors of a value in a stage's graph, in order; taken out of their container if need be."""
     if form is None:
         return []
-    if isinstance(form, Kind):
+    if isinstance(form, ValueKind):
         return [value]
     members = value if isinstance(value, (tuple, list)) else [None] * len(form)
     found: list[fx.Node] = []
@@ -136,15 +136,15 @@ def rebuild(graph: fx.Graph, form: Form, name: str) -> Any:
     """The value called `name` in the next stage's graph, out of the tensors that the stage is given."""
     if form is None:
         return None
-    if form is Kind.TENSOR:
+    if form is ValueKind.TENSOR:
         return graph.placeholder(name)
-    if form is Kind.FIXED:
+    if form is ValueKind.FIXED:
         return graph.call_method("detach", (graph.placeholder(name),))
-    if form is Kind.OPTIONAL:
+    if form is ValueKind.OPTIONAL:
         return graph.call_function(unpack, (graph.placeholder(name),))
     return type(form)(rebuild(graph, inner, f"{name}__{index}") for index, inner in enumerate(form))
 
 
 def num_leaves(form: Form) -> int:
     """How many tensors travel for a value."""
-    return 0 if form is None else 1 if isinstance(form, Kind) else sum(map(num_leaves, form))
+    return 0 if form is None else 1 if isinstance(form, ValueKind) else sum(map(num_leaves, form))

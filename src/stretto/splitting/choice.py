@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.splitting.cost import Costs, Inputs, measure
+from stretto.splitting.cost import Inputs, PieceCosts, measure
 from stretto.splitting.fx.modules import Modules
 from stretto.splitting.lists import whole_list, whole_tuples
 from stretto.splitting.parts import Parts
@@ -56,12 +56,12 @@ def ways(
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class StageCut:
     """Parts in stages: stage s is the units chosen[s] up to chosen[s + 1]; `costs` has one entry a unit."""
 
     parts: Parts
     units: Sequence[int]
-    costs: Costs
+    costs: PieceCosts
     chosen: Sequence[int]
 
     @property
@@ -99,7 +99,7 @@ class Cut:
         """A unit, for messages."""
         return self.parts.name(self.units[unit], self.units[unit + 1])
 
-    def into(self, num_stages: int) -> "Cut":
+    def into(self, num_stages: int) -> "StageCut":
         """The same units in so many stages, as even as can be."""
         return replace(self, chosen=self.parts.choose(self.costs.values, self.units, num_stages))
 
@@ -110,15 +110,15 @@ class Cut:
         return made
 
 
-def measured(parts: Parts, inputs: Inputs | None, by: str) -> Cut:
+def measured(parts: Parts, inputs: Inputs | None, by: str) -> StageCut:
     """Parts with what they cost, all in one stage."""
     units = openings(parts)
     called = [parts.name(start, stop) for start, stop in pairwise(units)]
     costs = measure(parts.cut(units), called, inputs, by)
-    return Cut(parts, units, costs, [0, len(units) - 1])
+    return StageCut(parts, units, costs, [0, len(units) - 1])
 
 
-def placed(parts: Parts, inputs: Inputs | None, by: str, num_stages: int | Sequence[int]) -> Cut:
+def placed(parts: Parts, inputs: Inputs | None, by: str, num_stages: int | Sequence[int]) -> StageCut:
     """Parts in so many stages, as even as can be, or in those that begin there. Raises UsageError if they cannot."""
     units = openings(parts)
     if not isinstance(num_stages, int):
@@ -131,13 +131,13 @@ def placed(parts: Parts, inputs: Inputs | None, by: str, num_stages: int | Seque
 
 def most_even(
     found: Iterable[Way], inputs: Inputs | None, by: str, num_stages: int | Sequence[int]
-) -> tuple[Cut, list[nn.Module]]:
+) -> tuple[StageCut, list[nn.Module]]:
     """The plainest way that makes fair stages, else the one that makes the largest stage smallest; and its stages.
 
     So the bounds that a way was chosen with choose it again. Raises what the plainest raises, unless only the number of
     its parts is wrong and another's is not.
     """
-    best: tuple[Cut, list[nn.Module]] | None = None
+    best: tuple[StageCut, list[nn.Module]] | None = None
     refusal: UsageError | None = None
     for number, way in enumerate(found):
         if way.costly and (isinstance(num_stages, int) if best is None else not best[0].divisible):
@@ -165,7 +165,7 @@ def most_even(
     return best
 
 
-def uneven(cut: Cut, path: str | None) -> str:
+def uneven(cut: StageCut, path: str | None) -> str:
     """What there is to say where stages are not fair, and what to do about it."""
     shares, count = cut.shares, len(cut.shares)
     largest = shares.index(max(shares))
@@ -176,7 +176,7 @@ def uneven(cut: Cut, path: str | None) -> str:
     )
 
 
-def remedy(cut: Cut, path: str | None) -> str:
+def remedy(cut: StageCut, path: str | None) -> str:
     """What makes stages fairer."""
     count, most = len(cut.shares), len(cut.units) - 1
     near = sorted(range(max(2, count - 4), min(most, count + 4) + 1), key=lambda other: abs(other - count))

@@ -20,7 +20,7 @@ REPEATS = 5
 
 
 @dataclass(frozen=True)
-class Costs:
+class PieceCosts:
     """One whole number a piece (FLOPs, nanoseconds or parameters), how to print it, and how it was obtained.
 
     `known`: they are what was asked for, and not something that stands for it.
@@ -31,13 +31,13 @@ class Costs:
     how: str
     known: bool = True
 
-    def together(self, bounds: Sequence[int]) -> "Costs":
+    def together(self, bounds: Sequence[int]) -> "PieceCosts":
         """The costs of runs of pieces: entry s is that of the pieces bounds[s] up to bounds[s + 1]."""
         sums = [sum(self.values[start:stop]) for start, stop in pairwise(bounds)]
         return replace(self, values=sums)
 
 
-def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | None, by: str) -> Costs:
+def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | None, by: str) -> PieceCosts:
     """What the pieces, run one after the other on `inputs`, cost each; never all 0."""
     if by == "parameters":
         return parameters(pieces, "number of parameters")
@@ -45,7 +45,7 @@ def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | 
         return stand_in(pieces, "number of parameters (to count FLOPs, give one input batch, example=x)")
     if by == "time":
         values = seconds(pieces, names, inputs)
-        return Costs(
+        return PieceCosts(
             values,
             lambda cost: f"{cost / 1e6:.3f} ms",
             f"measured forward and backward of the example, {describe(inputs)}, median of {REPEATS}",
@@ -53,18 +53,18 @@ def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | 
     values = flops(pieces, names, inputs)
     if not any(values):
         return stand_in(pieces, "number of parameters (the example's forward has no FLOPs that torch counts)")
-    return Costs(values, show_flops, f"forward FLOPs counted on the example, {describe(inputs)}")
+    return PieceCosts(values, show_flops, f"forward FLOPs counted on the example, {describe(inputs)}")
 
 
-def parameters(pieces: Sequence[nn.Module], how: str) -> Costs:
+def parameters(pieces: Sequence[nn.Module], how: str) -> PieceCosts:
     """Numbers of parameters; 1 each where there are none at all."""
     values = [sum(p.numel() for p in piece.parameters()) for piece in pieces]
     if not any(values):
-        return Costs([1] * len(values), str, f"1 each, for all would cost 0; asked for: {how}", known=False)
-    return Costs(values, lambda cost: f"{cost:,}", how)
+        return PieceCosts([1] * len(values), str, f"1 each, for all would cost 0; asked for: {how}", known=False)
+    return PieceCosts(values, lambda cost: f"{cost:,}", how)
 
 
-def stand_in(pieces: Sequence[nn.Module], how: str) -> Costs:
+def stand_in(pieces: Sequence[nn.Module], how: str) -> PieceCosts:
     """Numbers of parameters, for want of FLOPs."""
     return replace(parameters(pieces, how), known=False)
 

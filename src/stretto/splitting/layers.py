@@ -17,7 +17,7 @@ from stretto.splitting.lists import opens, whole_tuples
 from stretto.splitting.parts import Joint, Parts, tally, tied
 
 
-class Layer(NamedTuple):
+class NamedLayer(NamedTuple):
     """A module, its name in each sequence that it is in, and those sequences; the outermost list is none of them."""
 
     path: tuple[str, ...]
@@ -44,7 +44,7 @@ class Layers(Parts):
         together: bool,
         opened: bool = False,
     ) -> None:
-        given = [Layer((name,), layer, ()) for name, layer in layers]
+        given = [NamedLayer((name,), layer, ()) for name, layer in layers]
         self._layers = [inner for layer in given for inner in within(layer)] if opened else given
         self._whole = whole
         names = [self.name(index, index + 1) for index in range(len(self))]
@@ -111,17 +111,17 @@ class Layers(Parts):
         return whole_tuples(both[-1]) if both else self._whole
 
 
-def within(layer: Layer) -> Iterator[Layer]:
+def within(layer: NamedLayer) -> Iterator[NamedLayer]:
     """The layers of a plain sequence, and of such sequences in it; of any other layer itself."""
     if not opens(layer.module):
         yield layer
         return
     for name, module in layer.module._modules.items():
         assert module is not None, "an nn.Sequential without a module could not be called"
-        yield from within(Layer((*layer.path, name), module, (*layer.sequences, layer.module)))
+        yield from within(NamedLayer((*layer.path, name), module, (*layer.sequences, layer.module)))
 
 
-def nested(layers: Sequence[Layer], depth: int = 0) -> OrderedDict[str, nn.Module]:
+def nested(layers: Sequence[NamedLayer], depth: int = 0) -> OrderedDict[str, nn.Module]:
     """The layers by name, in the sequences that they are in: those themselves if all their layers are there."""
     found: OrderedDict[str, nn.Module] = OrderedDict()
     for name, group in groupby(layers, key=lambda layer: layer.path[depth]):
@@ -130,7 +130,7 @@ def nested(layers: Sequence[Layer], depth: int = 0) -> OrderedDict[str, nn.Modul
             found[name] = members[0].module
             continue
         sequence = members[0].sequences[depth]
-        if len(members) == len(list(within(Layer(("",), sequence, ())))):
+        if len(members) == len(list(within(NamedLayer(("",), sequence, ())))):
             found[name] = sequence
         else:
             kind = nn.Sequential if whole_tuples(sequence) else Chain

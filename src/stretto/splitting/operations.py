@@ -14,7 +14,7 @@ from stretto.nn.flop_counter import counting
 
 
 @dataclass
-class Sight:
+class OperationRecord:
     """One operation: the bytes and storages of what it gives, its FLOPs, the storages that it reads and changes."""
 
     num_bytes: int
@@ -25,13 +25,13 @@ class Sight:
     changes: set[int]
 
 
-class Look(fx.Interpreter):
+class OperationRecorder(fx.Interpreter):
     """Runs a graph without gradients and keeps a Sight of every node, in `seen`."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.extra_traceback = False
-        self.seen: dict[fx.Node, Sight] = {}
+        self.seen: dict[fx.Node, OperationRecord] = {}
         self._storages: list[StorageWeakRef] = []  # an address is no other storage's while one of these knows it
         self._counter: FlopCounterMode | None = None
 
@@ -52,7 +52,7 @@ class Look(fx.Interpreter):
         # A kernel that moves statistics leaves no trace in their version.
         changed = [x for x, version, values in before if x._version != version or differs(x, values)]
         given = tensors(value)
-        self.seen[n] = Sight(
+        self.seen[n] = OperationRecord(
             num_bytes=sum(x.numel() * x.element_size() for x in given),
             flops=flops,
             floating=any(x.is_floating_point() for x in given),
@@ -77,7 +77,7 @@ def differs(x: Tensor, values: Tensor | None) -> bool:
     return values is not None and not torch.equal(x, values)
 
 
-def held_together(order: Sequence[fx.Node], looks: Sequence[Look]) -> set[int]:
+def held_together(order: Sequence[fx.Node], looks: Sequence[OperationRecorder]) -> set[int]:
     """Where no cut may fall: position p is before operation p.
 
     What is changed in place must be in the stage that made it, views of it too; a buffer that changes, in one stage.

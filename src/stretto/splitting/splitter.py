@@ -11,7 +11,7 @@ from stretto.errors import UsageError
 from stretto.nn.batch import Named, inputs_of
 from stretto.nn.preserve import home
 from stretto.options.checks import of_kind, one_of, sequence
-from stretto.splitting.choice import FAIR, Cut, measured, most_even, uneven, ways
+from stretto.splitting.choice import FAIR, StageCut, measured, most_even, uneven, ways
 from stretto.splitting.cost import Inputs
 from stretto.splitting.parts import parted
 from stretto.splitting.stages import Stages, explain
@@ -137,7 +137,7 @@ def given(
     return names, tuple(tensor.to(device) for tensor in tensors)
 
 
-def explained(cut: Cut, stages: Sequence[nn.Module]) -> str:
+def explained(cut: StageCut, stages: Sequence[nn.Module]) -> str:
     """The table of `Stages.explanation`."""
     kinds = [cut.parts.kinds(start, stop) for start, stop in pairwise(cut.bounds)]
     notes = [*cut.parts.notes(cut.bounds), *parted(stages)]

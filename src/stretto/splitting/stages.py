@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import mapping, of_kind
-from stretto.splitting.cost import Costs
+from stretto.splitting.cost import PieceCosts
 
 
 class Stages(list[nn.Module]):
@@ -66,7 +66,7 @@ def names_in(model: nn.Module, stages: Sequence[nn.Module]) -> dict[str, list[st
     }
 
 
-def explain(noun: str, bounds: Sequence[int], kinds: Sequence[str], costs: Costs, notes: Sequence[str]) -> str:
+def explain(noun: str, bounds: Sequence[int], kinds: Sequence[str], costs: PieceCosts, notes: Sequence[str]) -> str:
     """The table of `Stages.explanation`. `costs` holds one entry a stage."""
     total = sum(costs.values)
     rows = [("stage", f"{noun}s", "kinds", "cost", "share")]

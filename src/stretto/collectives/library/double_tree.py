@@ -22,7 +22,7 @@ MOST_BLOCKS = 16
 UP, DOWN = 0, 1
 
 
-class Place(NamedTuple):
+class TreeNode(NamedTuple):
     """One process in one tree."""
 
     parent: int | None
@@ -57,7 +57,7 @@ def blocks_of(length: int) -> int:
     return max(1, min(MOST_BLOCKS, length // 2 // BLOCK))
 
 
-def place_of(rank: int, size: int, tree: int) -> Place:
+def place_of(rank: int, size: int, tree: int) -> TreeNode:
     """Where a process stands in one of the two trees."""
     if tree == 0:
         node, shift, sign = rank + 1, -1, 1
@@ -70,7 +70,7 @@ def place_of(rank: int, size: int, tree: int) -> Place:
         parent, depth = here, depth + 1
         here = children(here, size)[node > here]
     below = tuple((shift + sign * child) % size for child in children(node, size))
-    return Place(None if parent is None else (shift + sign * parent) % size, below, depth)
+    return TreeNode(None if parent is None else (shift + sign * parent) % size, below, depth)
 
 
 def children(node: int, size: int) -> tuple[int, ...]:

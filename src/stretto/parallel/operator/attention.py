@@ -13,7 +13,7 @@ from stretto.parallel.operator.exchange import join, leave
 from stretto.parallel.operator.piece import Piece, keep
 from stretto.parallel.operator.randomness import apart
 from stretto.parallel.operator.role import Role
-from stretto.parallel.operator.span import Between, Whole
+from stretto.parallel.operator.span import Between, WholeActivations
 
 
 def share(attention: nn.MultiheadAttention, role: Role, axis: Axis, between: Between | None = None) -> None:
@@ -28,7 +28,9 @@ def share(attention: nn.MultiheadAttention, role: Role, axis: Axis, between: Bet
     keep(attention.out_proj, "weight", Piece(axis, 1, rows))
     attention.__class__ = Heads
     # Torch's fused inference reads the packed weight as that of all heads; it steps aside where this says False.
-    attention.__dict__.update(axis=axis, sizes=role.sizes, between=between or Whole(axis), _qkv_same_embed_dim=False)
+    attention.__dict__.update(
+        axis=axis, sizes=role.sizes, between=between or WholeActivations(axis), _qkv_same_embed_dim=False
+    )
     if attention.dropout:
         apart(attention, axis)
 

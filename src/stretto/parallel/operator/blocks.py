@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.parallel.operator.heads import Attention
+from stretto.parallel.operator.heads import AttentionLayers
 from stretto.parallel.operator.role import Role, is_transposed
 
 CHILDREN = (
@@ -26,7 +26,7 @@ NORMS = ("LayerNorm", "RMSNorm")  # how the names of their classes end
 
 
 @dataclass(frozen=True)
-class Block:
+class CutBlock:
     """A block, by path; its cut layers, the modules whose input is gathered for several of them, and the rest."""
 
     path: str
@@ -42,7 +42,7 @@ class Block:
         return attention.batch_first if isinstance(attention, nn.MultiheadAttention) else True
 
 
-def blocks(root: nn.Module, found: Mapping[str, Role], attentions: Sequence[Attention]) -> list[Block]:
+def blocks(root: nn.Module, found: Mapping[str, Role], attentions: Sequence[AttentionLayers]) -> list[CutBlock]:
     """All in a module. Raises UsageError if there is none."""
     known = [block for path, _ in root.named_modules() if (block := seen(root, path, found, attentions)) is not None]
     if not known:
@@ -55,7 +55,9 @@ def blocks(root: nn.Module, found: Mapping[str, Role], attentions: Sequence[Atte
     return known
 
 
-def seen(root: nn.Module, path: str, found: Mapping[str, Role], attentions: Sequence[Attention]) -> Block | None:
+def seen(
+    root: nn.Module, path: str, found: Mapping[str, Role], attentions: Sequence[AttentionLayers]
+) -> CutBlock | None:
     """The block at a path, if there is a known one and nothing in it is cut in another way."""
     module, below = root.get_submodule(path), f"{path}." if path else ""
     packed = type(module) is nn.TransformerEncoderLayer
@@ -85,7 +87,7 @@ def seen(root: nn.Module, path: str, found: Mapping[str, Role], attentions: Sequ
         or not all(normal(root, each, inside[0]) for each in norms)
     ):
         return None
-    return Block(path, module, tuple(cut), (*inside, *gate) if not packed else gate, tuple(norms))
+    return CutBlock(path, module, tuple(cut), (*inside, *gate) if not packed else gate, tuple(norms))
 
 
 def gate_of(columns: Sequence[str], rows: Sequence[str], path: str) -> tuple[str, ...] | None:
@@ -115,13 +117,13 @@ def normal(root: nn.Module, path: str, attention: str) -> bool:
     return type(root.get_submodule(path)).__name__.endswith(NORMS) and not within(path, attention)
 
 
-def runs(root: nn.Module, known: Sequence[Block]) -> Iterator[tuple[nn.Module | None, list[Block]]]:
+def runs(root: nn.Module, known: Sequence[CutBlock]) -> Iterator[tuple[nn.Module | None, list[CutBlock]]]:
     """Blocks that certainly follow each other, with the container that runs them; others one by one, with None."""
     uses = Counter(id(each) for module in root.modules() for each in module._modules.values())
     left = {id(block.module): block for block in known}
     for container in root.modules():
         if runs_in_turn(container):
-            together: list[Block] = []
+            together: list[CutBlock] = []
             for child in (*in_turn(container), None):
                 block = left.get(id(child))
                 if block is not None and uses[id(child)] == 1 and (not together or alike(block, together[0])):
@@ -135,7 +137,7 @@ def runs(root: nn.Module, known: Sequence[Block]) -> Iterator[tuple[nn.Module | 
     yield from ((None, [block]) for block in left.values())
 
 
-def alike(block: Block, other: Block) -> bool:
+def alike(block: CutBlock, other: CutBlock) -> bool:
     """Whether activations have the same order of dims."""
     return block.batch_first == other.batch_first
 

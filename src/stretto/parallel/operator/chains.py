@@ -97,13 +97,13 @@ def chains(root: nn.Module, axis: Axis, taken: set[str]) -> dict[str, Role]:
         free = {each for each, count in called.items() if count == 1} - taken
         for node in graph.nodes:
             if node.op == "call_module":
-                found = Chain(module, path, axis, free - roles.keys()).grown(node)
+                found = LayerChain(module, path, axis, free - roles.keys()).grown(node)
                 roles |= found or {}
     return roles
 
 
 @dataclass
-class Chain:
+class LayerChain:
     """What grows from one layer: how each node is cut, and the role of each layer."""
 
     module: nn.Module

@@ -29,7 +29,7 @@ TOTALS = ("all_head_size", "split_size", "inner_dim", "dim")
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionLayers:
     """The layers of one attention, by path, and the width of a head."""
 
     path: str
@@ -66,7 +66,7 @@ class Attention:
                 setattr(self.module, name, after)
 
 
-def attentions(root: nn.Module) -> Iterator[Attention]:
+def attentions(root: nn.Module) -> Iterator[AttentionLayers]:
     """All that are recognised in a module."""
     modules = dict(root.named_modules())
     for path, module in modules.items():
@@ -75,7 +75,7 @@ def attentions(root: nn.Module) -> Iterator[Attention]:
             query, others, output = found
             size = head_width(module, outputs(root, query) // (1 if others else 3))
             if size is not None:
-                yield Attention(path, module, query, others, output, size)
+                yield AttentionLayers(path, module, query, others, output, size)
 
 
 def projections(path: str, module: nn.Module, modules: dict[str, nn.Module]) -> tuple[str, tuple[str, ...], str] | None:

@@ -14,13 +14,15 @@ from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.exchange import join, leave, part
 from stretto.parallel.operator.piece import Piece, keep
 from stretto.parallel.operator.role import Role, is_transposed, kind
-from stretto.parallel.operator.span import Between, Span, Whole
+from stretto.parallel.operator.span import Between, SequenceParts, WholeActivations
 
 
 def cut(layer: nn.Module, role: Role, axis: Axis, between: Between | None = None) -> None:
     """Give a layer its part. `between` is what a column takes and a row gives; otherwise that is whole."""
     if role.style in ("column", "row"):
-        {"column": column, "row": row}[role.style](layer, role, axis, Whole(axis) if between is None else between)
+        {"column": column, "row": row}[role.style](
+            layer, role, axis, WholeActivations(axis) if between is None else between
+        )
     else:
         {"groups": grouped, "vocabulary": vocabulary, "channels": channels}[role.style](layer, role, axis)
 
@@ -33,7 +35,7 @@ def column(layer: nn.Module, role: Role, axis: Axis, between: Between) -> None:
     keep(layer, "bias", Piece(axis, 0, role.sizes, role.blocks))
     if is_transposed(layer):
         layer.nf = role.blocks * role.sizes[axis.rank]  # type: ignore[assignment]
-    if isinstance(between, Span):
+    if isinstance(between, SequenceParts):
         layer.__class__ = ColumnTransposed if is_transposed(layer) else ColumnLinear
         layer.__dict__["between"] = between
     layer.register_forward_pre_hook(Entering(between))
@@ -44,7 +46,7 @@ def column(layer: nn.Module, role: Role, axis: Axis, between: Between) -> None:
 class ColumnLinear(nn.Linear):
     """A linear layer with some of its outputs, on a gathered sequence."""
 
-    between: Span
+    between: SequenceParts
 
     def forward(self, input: Tensor) -> Tensor:
         """As torch's own, but for what is kept."""
@@ -54,7 +56,7 @@ class ColumnLinear(nn.Linear):
 class ColumnTransposed(nn.Module):
     """Hugging Face's Conv1D, likewise."""
 
-    between: Span
+    between: SequenceParts
     weight: nn.Parameter
     bias: nn.Parameter
 

@@ -9,7 +9,7 @@ from stretto.errors import UsageError, nearest
 from stretto.options.checks import one_of
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.chains import chains
-from stretto.parallel.operator.heads import Attention, attentions, too_few
+from stretto.parallel.operator.heads import AttentionLayers, attentions, too_few
 from stretto.parallel.operator.role import CONVOLUTIONS, Role, groups, kind, width
 
 STYLES = ("column", "row", "column-sliced", "row-sliced", "vocabulary", "replicate")
@@ -17,7 +17,7 @@ NAMED_EMBEDDINGS = ("wte", "embed_tokens", "word_embeddings", "tok_embeddings", 
 BETWEEN = (("intermediate.dense", "output.dense"),)  # halves of an MLP in modules of their own (BERT, ViT)
 
 
-def roles(module: nn.Module, axis: Axis, said: Mapping[str, str]) -> tuple[dict[str, Role], list[Attention]]:
+def roles(module: nn.Module, axis: Axis, said: Mapping[str, str]) -> tuple[dict[str, Role], list[AttentionLayers]]:
     """The role of every layer that has one, by path, and the attentions that are cut."""
     check(module, said)
     found = {path: told(module.get_submodule(path), path, style, axis) for path, style in leaves(module, said)}

@@ -23,7 +23,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Kind:
+class WeightDims:
     """Which dims of the weight are outputs and inputs, and which dim of activations (from the end) are channels."""
 
     outputs: int
@@ -31,14 +31,14 @@ class Kind:
     channels: int
 
 
-def kind(layer: nn.Module) -> Kind | None:
+def kind(layer: nn.Module) -> WeightDims | None:
     """What is known of a layer; None where it cannot be cut. A subclass may do anything with its weights."""
     if type(layer) is nn.Linear:
-        return Kind(0, 1, -1)
+        return WeightDims(0, 1, -1)
     if type(layer) in CONVOLUTIONS:
-        return Kind(0, 1, -1 - CONVOLUTIONS[type(layer)])
+        return WeightDims(0, 1, -1 - CONVOLUTIONS[type(layer)])
     if is_transposed(layer):
-        return Kind(1, 0, -1)
+        return WeightDims(1, 0, -1)
     return None
 
 

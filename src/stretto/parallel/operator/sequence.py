@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.blocks import Block, runs
+from stretto.parallel.operator.blocks import CutBlock, runs
 from stretto.parallel.operator.randomness import apart
-from stretto.parallel.operator.span import Span
+from stretto.parallel.operator.span import SequenceParts
 
 INPUTS = ("hidden_states", "src", "x", "input")
 
 
-def spans(root: nn.Module, known: Sequence[Block], axis: Axis) -> dict[str, Span]:
+def spans(root: nn.Module, known: Sequence[CutBlock], axis: Axis) -> dict[str, SequenceParts]:
     """The span of every block, by path; hooks on what runs several in turn."""
-    found: dict[str, Span] = {}
+    found: dict[str, SequenceParts] = {}
     for container, together in runs(root, known):
-        span = Span(axis, together[0].batch_first)
+        span = SequenceParts(axis, together[0].batch_first)
         found |= {block.path: span for block in together}
         if container is not None:
             container.register_forward_pre_hook(Running(span, True))
@@ -30,7 +30,7 @@ def spans(root: nn.Module, known: Sequence[Block], axis: Axis) -> dict[str, Span
     return found
 
 
-def install(root: nn.Module, block: Block, span: Span, roles: Mapping[str, Any]) -> None:
+def install(root: nn.Module, block: CutBlock, span: SequenceParts, roles: Mapping[str, Any]) -> None:
     """Let all of a block but its cut layers work on parts."""
     for path in block.gates:
         root.get_submodule(path).register_forward_pre_hook(Gate(span), with_kwargs=True)
@@ -81,7 +81,7 @@ def exchanged(args: tuple[Any, ...], kwargs: dict[str, Any], how: Any) -> tuple[
 class Running:
     """Before and behind what runs blocks in turn."""
 
-    span: Span
+    span: SequenceParts
     begins: bool
 
     def __call__(self, *call: Any) -> None:
@@ -93,7 +93,7 @@ class Running:
 class Opening:
     """Before a block: its part of the whole, unless the block before has given that."""
 
-    span: Span
+    span: SequenceParts
     first: bool
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -107,7 +107,7 @@ class Opening:
 class Closing:
     """Behind a block: the whole, unless the next block takes parts."""
 
-    span: Span
+    span: SequenceParts
     last: bool
 
     def __call__(self, layer: nn.Module, args: Any, output: Any) -> Any:
@@ -123,7 +123,7 @@ class Closing:
 class Gate:
     """Before a module that holds several columns of a pair: the whole, once for all."""
 
-    span: Span
+    span: SequenceParts
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A forward pre-hook."""

@@ -17,7 +17,7 @@ from stretto.parallel.operator.exchange import enter, join, leave, part, spread
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class WholeActivations:
     """The same whole activations on every process."""
 
     axis: Axis
@@ -40,7 +40,7 @@ class Whole:
 
 
 @dataclass(eq=False)
-class Span:
+class SequenceParts:
     """Activations [N, T, D] (or [T, N, D], or [T, D]) cut along T, as torch.tensor_split cuts.
 
     `sizes` are those of the forward that runs; who cuts the whole sets them. `running`: the blocks that share this span
@@ -91,4 +91,4 @@ class Span:
         return enter(parameter, self.axis) if parameter.requires_grad and torch.is_grad_enabled() else parameter
 
 
-Between = Whole | Span
+Between = WholeActivations | SequenceParts

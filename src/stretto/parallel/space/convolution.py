@@ -10,11 +10,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from stretto.parallel.space.exchange import Dims, add_back, depart, fetch, give_back, meet, part, resized
-from stretto.parallel.space.geometry import Span, Spread, Window, cuts, want
+from stretto.parallel.space.geometry import RowRange, Spread, Window, cuts, want
 from stretto.parallel.space.grid import Grid
 from stretto.parallel.space.halo import Halo, Strip, halo, lines
-from stretto.parallel.space.route import Line
-from stretto.parallel.space.slab import Cut, Plainly, Slab, place_of_call, refuse, slab
+from stretto.parallel.space.route import AxisRows
+from stretto.parallel.space.slab import ImageCut, Plainly, Slab, place_of_call, refuse, slab
 
 Func = Callable[..., Any]
 Numbers = tuple[int, ...]
@@ -38,7 +38,7 @@ def spatial_dims(func: Func, x: Slab, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConvolutionSettings:
     """A convolution's own settings, one number a spatial dim; `padding` is that of the dims that are not cut."""
 
     stride: Numbers
@@ -59,12 +59,12 @@ class Settings:
             gradient, x, weight, sizes, self.stride, self.padding, self.dilation, False, zeros, self.groups, wanted
         )
 
-    def padded(self, dims: Dims, amounts: Numbers) -> "Settings":
+    def padded(self, dims: Dims, amounts: Numbers) -> "ConvolutionSettings":
         """The same with another padding along the cut dims."""
         padding = list(self.padding)
         for dim, amount in zip(dims, amounts, strict=True):
             padding[dim] = amount
-        return Settings(self.stride, tuple(padding), self.dilation, self.groups)
+        return ConvolutionSettings(self.stride, tuple(padding), self.dilation, self.groups)
 
 
 def convolution(
@@ -92,7 +92,7 @@ def convolution(
     if any(before[d] != after[d] for d in range(-count, 0) if d not in dims):
         around = [0 if d in dims else side[d] for d in range(-1, -count - 1, -1) for side in (before, after)]
         x, before = F.pad(input, around), (0,) * count
-    settings = Settings(stride, before, dilation, groups)
+    settings = ConvolutionSettings(stride, before, dilation, groups)
     x, weight, cast = cast_alike(x, weight, bias)
     return slab(convolved(x, weight, cast, settings, windows, cut), made)
 
@@ -117,7 +117,12 @@ def cast_alike(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
 
 
 def convolved(
-    x: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings, windows: tuple[Window, ...], cut: Cut
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    settings: ConvolutionSettings,
+    windows: tuple[Window, ...],
+    cut: ImageCut,
 ) -> Tensor:
     """Halos added where that suits every process, else one buffer with everything that is needed."""
     grid = cut.grid
@@ -140,7 +145,13 @@ class Added(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings, plan: Halo, cut: Cut
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: ConvolutionSettings,
+        plan: Halo,
+        cut: ImageCut,
     ) -> Tensor:
         """Compute the slab while halos travel."""
         ctx.settings, ctx.plan, ctx.cut = settings, plan, cut
@@ -219,7 +230,7 @@ def transposed(
     made = cut.resized(sizes, f"{func.__name__} {place_of_call()}with kernel {tuple(weight.shape[2:])}")
     needed = [[source(spread, out, size) for out in cuts(total, parts)]
               for spread, size, total, parts in zip(spreads, cut.sizes, sizes, grid.parts, strict=True)]  # fmt: skip
-    wanted = tuple(Line(cuts(size, parts), tuple(want(rows, size) for rows in axis))
+    wanted = tuple(AxisRows(cuts(size, parts), tuple(want(rows, size) for rows in axis))
                    for axis, size, parts in zip(needed, cut.sizes, grid.parts, strict=True))  # fmt: skip
     buffer = fetch(input, cut, wanted)
     met_weight, met_bias = meet(grid, weight, bias)
@@ -234,20 +245,20 @@ def transposed(
     return slab(result, made)
 
 
-def source(spread: Spread, out: Span, size: int) -> Span:
+def source(spread: Spread, out: RowRange, size: int) -> RowRange:
     """The input rows for a range of outputs; at least one, so that there is something to compute with."""
-    rows = spread.hull(out).both(Span(0, size))
+    rows = spread.hull(out).both(RowRange(0, size))
     if rows.size:
         return rows
     nearest = min(max(rows.start, 0), size - 1)
-    return Span(nearest, nearest + 1)
+    return RowRange(nearest, nearest + 1)
 
 
-def framed(x: Tensor, dim: int, have: Span, wanted: Span) -> Tensor:
+def framed(x: Tensor, dim: int, have: RowRange, wanted: RowRange) -> Tensor:
     """Rows `have` of something as rows `wanted` of it: cropped, and zero where there is nothing."""
     kept = have.both(wanted)
     if not kept.size:
-        kept = Span(have.start, have.start)
+        kept = RowRange(have.start, have.start)
         x, around = x.narrow(dim, 0, 0), (0, wanted.size)
     else:
         x = x.narrow(dim, kept.start - have.start, kept.size)

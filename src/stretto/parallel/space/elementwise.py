@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stretto.parallel.space.exchange import meet, part
-from stretto.parallel.space.geometry import Span
-from stretto.parallel.space.slab import Cut, Slab, refuse, slab
+from stretto.parallel.space.geometry import RowRange
+from stretto.parallel.space.slab import ImageCut, Slab, refuse, slab
 
 Func = Callable[..., Any]
 
@@ -27,7 +27,7 @@ def pointwise(func: Func, *args: Any, **kwargs: Any) -> Any:
     return marked(func, func(*args, **kwargs), cut, leaves)
 
 
-def common(func: Func, leaves: Iterable[Any]) -> Cut:
+def common(func: Func, leaves: Iterable[Any]) -> ImageCut:
     """The cut that all slabs among the arguments share."""
     slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
     for other in slabs[1:]:
@@ -37,7 +37,7 @@ def common(func: Func, leaves: Iterable[Any]) -> Cut:
     return slabs[0].cut
 
 
-def localised(func: Func, leaves: list[Any], cut: Cut) -> list[Any]:
+def localised(func: Func, leaves: list[Any], cut: ImageCut) -> list[Any]:
     """The arguments with whole tensors replaced by what this process uses of them."""
     plain = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and not isinstance(leaf, Slab)]
     if not plain:
@@ -49,18 +49,18 @@ def localised(func: Func, leaves: list[Any], cut: Cut) -> list[Any]:
     return result
 
 
-def own_rows(func: Func, tensor: Tensor, cut: Cut) -> Tensor:
+def own_rows(func: Func, tensor: Tensor, cut: ImageCut) -> Tensor:
     """This process's rows of a tensor that everybody has; all of it where it has one row for all."""
     for dim, size, span in zip(cut.dims, cut.sizes, cut.spans, strict=True):
         if tensor.ndim < -dim or tensor.size(dim) == 1:
             continue
         if tensor.size(dim) != size:
             raise refuse(func, f"a tensor of shape {tuple(tensor.shape)} fits no image of {size} rows along dim {dim}")
-        tensor = part(tensor, (dim,), (Span(*span),))
+        tensor = part(tensor, (dim,), (RowRange(*span),))
     return tensor
 
 
-def marked(func: Func, result: Any, cut: Cut, leaves: Iterable[Any] = ()) -> Any:
+def marked(func: Func, result: Any, cut: ImageCut, leaves: Iterable[Any] = ()) -> Any:
     """Make slabs of what a function returned, be it one tensor or several."""
     if isinstance(result, (tuple, list)):
         return type(result)(marked(func, each, cut, leaves) for each in result)

@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from stretto.parallel.space.geometry import cuts, want
 from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.route import Block, Box, Line, Route, route
-from stretto.parallel.space.slab import Cut, Plainly
+from stretto.parallel.space.route import AxisRows, Block, Box, RowExchange, route
+from stretto.parallel.space.slab import ImageCut, Plainly
 
 Dims = tuple[int, ...]
 
@@ -49,19 +49,19 @@ class Transit:
         return self.received
 
 
-def depart(grid: Grid, tensor: Tensor, dims: Dims, way: Route) -> Transit:
+def depart(grid: Grid, tensor: Tensor, dims: Dims, way: RowExchange) -> Transit:
     """Send what others want of this slab."""
     leaving = [(box.peer, part(tensor, dims, box.source).contiguous()) for box in way.sends]
     return Transit(grid, leaving, [(box.peer, empty(tensor, dims, box.target)) for box in way.receives])
 
 
-def give_back(grid: Grid, like: Tensor, dims: Dims, way: Route, leaving: list[Tensor]) -> Transit:
+def give_back(grid: Grid, like: Tensor, dims: Dims, way: RowExchange, leaving: list[Tensor]) -> Transit:
     """The way back: `leaving` are the gradients of what was received."""
     sent = [(box.peer, tensor) for box, tensor in zip(way.receives, leaving, strict=True)]
     return Transit(grid, sent, [(box.peer, empty(like, dims, box.source)) for box in way.sends])
 
 
-def add_back(gradient: Tensor, dims: Dims, way: Route, transit: Transit) -> None:
+def add_back(gradient: Tensor, dims: Dims, way: RowExchange, transit: Transit) -> None:
     """Add the gradients that others have for rows of this slab."""
     for box, arrived in zip(way.sends, transit.wait(), strict=True):
         part(gradient, dims, box.source).add_(arrived)
@@ -96,7 +96,7 @@ class Fetch(torch.autograd.Function):
     """A buffer with the rows that this process wants; the rest of it holds `fill`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, grid: Grid, dims: Dims, way: Route, fill: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, grid: Grid, dims: Dims, way: RowExchange, fill: float) -> Tensor:
         """Exchange rows."""
         ctx.grid, ctx.dims, ctx.way, ctx.shape = grid, dims, way, x.shape
         transit = depart(grid, x, dims, way)
@@ -123,7 +123,7 @@ class Fetch(torch.autograd.Function):
         return result, None, None, None, None
 
 
-def fetch(x: Tensor, cut: Cut, lines: tuple[Line, ...], fill: float = 0.0) -> Tensor:
+def fetch(x: Tensor, cut: ImageCut, lines: tuple[AxisRows, ...], fill: float = 0.0) -> Tensor:
     """What this process wants of an image, under the lines of each cut axis."""
     way = route(lines, cut.grid.place)
     if way.same and not way.sends:
@@ -136,7 +136,7 @@ class Collect(torch.autograd.Function):
     """The whole image, on every process; backward is the slice of this one."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cut: ImageCut) -> Tensor:
         """Gather."""
         ctx.cut = cut
         return whole(x, cut)
@@ -152,7 +152,7 @@ class Scatter(torch.autograd.Function):
     """This process's part of an image that every process has; backward collects, so that all have all of it."""
 
     @staticmethod
-    def forward(ctx: Any, image: Tensor, cut: Cut) -> Tensor:
+    def forward(ctx: Any, image: Tensor, cut: ImageCut) -> Tensor:
         """Take the local slice."""
         ctx.cut = cut
         return part(image, cut.dims, cut.spans).clone(memory_format=torch.contiguous_format)
@@ -164,10 +164,10 @@ class Scatter(torch.autograd.Function):
         return whole(gradients[0], ctx.cut), None
 
 
-def whole(x: Tensor, cut: Cut) -> Tensor:
+def whole(x: Tensor, cut: ImageCut) -> Tensor:
     """Gather the slabs of an image."""
     lines = tuple(
-        Line(cuts(size, parts), (want(cuts(size, 1)[0], size),) * parts)
+        AxisRows(cuts(size, parts), (want(cuts(size, 1)[0], size),) * parts)
         for size, parts in zip(cut.sizes, cut.grid.parts, strict=True)
     )
     way = route(lines, cut.grid.place)
@@ -204,7 +204,7 @@ def meet(grid: Grid, *tensors: Tensor | None) -> list[Tensor | None]:
     return [next(met) if tensor is not None and tensor.requires_grad else tensor for tensor in tensors]
 
 
-class Sum(torch.autograd.Function):
+class SumOverProcesses(torch.autograd.Function):
     """The sum over processes, on every process; each gets its gradient as it is."""
 
     @staticmethod
@@ -221,5 +221,5 @@ class Sum(torch.autograd.Function):
 
 def add_up(x: Tensor, grid: Grid) -> Tensor:
     """The sum over processes of what each has of something."""
-    total: Tensor = Sum.apply(x, grid)  # type: ignore[no-untyped-call]
+    total: Tensor = SumOverProcesses.apply(x, grid)  # type: ignore[no-untyped-call]
     return total

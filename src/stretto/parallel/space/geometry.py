@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stretto.schedule.even_split import bounds
 
 
-class Span(NamedTuple):
+class RowRange(NamedTuple):
     """Rows from `start` up to, not including, `stop`; empty where stop <= start."""
 
     start: int
@@ -25,19 +25,19 @@ class Span(NamedTuple):
         """How many rows."""
         return max(self.stop - self.start, 0)
 
-    def both(self, other: "Span") -> "Span":
+    def both(self, other: "RowRange") -> "RowRange":
         """The rows that are in both."""
-        return Span(max(self.start, other.start), min(self.stop, other.stop))
+        return RowRange(max(self.start, other.start), min(self.stop, other.stop))
 
-    def seen_from(self, origin: int) -> "Span":
+    def seen_from(self, origin: int) -> "RowRange":
         """The same rows, counted from `origin`."""
-        return Span(self.start - origin, self.stop - origin)
+        return RowRange(self.start - origin, self.stop - origin)
 
 
 @lru_cache(maxsize=4096)
-def cuts(size: int, parts: int) -> tuple[Span, ...]:
+def cuts(size: int, parts: int) -> tuple[RowRange, ...]:
     """The rows of each process, as torch.tensor_split cuts."""
-    return tuple(Span(*bounds(size, part, parts)) for part in range(parts))
+    return tuple(RowRange(*bounds(size, part, parts)) for part in range(parts))
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ class Window:
             count -= 1
         return count
 
-    def hull(self, out: Span) -> Span:
+    def hull(self, out: RowRange) -> RowRange:
         """The input rows that a range of output rows sees; negative ones and those beyond the image are padding."""
         first = out.start * self.stride - self.before
         if out.size == 0:
-            return Span(first, first)
-        return Span(first, (out.stop - 1) * self.stride - self.before + self.reach)
+            return RowRange(first, first)
+        return RowRange(first, (out.stop - 1) * self.stride - self.before + self.reach)
 
-    def seen(self, rows: Span, out: Span) -> Span:
+    def seen(self, rows: RowRange, out: RowRange) -> RowRange:
         """Those outputs in `out` whose window, from its first to its last row, touches `rows`."""
         first = -((self.reach - 1 - self.before - rows.start) // self.stride)
-        return out.both(Span(first, (rows.stop - 1 + self.before) // self.stride + 1))
+        return out.both(RowRange(first, (rows.stop - 1 + self.before) // self.stride + 1))
 
 
 @dataclass(frozen=True)
@@ -100,21 +100,21 @@ class Spread:
         """How many output rows an image of `size` rows has."""
         return (size - 1) * self.stride - 2 * self.padding + self.reach + self.extra
 
-    def hull(self, out: Span) -> Span:
+    def hull(self, out: RowRange) -> RowRange:
         """The input rows that add to a range of output rows; empty where the stride leaves a gap."""
         first = -((self.reach - 1 - self.padding - out.start) // self.stride)
-        return Span(first, (out.stop - 1 + self.padding) // self.stride + 1)
+        return RowRange(first, (out.stop - 1 + self.padding) // self.stride + 1)
 
-    def covered(self, rows: Span) -> Span:
+    def covered(self, rows: RowRange) -> RowRange:
         """The output rows, border included, that a range of input rows makes without padding."""
         first = rows.start * self.stride - self.padding
-        return Span(first, first + (rows.size - 1) * self.stride + self.reach if rows.size else first)
+        return RowRange(first, first + (rows.size - 1) * self.stride + self.reach if rows.size else first)
 
 
 class Segment(NamedTuple):
     """Rows of the image that a process wants, and where in its buffer they go."""
 
-    source: Span
+    source: RowRange
     at: int
 
 
@@ -127,9 +127,9 @@ class Want:
 
 
 @lru_cache(maxsize=4096)
-def want(hull: Span, size: int) -> Want:
+def want(hull: RowRange, size: int) -> Want:
     """A hull as it stands: rows within the image, filled beyond its border."""
-    inside = hull.both(Span(0, size))
+    inside = hull.both(RowRange(0, size))
     return Want(hull.size, (Segment(inside, inside.start - hull.start),) if inside.size else ())
 
 
@@ -142,9 +142,9 @@ def want_rows(sources: Iterable[int | None]) -> Want:
         if row is None:
             continue
         if segments and segments[-1].source.stop == row and segments[-1].at + segments[-1].source.size == at:
-            segments[-1] = Segment(Span(segments[-1].source.start, row + 1), segments[-1].at)
+            segments[-1] = Segment(RowRange(segments[-1].source.start, row + 1), segments[-1].at)
         else:
-            segments.append(Segment(Span(row, row + 1), at))
+            segments.append(Segment(RowRange(row, row + 1), at))
     return Want(length, tuple(segments))
 
 
@@ -160,6 +160,6 @@ def padded_rows(size: int, before: int, after: int, mode: str) -> list[int | Non
     return [row if 0 <= row < size else None for row in rows]
 
 
-def cells(size: int, count: int) -> tuple[Span, ...]:
+def cells(size: int, count: int) -> tuple[RowRange, ...]:
     """The rows that each output row of adaptive pooling sees: floor(o n / m) up to ceil((o + 1) n / m)."""
-    return tuple(Span(o * size // count, -(-(o + 1) * size // count)) for o in range(count))
+    return tuple(RowRange(o * size // count, -(-(o + 1) * size // count)) for o in range(count))

@@ -8,8 +8,8 @@ the halos' gradients leave first.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stretto.parallel.space.geometry import Span, Window, cuts, want
-from stretto.parallel.space.route import Block, Line, Place, Route, route
+from stretto.parallel.space.geometry import RowRange, Window, cuts, want
+from stretto.parallel.space.route import AxisRows, Block, Place, RowExchange, route
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Halo:
 
     padding: tuple[int, ...]  # along the cut axes, for its own rows
     strips: tuple[Strip, ...]
-    way: Route
+    way: RowExchange
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Side:
 
     window: Window
     size: int
-    own: Span
-    out: Span
+    own: RowRange
+    out: RowRange
 
     @property
-    def hull(self) -> Span:
+    def hull(self) -> RowRange:
         """All rows that it needs, those beyond the border included."""
         return self.window.hull(self.out)
 
@@ -62,10 +62,10 @@ class Side:
         )
 
     @property
-    def halos(self) -> tuple[Span, Span]:
+    def halos(self) -> tuple[RowRange, RowRange]:
         """The rows of others that it needs, before and after its own."""
-        inside = self.hull.both(Span(0, self.size))
-        return Span(inside.start, self.own.start), Span(self.own.stop, inside.stop)
+        inside = self.hull.both(RowRange(0, self.size))
+        return RowRange(inside.start, self.own.start), RowRange(self.own.stop, inside.stop)
 
     @property
     def touched(self) -> int:
@@ -73,10 +73,10 @@ class Side:
         return sum(self.window.seen(rows, self.out).size for rows in self.halos if rows.size)
 
 
-def lines(windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int, ...]) -> tuple[Line, ...]:
+def lines(windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int, ...]) -> tuple[AxisRows, ...]:
     """What everybody has of the input, and wants of it, along each axis."""
     return tuple(
-        Line(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(window.outputs(size), p)))
+        AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(window.outputs(size), p)))
         for window, size, p in zip(windows, sizes, parts, strict=True)
     )
 
@@ -103,10 +103,10 @@ def halo(
     return Halo(tuple(side.lead for side in mine), strips, way)
 
 
-def strip(sides: tuple[Side, ...], way: Route, axis: int, rows: Span) -> Strip:
+def strip(sides: tuple[Side, ...], way: RowExchange, axis: int, rows: RowRange) -> Strip:
     """The halo on one side of one axis: own rows only along the axes before it, corners included along those after."""
     inside = tuple(
-        rows if at == axis else side.hull.both(side.own if at < axis else Span(0, side.size))
+        rows if at == axis else side.hull.both(side.own if at < axis else RowRange(0, side.size))
         for at, side in enumerate(sides)
     )
     outs = tuple(side.window.seen(each, side.out) for side, each in zip(sides, inside, strict=True))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from stretto.parallel.space.elementwise import per_channel, uncut
 from stretto.parallel.space.exchange import meet
 from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.slab import Cut, Plainly, Slab, slab
+from stretto.parallel.space.slab import ImageCut, Plainly, Slab, slab
 
 Func = Callable[..., Any]
 
@@ -69,7 +69,7 @@ def statistics(x: Tensor, grid: Grid, count: int) -> tuple[Tensor, Tensor]:
 
 
 def normalized(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, cut: Cut, count: int, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, cut: ImageCut, count: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`Normalized`, typed."""
     made: tuple[Tensor, Tensor, Tensor] = Normalized.apply(  # type: ignore[no-untyped-call]

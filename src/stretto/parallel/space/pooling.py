@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from stretto.parallel.space.convolution import Numbers, each, spatial_dims
 from stretto.parallel.space.exchange import Dims, add_up, fetch
-from stretto.parallel.space.geometry import Span, Window, cells, cuts, want
+from stretto.parallel.space.geometry import RowRange, Window, cells, cuts, want
 from stretto.parallel.space.halo import lines
-from stretto.parallel.space.route import Line
+from stretto.parallel.space.route import AxisRows
 from stretto.parallel.space.shapes import collected
-from stretto.parallel.space.slab import Cut, Slab, place_of_call, refuse, slab
+from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refuse, slab
 
 Func = Callable[..., Any]
 
 
-def ends_space(cut: Cut, sizes: Sequence[int]) -> bool:
+def ends_space(cut: ImageCut, sizes: Sequence[int]) -> bool:
     """Whether an output of these sizes has one row along each axis that is really cut."""
     return all(size == 1 for size, parts in zip(sizes, cut.grid.parts, strict=True) if parts > 1)
 
@@ -92,7 +92,7 @@ def average_pool(
         more = (divisor_override,) if count > 1 else ()
         return func(collected(input), kernel_size, stride, padding, ceil_mode, count_include_pad, *more)
     made = cut.resized(sizes, f"{func.__name__} {place_of_call()}with kernel {kernel_size}")
-    outs = [Span(0, window.outputs(size)) for window, size in zip(windows, input.shape[2:], strict=True)]
+    outs = [RowRange(0, window.outputs(size)) for window, size in zip(windows, input.shape[2:], strict=True)]
     whole = list(input.shape[2:])
     for dim, out, size in zip(cut.dims, made.spans, cut.sizes, strict=True):
         outs[dim], whole[dim] = out, size
@@ -116,7 +116,7 @@ def bordered(buffer: Tensor, windows: tuple[Window, ...], dims: Dims) -> Tensor:
     around: list[int] = []
     for at in range(-1, -len(windows) - 1, -1):
         window, size = windows[at], buffer.size(at)
-        hull = window.hull(Span(0, window.outputs(size)))
+        hull = window.hull(RowRange(0, window.outputs(size)))
         around += [0, 0] if at in dims else [-hull.start, max(hull.stop - size, 0)]
     return F.pad(buffer, around) if any(around) else buffer
 
@@ -174,14 +174,14 @@ def adaptive_max_pool(func: Func, input: Slab, output_size: Any, return_indices:
     return slab(func(buffer, local_sizes), made)
 
 
-def celled(func: Func, x: Slab, sizes: Numbers) -> tuple[Tensor, Cut, list[list[Span]]]:
+def celled(func: Func, x: Slab, sizes: Numbers) -> tuple[Tensor, ImageCut, list[list[RowRange]]]:
     """The rows of this process's cells, the output's cut, and along each cut axis where in the buffer its cells lie."""
     cut, parts = x.cut, x.cut.grid.parts
     made = cut.resized(tuple(sizes[dim] for dim in cut.dims), f"{func.__name__} {place_of_call()}")
     every = [cells(size, count) for size, count in zip(cut.sizes, made.sizes, strict=True)]
-    wanted = [[Span(axis[out.start].start, axis[out.stop - 1].stop) for out in cuts(len(axis), p)]
+    wanted = [[RowRange(axis[out.start].start, axis[out.stop - 1].stop) for out in cuts(len(axis), p)]
               for axis, p in zip(every, parts, strict=True)]  # fmt: skip
-    wants = tuple(Line(cuts(size, p), tuple(want(rows, size) for rows in axis))
+    wants = tuple(AxisRows(cuts(size, p), tuple(want(rows, size) for rows in axis))
                   for axis, size, p in zip(wanted, cut.sizes, parts, strict=True))  # fmt: skip
     inside = [[cell.seen_from(axis[at].start) for cell in all_cells[out.start : out.stop]]
               for all_cells, axis, at, out in zip(every, wanted, cut.grid.place, made.spans, strict=True)]  # fmt: skip

@@ -13,7 +13,7 @@ from stretto.options.checks import of_kind, refuse
 from stretto.parallel.space.exchange import Collect, Scatter
 from stretto.parallel.space.geometry import cuts
 from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.slab import Cut, Plainly, Slab, positions, slab
+from stretto.parallel.space.slab import ImageCut, Plainly, Slab, positions, slab
 
 LONGEST = 8  # dims of a tensor that processes tell each other
 
@@ -62,7 +62,7 @@ def scatter(x: Tensor, mesh: DeviceMesh) -> Tensor:
     grid = Grid.of(mesh)
     check_image("scatter: x", x)
     dims = positions(grid, x.ndim, "scatter")
-    cut = Cut(grid, dims, ()).resized(tuple(x.size(dim) for dim in dims), "scatter")
+    cut = ImageCut(grid, dims, ()).resized(tuple(x.size(dim) for dim in dims), "scatter")
     own: Tensor = Scatter.apply(x, cut)  # type: ignore[no-untyped-call]
     return own
 
@@ -128,7 +128,7 @@ def leave(module: nn.Module, args: Any, output: Any) -> Any:
         return tree_map(lambda value: value.as_subclass(Tensor) if isinstance(value, Slab) else value, output)
 
 
-def learned(x: Tensor, grid: Grid, what: str) -> Cut:
+def learned(x: Tensor, grid: Grid, what: str) -> ImageCut:
     """The image that slabs make together: processes tell each other their shapes.
 
     That is one message of 72 bytes a forward. It cannot be remembered by shape: 2 rows may be the second half of 4 or
@@ -150,7 +150,7 @@ def learned(x: Tensor, grid: Grid, what: str) -> Cut:
             f"{' and '.join(grid.axes)} in {' x '.join(map(str, grid.parts))} parts as torch.tensor_split cuts: "
             "make them with stretto.parallel.scatter"
         )
-    return Cut(grid, dims, ()).resized(sizes, what)
+    return ImageCut(grid, dims, ()).resized(sizes, what)
 
 
 def along(parts: Sequence[int], axis: int) -> list[int]:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.parallel.space.exchange import fetch
-from stretto.parallel.space.geometry import Span, Window, cuts, padded_rows, want, want_rows
+from stretto.parallel.space.geometry import RowRange, Window, cuts, padded_rows, want, want_rows
 from stretto.parallel.space.pooling import adaptive_average_pool
-from stretto.parallel.space.route import Line
-from stretto.parallel.space.slab import Cut, Slab, place_of_call, refuse, slab
+from stretto.parallel.space.route import AxisRows
+from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refuse, slab
 
 Func = Callable[..., Any]
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic")
@@ -43,10 +43,10 @@ def pad(func: Func, input: Slab, pad: Any, mode: str = "constant", value: float 
 
 
 @lru_cache(maxsize=256)
-def padded_line(size: int, before: int, after: int, mode: str, parts: int) -> Line:
+def padded_line(size: int, before: int, after: int, mode: str, parts: int) -> AxisRows:
     """What each part wants of one axis."""
     rows = padded_rows(size, before, after, mode)
-    return Line(cuts(size, parts), tuple(want_rows(rows[slice(*out)]) for out in cuts(len(rows), parts)))
+    return AxisRows(cuts(size, parts), tuple(want_rows(rows[slice(*out)]) for out in cuts(len(rows), parts)))
 
 
 def interpolate(
@@ -79,7 +79,7 @@ def interpolate(
     axes = [taps(n, m, scale, mode, bool(align_corners)) for n, m, scale in zip(whole, wanted, scales, strict=True)]
     parts = zip(cut.dims, cut.sizes, cut.grid.parts, made.sizes, strict=True)
     hulls = [[hull(axes[dim][0][slice(*out)]) for out in cuts(m, p)] for dim, _, p, m in parts]
-    lines = tuple(Line(cuts(n, p), tuple(want(rows, n) for rows in each))
+    lines = tuple(AxisRows(cuts(n, p), tuple(want(rows, n) for rows in each))
                   for each, n, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
     result = fetch(input, cut, lines)
     origins = {dim: each[at].start for dim, each, at in zip(cut.dims, hulls, cut.grid.place, strict=True)}
@@ -91,9 +91,9 @@ def interpolate(
     return slab(result, made) if result is not input else result
 
 
-def hull(index: Any) -> Span:
+def hull(index: Any) -> RowRange:
     """From the first to the last row that is used."""
-    return Span(int(index.min()), int(index.max()) + 1)
+    return RowRange(int(index.min()), int(index.max()) + 1)
 
 
 @lru_cache(maxsize=256)
@@ -147,9 +147,9 @@ def pixel_shuffle(func: Func, input: Slab, upscale_factor: int) -> Any:
     """r^2 channels become r rows and r columns of a pixel; outputs are cut anew, so pixels at a border are fetched."""
     r, cut = upscale_factor, input.cut
     made = cut.resized(tuple(size * r for size in cut.sizes), f"pixel_shuffle {place_of_call()}")
-    hulls = [[Span(out.start // r, -(-out.stop // r)) for out in cuts(size, p)]
+    hulls = [[RowRange(out.start // r, -(-out.stop // r)) for out in cuts(size, p)]
              for size, p in zip(made.sizes, cut.grid.parts, strict=True)]  # fmt: skip
-    lines = tuple(Line(cuts(size, p), tuple(want(rows, size) for rows in each))
+    lines = tuple(AxisRows(cuts(size, p), tuple(want(rows, size) for rows in each))
                   for each, size, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
     result = func(fetch(input, cut, lines), r)
     for dim, each, at, out in zip(cut.dims, hulls, cut.grid.place, made.spans, strict=True):
@@ -164,9 +164,9 @@ def pixel_unshuffle(func: Func, input: Slab, downscale_factor: int) -> Any:
         raise refuse(func, f"an image of {cut.sizes} rows is no multiple of {r}")
     made = cut.resized(tuple(size // r for size in cut.sizes), f"pixel_unshuffle {place_of_call()}")
     window = Window(r, r)
-    lines = tuple(Line(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(size // r, p)))
+    lines = tuple(AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(size // r, p)))
                   for size, p in zip(cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
     return slab(func(fetch(input, cut, lines), r), made)
 
 
-__all__ = ["Cut", "interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]
+__all__ = ["ImageCut", "interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]

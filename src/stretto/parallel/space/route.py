@@ -11,17 +11,17 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from stretto.parallel.space.geometry import Span, Want
+from stretto.parallel.space.geometry import RowRange, Want
 
 Place = tuple[int, ...]  # a process's coordinates in the grid
-Block = tuple[Span, ...]  # one span an axis
+Block = tuple[RowRange, ...]  # one span an axis
 
 
 @dataclass(frozen=True)
-class Line:
+class AxisRows:
     """One cut axis: which rows each part of the grid has, and which it wants."""
 
-    own: tuple[Span, ...]
+    own: tuple[RowRange, ...]
     wants: tuple[Want, ...]
 
 
@@ -34,7 +34,7 @@ class Box(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Route:
+class RowExchange:
     """One process's part in an exchange."""
 
     shape: tuple[int, ...]  # of its buffer, along the cut axes
@@ -46,7 +46,7 @@ class Route:
 
 
 @lru_cache(maxsize=4096)
-def route(lines: tuple[Line, ...], place: Place) -> Route:
+def route(lines: tuple[AxisRows, ...], place: Place) -> RowExchange:
     """The part of the process at `place`."""
     places = list(product(*(range(len(line.own)) for line in lines)))
     keep = tuple(boxes(lines, place, place, 0))
@@ -54,23 +54,23 @@ def route(lines: tuple[Line, ...], place: Place) -> Route:
     sends = tuple(box for rank, other in others for box in boxes(lines, place, other, rank))
     receives = tuple(box for rank, other in others for box in boxes(lines, other, place, rank))
     shape = tuple(line.wants[part].length for line, part in zip(lines, place, strict=True))
-    slab = tuple(Span(0, line.own[part].size) for line, part in zip(lines, place, strict=True))
+    slab = tuple(RowRange(0, line.own[part].size) for line, part in zip(lines, place, strict=True))
     whole = all(
         sum(segment.source.size for segment in line.wants[part].segments) == line.wants[part].length
         for line, part in zip(lines, place, strict=True)
     )
     same = len(keep) == 1 and keep[0].source == keep[0].target == slab and shape == tuple(s.size for s in slab)
-    return Route(shape, keep, sends, receives, whole, same)
+    return RowExchange(shape, keep, sends, receives, whole, same)
 
 
-def boxes(lines: tuple[Line, ...], sender: Place, receiver: Place, peer: int) -> Iterator[Box]:
+def boxes(lines: tuple[AxisRows, ...], sender: Place, receiver: Place, peer: int) -> Iterator[Box]:
     """What `sender` has of what `receiver` wants."""
     pieces = [list(along(line, *pair)) for line, *pair in zip(lines, sender, receiver, strict=True)]
     for chosen in product(*pieces):
         yield Box(peer, tuple(source for source, _ in chosen), tuple(target for _, target in chosen))
 
 
-def along(line: Line, sender: int, receiver: int) -> Iterator[tuple[Span, Span]]:
+def along(line: AxisRows, sender: int, receiver: int) -> Iterator[tuple[RowRange, RowRange]]:
     """The same along one axis: rows of the sender's slab, rows of the receiver's buffer."""
     own = line.own[sender]
     for segment in line.wants[receiver].segments:

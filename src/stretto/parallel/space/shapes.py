@@ -10,8 +10,8 @@ from torch import Tensor
 from stretto.parallel.space.elementwise import common, localised, marked, uncut
 from stretto.parallel.space.exchange import Collect, add_up, fetch
 from stretto.parallel.space.geometry import Window, cuts, want
-from stretto.parallel.space.route import Line
-from stretto.parallel.space.slab import Cut, Slab, refuse, slab
+from stretto.parallel.space.route import AxisRows
+from stretto.parallel.space.slab import ImageCut, Slab, refuse, slab
 
 Func = Callable[..., Any]
 
@@ -49,7 +49,7 @@ def permute(func: Func, x: Slab, *given: Any, dims: Any = None) -> Any:
     """The dims in another order."""
     order = tuple(dim % x.ndim for dim in numbers(given or (dims,)))
     moved = tuple(order.index(dim % x.ndim) - x.ndim for dim in x.cut.dims)
-    return slab(torch.permute(x, order), Cut(x.cut.grid, moved, x.cut.sizes))
+    return slab(torch.permute(x, order), ImageCut(x.cut.grid, moved, x.cut.sizes))
 
 
 def transpose(func: Func, x: Slab, dim0: int, dim1: int) -> Any:
@@ -80,7 +80,7 @@ def reshaped(x: Slab, sizes: Sequence[int]) -> Tensor:
             return collected(x).reshape(*sizes)
         dims.append(fits[0] - len(sizes))
         local[fits[0]] = x.size(dim)
-    return slab(x.reshape(local), Cut(x.cut.grid, tuple(dims), x.cut.sizes))
+    return slab(x.reshape(local), ImageCut(x.cut.grid, tuple(dims), x.cut.sizes))
 
 
 def flatten(func: Func, x: Slab, start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -116,7 +116,7 @@ def stacked(func: Func, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     result = torch.stack(localised(func, list(tensors), cut), dim)
     at = dim % result.ndim
     moved = tuple(each if result.ndim + each > at else each - 1 for each in cut.dims)
-    return slab(result, Cut(cut.grid, moved, cut.sizes))
+    return slab(result, ImageCut(cut.grid, moved, cut.sizes))
 
 
 def getitem(func: Func, x: Slab, index: Any) -> Any:
@@ -136,7 +136,7 @@ def getitem(func: Func, x: Slab, index: Any) -> Any:
         given[dim] = slice(None)
     after = [sum(isinstance(each, int) for each in given[x.ndim + dim :]) for dim in x.cut.dims]
     moved = tuple(dim + gone for dim, gone in zip(x.cut.dims, after, strict=True))
-    return slab(cropped[tuple(given)], Cut(x.cut.grid, moved, cropped.cut.sizes))
+    return slab(cropped[tuple(given)], ImageCut(x.cut.grid, moved, cropped.cut.sizes))
 
 
 def crop(func: Func, x: Slab, axis: int, rows: slice) -> Slab:
@@ -149,7 +149,7 @@ def crop(func: Func, x: Slab, axis: int, rows: slice) -> Slab:
     count = len(range(start, stop, step))
     cut = x.cut.resized(tuple(count if at == axis else each for at, each in enumerate(x.cut.sizes)), "a slice")
     lines = tuple(
-        Line(cuts(before, parts), tuple(want(window.hull(out) if at == axis else out, before) for out in outs))
+        AxisRows(cuts(before, parts), tuple(want(window.hull(out) if at == axis else out, before) for out in outs))
         for at, (before, parts) in enumerate(zip(x.cut.sizes, x.cut.grid.parts, strict=True))
         for outs in (cuts(count, parts) if at == axis else cuts(before, parts),)
     )
@@ -176,7 +176,7 @@ def reduced(func: Func, x: Slab, dim: Any = None, keepdim: bool = False, *, dtyp
         if keepdim:
             return slab(func(x, dims, True, dtype=dtype), x.cut)
         moved = tuple(each + sum(other > each for other in dims) for each in x.cut.dims)
-        return slab(func(x, dims, False, dtype=dtype), Cut(x.cut.grid, moved, x.cut.sizes))
+        return slab(func(x, dims, False, dtype=dtype), ImageCut(x.cut.grid, moved, x.cut.sizes))
     if len(crossed) < len(x.cut.dims):
         raise refuse(func, f"of the cut dims {x.cut.dims} it reduces only {tuple(crossed)}; reduce all of them at once")
     total = add_up(torch.sum(x, dims, keepdim, dtype=dtype), x.cut.grid)
@@ -192,4 +192,4 @@ def extreme(func: Func, x: Slab, dim: Any = (), keepdim: bool = False) -> Any:
     if any(each in x.cut.dims for each in dims):
         return func(collected(x), dims, keepdim)
     moved = tuple(each + (0 if keepdim else sum(other > each for other in dims)) for each in x.cut.dims)
-    return slab(func(x, dims, keepdim), Cut(x.cut.grid, moved, x.cut.sizes))
+    return slab(func(x, dims, keepdim), ImageCut(x.cut.grid, moved, x.cut.sizes))

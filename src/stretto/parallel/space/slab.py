@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass as Plainly  # slabs are plain tensors while it lasts
 
 from stretto.errors import UsageError
-from stretto.parallel.space.geometry import Span, cuts
+from stretto.parallel.space.geometry import RowRange, cuts
 from stretto.parallel.space.grid import Grid
 
 
 @dataclass(frozen=True)
-class Cut:
+class ImageCut:
     """Where a tensor is cut: for each axis of the grid which dim, counted from the end, and its size in the image."""
 
     grid: Grid
@@ -30,12 +30,12 @@ class Cut:
     sizes: tuple[int, ...]
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[RowRange, ...]:
         """This process's rows along each axis."""
         mine = zip(self.sizes, self.grid.parts, self.grid.place, strict=True)
         return tuple(cuts(size, parts)[part] for size, parts, part in mine)
 
-    def resized(self, sizes: tuple[int, ...], what: str) -> "Cut":
+    def resized(self, sizes: tuple[int, ...], what: str) -> "ImageCut":
         """The cut of an image of another size, of which every process must have a part."""
         for axis, size, parts in zip(self.grid.axes, sizes, self.grid.parts, strict=True):
             if size < parts:
@@ -43,7 +43,7 @@ class Cut:
                     f"{what}: {size} rows along {axis} for {parts} processes, so {parts - max(size, 0)} would have "
                     f"none: use at most {max(size, 1)} processes along {axis}, or larger images"
                 )
-        return Cut(self.grid, self.dims, tuple(sizes))
+        return ImageCut(self.grid, self.dims, tuple(sizes))
 
     def whole(self, shape: torch.Size) -> torch.Size:
         """The image's shape for a slab's."""
@@ -68,7 +68,7 @@ def positions(grid: Grid, ndim: int, what: str) -> tuple[int, ...]:
 class Slab(Tensor):
     """This process's part of an image; `cut` says of which."""
 
-    cut: Cut
+    cut: ImageCut
 
     @classmethod
     def __torch_function__(
@@ -80,7 +80,7 @@ class Slab(Tensor):
             return meaning(func)(func, *args, **(kwargs or {}))
 
 
-def slab(tensor: Tensor, cut: Cut) -> Tensor:
+def slab(tensor: Tensor, cut: ImageCut) -> Tensor:
     """Make a fresh tensor a slab: the same object, so that autograd has no view of it to keep in step."""
     tensor.__class__ = Slab
     assert isinstance(tensor, Slab)
@@ -118,4 +118,4 @@ def calling(frame: Any) -> Iterator[nn.Module]:
         frame = frame.f_back
 
 
-__all__ = ["Cut", "Plainly", "Slab", "place_of_call", "positions", "refuse", "slab"]
+__all__ = ["ImageCut", "Plainly", "Slab", "place_of_call", "positions", "refuse", "slab"]

@@ -8,12 +8,12 @@ from torch import fx, nn
 
 from stretto.splitting.arguments import find_call
 from stretto.splitting.balance import cheapest
-from stretto.splitting.boundary_values import Kind, num_leaves
+from stretto.splitting.boundary_values import ValueKind, num_leaves
 from stretto.splitting.cost import Inputs
 from stretto.splitting.export.modes import path_of
 from stretto.splitting.export.program import REMEDY, export
 from stretto.splitting.fx.traced import Traced
-from stretto.splitting.operations import Look, held_together
+from stretto.splitting.operations import OperationRecorder, held_together
 from stretto.splitting.parts import tally, tied
 
 
@@ -119,19 +119,19 @@ class Exported(Traced):
             position += self._computes(node)
         return units
 
-    def _anchors(self, order: Sequence[fx.Node], look: Look) -> list[fx.Node]:
+    def _anchors(self, order: Sequence[fx.Node], look: OperationRecorder) -> list[fx.Node]:
         def reads_matrix(node: fx.Node) -> bool:
             own = [self._targets[str(each.target)] for each in node.all_input_nodes if each.op == "get_attr"]
             return any(isinstance(value, nn.Parameter) and value.dim() > 1 for value in own)
 
         return [node for node in order if look.seen[node].flops or reads_matrix(node)] or list(order)
 
-    def _size(self, position: int, look: Look) -> int | None:
+    def _size(self, position: int, look: OperationRecorder) -> int | None:
         # How many bytes of the example would travel there; None if nothing can.
         live = self._live(position)
         travels = [node for node in live if not self._outlined(node, position)]
-        certain = [node for node in travels if self._forms[node] is not Kind.OPTIONAL]
-        if any(self._forms[node] in (Kind.STUCK, Kind.PLAIN) for node in live):
+        certain = [node for node in travels if self._forms[node] is not ValueKind.OPTIONAL]
+        if any(self._forms[node] in (ValueKind.STUCK, ValueKind.PLAIN) for node in live):
             return None
         if not sum(num_leaves(self._forms[node]) for node in certain):
             return None
@@ -139,7 +139,7 @@ class Exported(Traced):
 
     def _first(self, position: int, live: Sequence[fx.Node]) -> fx.Node | None:
         # What was computed last, if a gradient flows through it.
-        return next((n for n in reversed(live) if self._forms[n] is Kind.TENSOR and n.op != "placeholder"), None)
+        return next((n for n in reversed(live) if self._forms[n] is ValueKind.TENSOR and n.op != "placeholder"), None)
 
 
 def several_rows(inputs: Inputs) -> Inputs:

@@ -62,11 +62,11 @@ def path_of(node: fx.Node) -> str:
 
 def likeness(node: fx.Node) -> str:
     """What makes two operations the same, but for where their inputs come from."""
-    place: Any = Place
+    place: Any = AnyInput
     return f"{path_of(node)} {node.target} {map_arg((node.args, node.kwargs), place)}"
 
 
-class Place:
+class AnyInput:
     """Stands for an input in a likeness; parameters are told apart."""
 
     def __init__(self, node: fx.Node) -> None:

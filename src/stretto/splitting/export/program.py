@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_unflatten
 
 from stretto.errors import UsageError
 from stretto.nn.preserve import home, unchanged, undisturbed
-from stretto.splitting.arguments import Call
+from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.cost import Inputs
 from stretto.splitting.export.local_shapes import near
 from stretto.splitting.export.modes import merge
 from stretto.splitting.export.quiet import aside
-from stretto.splitting.fx.graph import Record, place
+from stretto.splitting.fx.graph import RecordedForward, place
 from stretto.splitting.fx.tracer import is_record
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ REMEDY = (
 class Called(nn.Module):
     """The model as a function of a batch's tensors; `outputs` are the names of the tensors it returns, if any."""
 
-    def __init__(self, model: nn.Module, call: Call) -> None:
+    def __init__(self, model: nn.Module, call: ForwardCall) -> None:
         super().__init__()
         self.model = model
         self._call = call
@@ -48,7 +48,7 @@ class Called(nn.Module):
         return next(iter(tensors.values())) if len(tensors) == 1 else tuple(tensors.values())
 
 
-def export(model: nn.Module, call: Call, inputs: Inputs) -> Record:
+def export(model: nn.Module, call: ForwardCall, inputs: Inputs) -> RecordedForward:
     """The forward in training and in evaluation, as one graph that does as the module is told that holds it.
 
     The number of rows (dim 0) is free, from the example's up and down to 1; every other size is the example's.
@@ -67,10 +67,10 @@ def export(model: nn.Module, call: Call, inputs: Inputs) -> Record:
             graphs.append(near(lower(programs[-1], model, call, targets), home([model])))
     merged = merge(graphs[0], graphs[1], targets, training=model.training)
     check(merged, model, call, inputs, programs)
-    return Record(merged, targets, called.outputs)
+    return RecordedForward(merged, targets, called.outputs)
 
 
-def run_export(called: Called, call: Call, inputs: Inputs) -> Any:
+def run_export(called: Called, call: ForwardCall, inputs: Inputs) -> Any:
     """What torch.export makes of one mode. Raises UsageError if it cannot."""
     rows = inputs[0].shape[0]
     free = tuple({0: torch.export.Dim.DYNAMIC} if x.dim() and x.shape[0] == rows else None for x in inputs)
@@ -95,7 +95,7 @@ def run_export(called: Called, call: Call, inputs: Inputs) -> Any:
         ) from error
 
 
-def lower(program: Any, model: nn.Module, call: Call, targets: dict[str, Any]) -> fx.Graph:
+def lower(program: Any, model: nn.Module, call: ForwardCall, targets: dict[str, Any]) -> fx.Graph:
     """A graph whose placeholders are the batch's tensors, and which names the model's own parameters and buffers.
 
     What its names stand for is added to `targets`.
@@ -151,7 +151,7 @@ def assigned(graph: fx.Graph) -> None:
             max(earlier, key=lambda each: order[each]).append(node)
 
 
-def check(graph: fx.Graph, model: nn.Module, call: Call, inputs: Inputs, programs: Sequence[Any]) -> None:
+def check(graph: fx.Graph, model: nn.Module, call: ForwardCall, inputs: Inputs, programs: Sequence[Any]) -> None:
     """Refuse a model without an output; hold its batches to what was exported."""
     if not graph.output_node().all_input_nodes:
         raise UsageError(

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from stretto.errors import UsageError
 from stretto.nn.preserve import evaluating, unchanged
-from stretto.splitting.arguments import Call
+from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.cost import Inputs
 from stretto.splitting.fx.decisions import OURS
 from stretto.splitting.fx.helpers import recorded_helpers
@@ -25,7 +25,7 @@ class TraceError(UsageError):
     """A forward that cannot be traced as it must be for a cut between blocks; another way may do."""
 
 
-class Record(NamedTuple):
+class RecordedForward(NamedTuple):
     """A graph; for each target in it the model's own module, parameter, buffer or constant; the outputs' names."""
 
     graph: fx.Graph
@@ -33,7 +33,9 @@ class Record(NamedTuple):
     outputs: tuple[str, ...]
 
 
-def record(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs: Inputs | None) -> Record:
+def record(
+    model: nn.Module, blocks: Mapping[str, nn.Module], call: ForwardCall, inputs: Inputs | None
+) -> RecordedForward:
     """Trace `model.forward` as `call` says, for the example `inputs` if there is one.
 
     The model is traced in training and in evaluation: a forward that decides by `self.training` would be frozen as it
@@ -60,7 +62,9 @@ def record(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs
     return records[1]
 
 
-def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, inputs: Inputs | None) -> Record:
+def trace_once(
+    model: nn.Module, blocks: Mapping[str, nn.Module], call: ForwardCall, inputs: Inputs | None
+) -> RecordedForward:
     """One trace. The model is left as it was: fx hangs constants on it, and its forward may keep what it was given."""
     tracer = BlockTracer(blocks, call, inputs)
     try:
@@ -77,7 +81,7 @@ def trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], call: Call, in
             f"{type(model).__name__}.forward cannot be traced{place(error)}: {type(error).__name__}: "
             f"{error}{call.hint}. {REMEDY}"
         ) from error
-    return Record(graph, targets, tracer.outputs)
+    return RecordedForward(graph, targets, tracer.outputs)
 
 
 def resolve(model: nn.Module, blocks: Mapping[str, nn.Module], target: str) -> Any:

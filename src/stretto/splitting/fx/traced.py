@@ -13,12 +13,12 @@ from torch.fx.node import map_arg
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
 from stretto.nn.preserve import home, members, trainable, undisturbed
-from stretto.splitting.arguments import Call
+from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.assembly import assemble
 from stretto.splitting.boundary_values import (
     Form,
-    Kind,
-    Watch,
+    FormRecorder,
+    ValueKind,
     guess_forms,
     leaves,
     num_leaves,
@@ -29,8 +29,8 @@ from stretto.splitting.boundary_values import (
 )
 from stretto.splitting.cost import Inputs
 from stretto.splitting.fx.decisions import asks
-from stretto.splitting.fx.graph import Record
-from stretto.splitting.operations import Look
+from stretto.splitting.fx.graph import RecordedForward
+from stretto.splitting.operations import OperationRecorder
 from stretto.splitting.parts import Joint, Parts
 
 
@@ -42,7 +42,7 @@ class Traced(Parts):
     own.
     """
 
-    def __init__(self, model: nn.Module, call: Call, recorded: Record, inputs: Inputs | None) -> None:
+    def __init__(self, model: nn.Module, call: ForwardCall, recorded: RecordedForward, inputs: Inputs | None) -> None:
         self._model = model
         self._call = call
         self._inputs = inputs
@@ -97,19 +97,19 @@ class Traced(Parts):
     def _watch(self, inputs: Inputs) -> dict[fx.Node, Form]:
         # Run the example once and see what every node gives.
         module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
-        watch = Watch(module, self._call.hint)
+        watch = FormRecorder(module, self._call.hint)
         with undisturbed([self._model, module], home([module])), trainable(self._model):
             watch.run(*inputs)
         return watch.forms
 
-    def _look(self) -> Iterator[Look]:
+    def _look(self) -> Iterator[OperationRecorder]:
         # In evaluation, then in training.
         assert self._inputs is not None
         module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
         for training in (False, True):
             with undisturbed([self._model, module], home([module])):
                 module.train(training)
-                look = Look(module)
+                look = OperationRecorder(module)
                 look.run(*self._inputs)
             yield look
 
@@ -131,7 +131,7 @@ class Traced(Parts):
     def _own(self, node: fx.Node) -> bool:
         # Whether each stage takes or computes this node for itself.
         return node.op == "get_attr" or (
-            self._forms[node] is Kind.PLAIN and node.op in ("call_function", "call_method") and bool(node.users)
+            self._forms[node] is ValueKind.PLAIN and node.op in ("call_function", "call_method") and bool(node.users)
         )
 
     def _in(self, node: fx.Node, start: int, stop: int) -> bool:
@@ -165,14 +165,14 @@ class Traced(Parts):
 
     def _outlined(self, node: fx.Node, position: int) -> bool:
         # Whether the units from there on need no more of a tensor than its shape.
-        return self._forms[node] in (Kind.TENSOR, Kind.FIXED) and self._last_read.get(node, -1) < position
+        return self._forms[node] in (ValueKind.TENSOR, ValueKind.FIXED) and self._last_read.get(node, -1) < position
 
     def _live(self, position: int) -> list[fx.Node]:
         # What travels from unit position - 1 to unit position, in order, but last what may be None.
         live = self._travellers.get(position, [])
         first = self._first(position, live)
         ordered = live if first is None else [first, *(node for node in live if node is not first)]
-        return sorted(ordered, key=lambda node: self._forms[node] is Kind.OPTIONAL)
+        return sorted(ordered, key=lambda node: self._forms[node] is ValueKind.OPTIONAL)
 
     def _travels(self, position: int) -> list[fx.Node]:
         # What travels there as more than an outline.
@@ -181,13 +181,13 @@ class Traced(Parts):
     def _obstacle(self, position: int, names: Sequence[str]) -> Joint | None:
         # Why there can be no cut before this unit.
         for node in self._live(position):
-            if self._forms[node] in (Kind.STUCK, Kind.PLAIN):
+            if self._forms[node] in (ValueKind.STUCK, ValueKind.PLAIN):
                 return Joint(
                     f"{names[position - 1]} and {names[position]} pass {node.name!r} on, which is neither a tensor nor "
                     "a tuple or list of tensors",
                     "pass tensors from block to block",
                 )
-        certain = [node for node in self._travels(position) if self._forms[node] is not Kind.OPTIONAL]
+        certain = [node for node in self._travels(position) if self._forms[node] is not ValueKind.OPTIONAL]
         if not sum(num_leaves(self._forms[node]) for node in certain):
             return Joint(f"nothing passes from {names[position - 1]} to {names[position]}", "use what the block gives")
         return None
@@ -234,7 +234,7 @@ class Traced(Parts):
         for node in self._live(stop):
             if self._outlined(node, stop):
                 given.append(graph.call_function(outline, (values[node],)))
-            elif self._forms[node] is Kind.OPTIONAL:
+            elif self._forms[node] is ValueKind.OPTIONAL:
                 given.append(graph.call_function(pack, (values[node], given[0])))
             else:
                 given += leaves(graph, values[node], self._forms[node])

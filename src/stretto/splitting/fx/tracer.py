@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 
 from stretto.nn.preserve import home, undisturbed
-from stretto.splitting.arguments import Call
+from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.cost import Inputs
 from stretto.splitting.fx.decisions import asking, decision_of, hold, settled
 
@@ -39,7 +39,7 @@ class BlockTracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, blocks: Mapping[str, nn.Module], call: Call, inputs: Inputs | None) -> None:
+    def __init__(self, blocks: Mapping[str, nn.Module], call: ForwardCall, inputs: Inputs | None) -> None:
         super().__init__()
         self._blocks = {id(block): name for name, block in blocks.items()}
         self._call = call
