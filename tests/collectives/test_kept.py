@@ -10,10 +10,11 @@ import pytest
 import stretto
 from collectives.test_calibration import calibration
 from runtime.processes import launch
-from stretto import UsageError, doctor
+from stretto import UsageError
 from stretto.cli import main
 from stretto.collectives import ALGORITHMS, stored_calibration
 from stretto.collectives.calibration import SizeTimes
+from stretto.doctor import environment as doctor
 from stretto.files import user_folders
 from stretto.replicas import find
 
