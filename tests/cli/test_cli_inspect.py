@@ -7,7 +7,7 @@ from torch import nn
 
 from stretto.cli import main
 from stretto.heads.head import First
-from stretto.study.inspected_runs import told
+from stretto.study.inspected_runs import description
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--steps", "12", "--evaluations", "4", "--quiet"]
 
@@ -63,5 +63,5 @@ def test_nothing_there(capsys, tmp_path):
 
 
 def test_what_holds_one_module_is_called_by_that():
-    assert told(First(nn.Sequential(nn.Linear(2, 3)))) == "Linear"
-    assert told(nn.Sequential(nn.Linear(2, 3), nn.ReLU())) == "Linear, ReLU"
+    assert description(First(nn.Sequential(nn.Linear(2, 3)))) == "Linear"
+    assert description(nn.Sequential(nn.Linear(2, 3), nn.ReLU())) == "Linear, ReLU"

@@ -213,7 +213,7 @@ def test_a_full_disk_while_the_report_is_written(whole, monkeypatch):
 
 
 def test_too_little_room_is_found_out_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "ROOM", 2**80)
+    monkeypatch.setattr(study, "FREE_BYTES", 2**80)
     with pytest.raises(FullDiskError, match=r"study has \d+ MiB free, a study needs"):
         made(tmp_path / "study")
 
@@ -248,7 +248,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
             raise RuntimeError("out of luck")
         return original(settings, folder, on_step)
 
-    monkeypatch.setattr(training_run, "run", breaks)
+    monkeypatch.setattr(process_pool, "run", breaks)
     advanced = []
     outcome = made(out, on_steps=advanced.append)
     (failure,) = outcome.failures

@@ -146,7 +146,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
 def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, timeout: float | None) -> "Outcome":
     """Make the runs of a sweep that are missing, and its page."""
     from stretto import study
-    from stretto.study.shared_storage import hidden
+    from stretto.study.shared_queue import without_password
 
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
     if timeout is not None:
@@ -170,7 +170,7 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
             bar.note(f"{ended}/{runs} runs")
 
         bar.note(f"{ended}/{runs} runs")
-        command = shlex.join(["stretto", *map(hidden, sys.argv[1:])])
+        command = shlex.join(["stretto", *map(without_password, sys.argv[1:])])
         outcome = study.compare(
             opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command, storage=storage
         )

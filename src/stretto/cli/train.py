@@ -196,8 +196,8 @@ def make(
 ) -> None:
     """Make the run, in this process or on processes of its own."""
     from stretto.study import run
+    from stretto.study.launch import run_on_processes
     from stretto.study.prepare import costs_of
-    from stretto.study.run_processes import run_on_processes
 
     settings, costs = prepared.settings, costs_of(prepared)
     title = f"{settings.model} on {settings.data}, {settings.method}"

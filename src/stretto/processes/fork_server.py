@@ -26,7 +26,7 @@ NEEDED = (
     "stretto.trainer.distributed",
     "stretto.study.calibration_processes",
     "stretto.study.process_pool",
-    "stretto.study.launched",
+    "stretto.study.launch",
 )
 LOST = (EOFError, ConnectionError)  # what comes of asking for a process when the fork server has gone meanwhile
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

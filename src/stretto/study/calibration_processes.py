@@ -1,4 +1,4 @@
-"""Calibration on several processes, which are started for it."""
+"""Calibration of a machine among several processes, which are started for it."""
 
 import json
 import os
@@ -8,15 +8,15 @@ from typing import Any
 
 from stretto.files.temporary_folders import scratch
 from stretto.runtime.launch import Place
-from stretto.study.run_processes import start
+from stretto.study.launch import start
 
-OnStep = Callable[[int], object]  # how many steps are done
-Tell = Callable[[], object]  # a step is done
+OnStep = Callable[[int], object]  # called with the number of steps done
+Tell = Callable[[], object]  # called after each step
 Result = dict[str, Any]
 
 
 def collectives(tell: Tell, *, sizes: list[int], per_node: int | None) -> Result:
-    """A `collectives.Calibration`, as `to_dict` gives it."""
+    """Measure all-reduces; a `collectives.Calibration` as its `to_dict` gives it."""
     from dataclasses import replace
 
     import torch.distributed as dist
@@ -26,13 +26,13 @@ def collectives(tell: Tell, *, sizes: list[int], per_node: int | None) -> Result
     from stretto.runtime.world import machines_of
 
     group = dist.group.WORLD
-    assert isinstance(group, dist.ProcessGroup), "whoever calls this has seen several processes"
-    found = measure(group, sizes, per_node=per_node, tell=tell)
-    return replace(found, machines=machines_of(range(group.size())), host=host()).to_dict()
+    assert isinstance(group, dist.ProcessGroup), "the caller has made sure that there are several processes"
+    calibration = measure(group, sizes, per_node=per_node, tell=tell)
+    return replace(calibration, machines=machines_of(range(group.size())), host=host()).to_dict()
 
 
 def machine(tell: Tell, *, quick: bool, load: float) -> Result:
-    """A machine's `Findings`, as `to_dict` gives them."""
+    """Measure this machine; its `Findings` as their `to_dict` gives them."""
     import torch.distributed as dist
 
     from stretto.measure.machine import measure_machine
@@ -57,14 +57,14 @@ def measure_on_processes(what: str, options: Mapping[str, Any], place: Place, on
 
 
 def measure_here(what: str, options: Mapping[str, Any], on_step: OnStep) -> Result | None:
-    """This process's part where a launcher has started it; None but on the first one."""
+    """Do this process's part of a measurement; the result on the first process, None on the others."""
     import torch
 
     from stretto.runtime import membership
 
     torch.set_num_threads(1)
     member = membership()
-    assert member is not None, "whoever calls this has seen several processes"
+    assert member is not None, "the caller has made sure that there are several processes"
     done = 0
 
     def tell() -> None:
@@ -78,7 +78,7 @@ def measure_here(what: str, options: Mapping[str, Any], on_step: OnStep) -> Resu
 
 
 def work(what: str, options: Mapping[str, Any], folder: Path) -> None:
-    """Do this process's part of a measurement, and leave its result in a folder."""
+    """Do this process's part of a measurement; the first process writes the result into a folder."""
     with (folder / "progress").open("w", encoding="ascii") as pipe:
         first = os.environ.get("RANK") == "0"
         result = measure_here(what, options, lambda step: first and print(step, file=pipe, flush=True))

@@ -1,4 +1,4 @@
-"""The main job: make a study's runs, then its page."""
+"""`stretto compare`: make the runs of a study, then its report."""
 
 import os
 import time
@@ -11,16 +11,15 @@ from typing import Any
 from stretto.methods import method
 from stretto.report import METRICS, Record, panels
 from stretto.settings.runs import known
-from stretto.study.process_pool import Failure, OnRun, OnSteps, Task, run_all
+from stretto.study.process_pool import Failure, OnRun, OnSteps, run_all
 from stretto.study.report_page import write_report
-from stretto.study.shared_queue import Roster
-from stretto.study.shared_storage import open_storage, reached
-from stretto.study.study import Study, claimed
+from stretto.study.shared_queue import SharedQueue, open_storage, storage_errors
+from stretto.study.study import Study, Task, claimed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study came to."""
+    """The records of a study, the runs that failed, the path of the report, and {method: why it was left out}."""
 
     records: tuple[Record, ...]
     failures: tuple[Failure, ...]
@@ -48,7 +47,7 @@ class Outcome:
 
 
 def default_jobs(workers: int | None) -> int:
-    """One process a core that this one may use; runs on several processes go one after the other, to be timed."""
+    """How many runs to make at a time: one a core; one alone if each run has several processes, so that it is timed."""
     if workers is not None:
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -63,35 +62,35 @@ def compare(
     command: str = "",
     storage: str | None = None,
 ) -> Outcome:
-    """Make the runs that are missing, then the report. What was finished before is not repeated.
+    """Make the runs that are not finished, then the report.
 
-    With a `storage`, its URL, whoever else has the same study and storage makes some of them.
+    With the URL of a `storage`, all processes that compare the same study with it share the runs.
     """
-    many = default_jobs(study.settings.workers) if jobs is None else jobs
+    number = default_jobs(study.settings.workers) if jobs is None else jobs
     opened = None if storage is None else open_storage(storage)
     with claimed(study, alone=opened is None):
         if storage is None or opened is None:
-            failures = run_all(partial(next, iter(study.pending), None), many, on_steps, on_run)
+            failures = run_all(partial(next, iter(study.pending), None), number, on_steps, on_run)
         else:
-            with reached(storage), Roster(opened, study) as roster:
-                failures = share(roster, many, on_steps, on_run)
+            with storage_errors(storage), SharedQueue(opened, study) as queue:
+                failures = share(queue, number, on_steps, on_run)
         return Outcome(study.records(), tuple(failures), write_report(study, command), study.left_out)
 
 
-def share(roster: Roster, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    """Make runs of a study as long as there are some, and wait for those of others; lost ones are made here."""
+def share(queue: SharedQueue, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+    """Make runs of a shared study until all are finished, on this machine or others; return those that failed."""
 
-    def on_own(task: Task) -> None:
-        roster.finish(task)
+    def on_own_run(task: Task) -> None:
+        queue.finish(task)
         on_run(task)
 
     while True:
-        for failure in run_all(roster.take, jobs, on_steps, on_own):
-            roster.fail(failure)
-        settled = roster.settled  # asked before: what others end in between, the next round fetches
-        for task in roster.fetch():
+        for failure in run_all(queue.take, jobs, on_steps, on_own_run):
+            queue.fail(failure)
+        settled = queue.settled  # before fetch, so that no run that ends in between is missed
+        for task in queue.fetch():
             on_steps(known(task.settings.steps))
             on_run(task)
         if settled:
-            return list(roster.failures())
-        time.sleep(roster.pause)
+            return list(queue.failures())
+        time.sleep(queue.pause)

@@ -1,4 +1,4 @@
-"""What can go wrong between a study and its folder: no room, no permission, somebody else at work."""
+"""Errors of a study's folder: a full disk, no permission, another process at work."""
 
 import errno
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from stretto.errors import StrettoError, UsageError
 
 
 class FullDiskError(StrettoError):
-    """There is no room for results: going on would only lose them."""
+    """There is no room on the disk: the results of further runs would be lost."""
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write into errors that say what to do."""
+    """Turn OSErrors of writing into FullDiskError and UsageError, which say what to do."""
     try:
         yield
     except OSError as error:
@@ -27,10 +27,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def locked(path: Path, folder: Path, *, alone: bool = True) -> TextIO:
-    """Open a file so that nobody else can, while it is open; the operating system forgets it with the process.
+    """Open a file and lock it until it is closed or the process ends.
 
-    Unless `alone`, others who open it so may. Raises UsageError if another process has it open: `folder` is what that
-    one works on.
+    Unless `alone`, other processes may lock it, too, if they are not alone either. Raises UsageError, which names
+    `folder`, if another process has locked it.
     """
     file = path.open("a", encoding="utf-8")
     try:

@@ -1,4 +1,4 @@
-"""What `stretto inspect` looks at: of every method of a study the run that is best on validation."""
+"""The runs that `stretto inspect` shows: of every method of a study the one that is best on validation."""
 
 from pathlib import Path
 
@@ -18,40 +18,40 @@ PAGE = "inspect.html"
 
 
 def inspect_study(study: Study) -> tuple[InspectedRun, ...]:
-    """Each method's run; those of methods of which no run is finished are left out."""
-    chosen = [each.chosen for each in summarize(study.records())]
+    """The best run of each method; methods without a finished run are left out."""
+    chosen = [summary.chosen for summary in summarize(study.records())]
     return tuple(inspected(study, record) for record in chosen if record is not None)
 
 
 def inspected(study: Study, record: Record) -> InspectedRun:
-    """A run with what its stages and heads are."""
+    """Describe a run: its stages, its heads, and the delay of its gradients by stage."""
     prepared = prepare(next(task.settings for task in study.tasks if task.settings.id == record.id))
     trainer = prepared.trainer
-    named = trainer.method.head
-    heads = ["" if head is None else told(head) if named == "auto" else named for head in trainer.heads]
+    kind = trainer.method.head
+    heads = ["" if head is None else description(head) if kind == "auto" else kind for head in trainer.heads]
     heads[-1] = "its output"
     for tie in trainer.rules.ties:
         heads[tie.user] += f", {tie.behind[0]} minibatches behind"
     return InspectedRun(
-        record=record, stages=tuple(map(told, trainer.stages)), heads=tuple(heads), delays=delays(prepared)
+        record=record, stages=tuple(map(description, trainer.stages)), heads=tuple(heads), delays=delays(prepared)
     )
 
 
-def told(stage: nn.Module) -> str:
-    """A stage or a head in a few words; what holds a single module is that module."""
-    while isinstance(stage, nn.Sequential | First) and len(inside := list(stage.children())) == 1:
-        (stage,) = inside
-    return summary(stage).removeprefix("Sequential of ")
+def description(module: nn.Module) -> str:
+    """A stage or a head in a few words; a container of one module is described as that module."""
+    while isinstance(module, nn.Sequential | First) and len(children := list(module.children())) == 1:
+        (module,) = children
+    return summary(module).removeprefix("Sequential of ")
 
 
-def write_inspection(study: Study, found: tuple[InspectedRun, ...]) -> Path:
-    """The page, in the study's folder."""
+def write_inspection(study: Study, runs: tuple[InspectedRun, ...]) -> Path:
+    """Write the page into the study's folder and return its path."""
     settings = study.settings
-    title = f"Inside {settings.model} on {settings.data}: {names([each.record.method for each in found])}"
+    title = f"Inside {settings.model} on {settings.data}: {names([run.record.method for run in runs])}"
     facts = {
         "Model": f"{settings.model}, {settings.stages} stages",
         "Data": settings.data + "".join(f", {key} {value}" for key, value in settings.data_options.items()),
-        "Runs": f"{len(found)}, the best of each method on validation",
+        "Runs": f"{len(runs)}, the best of each method on validation",
     }
     with writing(study.out):
-        return build_inspection(study.out / PAGE, title=title, inspected=found, facts=facts)
+        return build_inspection(study.out / PAGE, title=title, inspected=runs, facts=facts)

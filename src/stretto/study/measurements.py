@@ -1,6 +1,11 @@
-"""What `--measure` asks for, now and then, on a copy of the weights; nothing is disturbed."""
+"""What is measured while a run trains, without disturbing it.
 
-from collections.abc import Mapping, Set
+`Bleu` translates at every evaluation, `ObservationWindows` observe the weights that stages see, and `Measurer` takes
+what `--measure` asks for. `Bleu` and `Measurer` work on a copy of the weights, gathered from all processes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -12,26 +17,125 @@ from stretto.analysis.linear_probes import probes
 from stretto.analysis.noise_scale import noise_scale
 from stretto.analysis.sharpness import sharpness
 from stretto.data import Split
+from stretto.models.greedy_decode import find_bleu, score
 from stretto.nn.chain import Chain
-from stretto.report.record import Measurement
+from stretto.report.record import Measurement, Observation
 from stretto.settings.runs import known
-from stretto.study.model_copy import Twin
-from stretto.study.observation_windows import finite
-from stretto.study.prepare import Prepared, prepare
+from stretto.study.prepare import Prepared, build_model, prepare, stages_of
 from stretto.trainer.backend import alone
+from stretto.trainer.observer import Observer
+from stretto.trainer.trainer import Trainer
 
-TIMES = 4  # in a run, evenly spread
+BLEU_EXAMPLES = 64  # validation examples that are translated at each evaluation; at the end the whole test split
+WINDOWS = 8  # of observation in a run, at most
+WINDOW_SPACING = 20  # steps from one window to the next, at least: in a window a step takes up to twice as long
+WINDOW_MINIBATCHES = 2
+MEASUREMENTS = 4  # in a run, evenly spread
 SHARP_EXAMPLES = 512
 NOISE_EXAMPLES, NOISE_BATCH = 1024, 8
 COSINE_EXAMPLES = 512
 PROBE_EXAMPLES = 512  # targets to fit on, and as many to test on
-PLAIN: dict[str, Any] = {
+ONE_PROCESS: dict[str, Any] = {
     "workers": None, "data_parallel": 1, "tensor": 1, "space": (1, 1), "sync": "all-reduce", "precision": "float32",
 }  # fmt: skip
 
 
-class Gauge:
-    """Measures what the settings ask for, at some of the steps at which the run is evaluated.
+class ModelCopy:
+    """The run's network in float32, cut into the same stages; built when it is first needed."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._model: Chain | None = None
+
+    def load(self, weights: Mapping[str, Tensor]) -> Chain:
+        """Load the weights that `Trainer.gather` returned, without those of heads, and return the network."""
+        if self._model is None:
+            settings, train = self._prepared.settings, self._prepared.dataset.train
+            model = build_model(settings, settings.seed)
+            stages = stages_of(settings, model, train.x[: settings.batch_size])
+            self._model = Chain(*stages).to(self._prepared.trainer.device)
+        self._model.load_state_dict({key: value for key, value in weights.items() if not key.startswith("heads.")})
+        return self._model
+
+
+class Bleu:
+    """BLEU of greedy translations, from 0 to 100; on several processes a collective of which the first one translates.
+
+    Both functions return None where the task is no translation, and on all processes but the first.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._copy = ModelCopy(prepared)
+
+    def validation(self) -> float | None:
+        """BLEU on the first BLEU_EXAMPLES validation examples."""
+        validation = self._prepared.dataset.validation
+        return self._score(Split(validation.x[:BLEU_EXAMPLES], validation.y[:BLEU_EXAMPLES]))
+
+    def test(self) -> float | None:
+        """BLEU on the test split."""
+        return self._score(self._prepared.dataset.test)
+
+    def _score(self, split: Split) -> float | None:
+        text = self._prepared.dataset.text
+        weights = None if text is None else self._prepared.trainer.gather()
+        if text is None or weights is None:
+            return None
+        model, device = self._copy.load(weights), self._prepared.trainer.device
+        return score(model, split.x[:].to(device), split.y[:].to(device), text, find_bleu())
+
+
+class ObservationWindows:
+    """Observes a run in a few windows of two minibatches, because an observer copies weights.
+
+    Call `before` and `after` each step; some calls of `after` return an observation.
+    """
+
+    def __init__(self, trainer: Trainer, steps: int) -> None:
+        self._trainer = trainer
+        self._steps = steps
+        # without drain turns every minibatch is finished before the next one: all are alike
+        self._minibatches = WINDOW_MINIBATCHES if trainer.schedule.drain else 1
+        self._starts = window_starts(steps, trainer.schedule.drain)
+        self._window: tuple[int, Observer] | None = None
+
+    def before(self, step: int) -> None:
+        """Open a window if one begins at this step and the last one is closed."""
+        if self._window is None and step in self._starts:
+            self._window = step, self._trainer.observe(self._minibatches)
+
+    def after(self, step: int) -> Observation | None:
+        """What a window observed, once its minibatches are finished or the run has ended."""
+        if self._window is None or (self._window[1].watching and step < self._steps):
+            return None
+        (start, observer), self._window = self._window, None
+        observer.stop()
+        figures = observer.figures()
+        return Observation(
+            step=start,
+            mismatch=finite(figures.mismatch),
+            prediction_error=finite(figures.prediction_error),
+            unpredicted_error=finite(figures.unpredicted_error),
+            weight_bytes=figures.weight_bytes,
+            activation_bytes=figures.activation_bytes,
+        )
+
+
+def window_starts(steps: int, drain: int) -> set[int]:
+    """The steps at which windows open, closer together at the start, as evaluations are.
+
+    The pipeline is full by then: after one drain every gradient is as old as it gets, after two so is every version.
+    """
+    first, last = min(2 * drain + 2, steps), steps - drain - WINDOW_MINIBATCHES + 1
+    windows = min(WINDOWS, steps // WINDOW_SPACING)
+    if last <= first or windows < 2:
+        return {first}
+    return {first + round((last - first) * (i / (windows - 1)) ** 2) for i in range(windows)}
+
+
+class Measurer:
+    """Measures what the settings' `measure` asks for, at some of the steps at which the run is evaluated.
 
     Examples are the same in every run. On several processes it is a collective; the first one measures.
     """
@@ -40,20 +144,20 @@ class Gauge:
         self._prepared = prepared
         self._wanted = prepared.settings.measure or ()
         steps = known(prepared.settings.steps)
-        goals = [steps * (time + 1) / TIMES for time in range(TIMES)]
+        goals = [steps * (time + 1) / MEASUREMENTS for time in range(MEASUREMENTS)]
         self._steps = {min(evaluated, key=lambda step: abs(step - goal)) for goal in goals} if self._wanted else set()
-        self._twin = Twin(prepared)
-        self._apart: tuple[list[nn.Module], list[nn.Module | None]] | None = None
+        self._copy = ModelCopy(prepared)
+        self._stages_and_heads: tuple[list[nn.Module], list[nn.Module | None]] | None = None
 
     def measure(self, step: int) -> Measurement | None:
-        """What was asked for; None if it is not time."""
+        """The measurements after a step; None if nothing is measured at this step."""
         if step not in self._steps:
             return None
         weights = self._prepared.trainer.gather()
         return Measurement(step=step) if weights is None else self._measure(step, weights)
 
     def _measure(self, step: int, weights: Mapping[str, Tensor]) -> Measurement:
-        model, loss, train = self._twin.load(weights), self._prepared.model.loss, self._prepared.dataset.train
+        model, loss, train = self._copy.load(weights), self._prepared.model.loss, self._prepared.dataset.train
         device = self._prepared.trainer.device
         sharp, trace, square = None, None, None
         if "sharpness" in self._wanted:
@@ -64,49 +168,54 @@ class Gauge:
             pairs = sample(train, NOISE_EXAMPLES).batches(small, drop_last=True)
             noise = noise_scale(model, loss, ((x.to(device), y.to(device)) for x, y in pairs))
             trace, square = noise.trace, noise.square
-        found = finite((sharp, trace, square))
+        sharp, trace, square = finite((sharp, trace, square))
         return Measurement(
-            step=step, sharpness=found[0], noise_trace=found[1], gradient_square=found[2], **self._by_stage(weights)
+            step=step, sharpness=sharp, noise_trace=trace, gradient_square=square, **self._by_stage(weights)
         )
 
     def _by_stage(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What the stages and their heads are good for."""
-        dataset, found = self._prepared.dataset, dict[str, Any]()
-        stages, heads = self._parts(weights) if {"cosine", "probes", "filters"} & set(self._wanted) else ([], [])
+        """The fields of a `Measurement` that have a value for each stage, and the filters."""
+        dataset, fields = self._prepared.dataset, dict[str, Any]()
+        stages, heads = self._load(weights) if {"cosine", "probes", "filters"} & set(self._wanted) else ([], [])
         if "cosine" in self._wanted:
             reach, loss = self._prepared.trainer.rules.reach, self._prepared.model.loss
-            seen = alignment(stages, heads, reach, loss, [self._some(dataset.train, COSINE_EXAMPLES)])
-            found |= {"cosines": finite(seen.cosines), "local_losses": finite(seen.losses)}
+            aligned = alignment(stages, heads, reach, loss, [self._examples(dataset.train, COSINE_EXAMPLES)])
+            fields |= {"cosines": finite(aligned.cosines), "local_losses": finite(aligned.losses)}
         if "probes" in self._wanted:
-            fitted, tested = (self._some(split, PROBE_EXAMPLES) for split in (dataset.train, dataset.validation))
-            found["probes"] = finite(probes(stages, fitted, tested))
+            fitted, tested = (self._examples(split, PROBE_EXAMPLES) for split in (dataset.train, dataset.validation))
+            fields["probes"] = finite(probes(stages, fitted, tested))
         if "filters" in self._wanted:
-            drawn = filters(Chain(*stages), dataset.train.x.shape[1:])
-            if drawn is not None:
-                shape = (drawn.channels, drawn.height, drawn.width)
-                found |= {"filters": drawn.pictures, "filter_shape": shape}
-        return found
+            pictures = filters(Chain(*stages), dataset.train.x.shape[1:])
+            if pictures is not None:
+                shape = (pictures.channels, pictures.height, pictures.width)
+                fields |= {"filters": pictures.pictures, "filter_shape": shape}
+        return fields
 
-    def _some(self, split: Split, examples: int) -> tuple[Tensor, Tensor]:
-        """So many examples where the models are; fewer of those with many targets, as texts have."""
-        chosen = sample(split, max(1, examples // split.y[0].numel()))
+    def _examples(self, split: Split, targets: int) -> tuple[Tensor, Tensor]:
+        """Examples with about `targets` targets together, on the models' device."""
+        chosen = sample(split, max(1, targets // split.y[0].numel()))
         return chosen.x[:].to(self._prepared.trainer.device), chosen.y[:].to(self._prepared.trainer.device)
 
-    def _parts(self, weights: Mapping[str, Tensor]) -> tuple[list[nn.Module], list[nn.Module | None]]:
-        """Stages and heads of their own, in float32, with these weights."""
-        if self._apart is None:
+    def _load(self, weights: Mapping[str, Tensor]) -> tuple[list[nn.Module], list[nn.Module | None]]:
+        """Copies of the run's stages and heads, in float32, with these weights."""
+        if self._stages_and_heads is None:
             with alone():
-                made = prepare(replace(self._prepared.settings, **PLAIN)).trainer
-            self._apart = list(made.stages), list(made.heads)
-        stages, heads = self._apart
-        named = {f"{index}.": stage for index, stage in enumerate(stages)}
-        named |= {f"heads.{index}.": head for index, head in enumerate(heads) if head is not None}
-        for prefix, module in named.items():
+                trainer = prepare(replace(self._prepared.settings, **ONE_PROCESS)).trainer
+            self._stages_and_heads = list(trainer.stages), list(trainer.heads)
+        stages, heads = self._stages_and_heads
+        by_prefix = {f"{index}.": stage for index, stage in enumerate(stages)}
+        by_prefix |= {f"heads.{index}.": head for index, head in enumerate(heads) if head is not None}
+        for prefix, module in by_prefix.items():
             module.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
         return stages, heads
 
 
 def sample(train: Split, examples: int) -> Split:
-    """So many examples, all where there are fewer; the same ones each time."""
+    """At most `examples` examples, the same ones at every call."""
     x, y = next(train.batches(min(examples, len(train)), seed=0))
     return Split(x, y)
+
+
+def finite(values: Sequence[float | None]) -> tuple[float | None, ...]:
+    """Values with None for those that are no finite number: JSON has no others, and a diverging run has some."""
+    return tuple(value if value is not None and math.isfinite(value) else None for value in values)

@@ -1,4 +1,4 @@
-"""What a traced run was to take: by the times of its own actions, or by what its stages cost on a cluster."""
+"""Predictions of a traced run: from the times of its own actions, or from the costs of its stages on a cluster."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from stretto.report.turns import mean_durations, turn_starts
 from stretto.settings.runs import TrainSettings, known
 from stretto.simulate import simulate
 from stretto.simulate.network import no_bytes
-from stretto.simulate.recordings import recordings as recordings_on_paper
+from stretto.simulate.recordings import recordings as simulated_recordings
 from stretto.stage.stage import Target, head_loss
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, prepare, stages_of
@@ -32,13 +32,13 @@ from stretto.study.store import RUN, read_run
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.overlay import between, overlay
 
-EXAMPLES = 2  # that costs are read off
-MOST = 200  # turns of an overlay
+EXAMPLES = 2  # of the batch on which costs are counted
+MOST_TURNS = 200  # of an overlay
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overlaid:
-    """Which steps an overlay has, and the seconds of one: the median of those measured, the mean of those simulated."""
+    """The steps of an overlay, from `first` on, and the seconds of a step: measured (median) and simulated (mean)."""
 
     method: str
     source: str
@@ -49,38 +49,38 @@ class Overlaid:
 
 
 def recordings_of(folder: Path, run: TrainSettings) -> list[Recording]:
-    """The recordings of a run, those of replica 0 where it has several, one of each worker's; none without a trace."""
-    found = read_recordings(folder)
-    return found if run.stage_workers is None else found[:: run.mesh.inside][: run.stage_workers]
+    """One recording for each worker of replica 0; none without a trace."""
+    recordings = read_recordings(folder)
+    return recordings if run.stage_workers is None else recordings[:: run.mesh.inside][: run.stage_workers]
 
 
 def full_turns(prepared: Prepared) -> range:
-    """The turns that follow the method's own schedule: not those of its synchronous phases."""
+    """The turns that follow the method's own schedule, not that of its synchronous phases."""
     phases = prepared.trainer.method.phases
     return range(phases.warmup, sys.maxsize if phases.finish is None else phases.finish)
 
 
 def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluster | None = None) -> Prediction:
-    """From the run's own action times; or from costs alone, on a cluster. Raises UsageError for what has no price."""
+    """Predict from the run's own action times; on a cluster from costs alone. Raises UsageError without costs."""
     trainer = prepared.trainer
     schedule = trainer.schedule
     costs, heads = costs_of_stages(prepared)
     rows = [stage if head is None else stage.then(head) for stage, head in zip(stages_in(costs), heads, strict=True)]
     share = known(prepared.settings.batch_size) / (schedule.per_turn * prepared.settings.data_parallel)
     versions = trainer.method.versions(schedule)
-    own = Prediction(
+    from_times = Prediction(
         source=MEAN_TIMES,
         durations=mean_durations(recordings, schedule, full_turns(prepared)[schedule.drain + 1 :]),
-        weights=tuple(row.parameter_bytes * many for row, many in zip(rows, versions, strict=True)),
+        weights=tuple(row.parameter_bytes * held for row, held in zip(rows, versions, strict=True)),
         activations=tuple(row.held.at(share) for row in rows),
     )
-    return own if cluster is None else on_cluster(prepared, costs, heads, own, cluster)
+    return from_times if cluster is None else on_cluster(prepared, costs, heads, from_times, cluster)
 
 
 def on_cluster(
-    prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost | None], own: Prediction, cluster: Cluster
+    prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost | None], from_times: Prediction, cluster: Cluster
 ) -> Prediction:
-    """The prediction that needs no run: each action's time with the runtime's own, and what is left of messages."""
+    """Predict from costs: times of actions and messages on the cluster, the runtime's overhead included."""
     settings, trainer = prepared.settings, prepared.trainer
     schedule, placement = trainer.schedule, trainer.placement
     if settings.mesh.inside > 1:
@@ -102,18 +102,18 @@ def on_cluster(
         trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs))
     )  # fmt: skip
     return replace(
-        own,
+        from_times,
         source=f"what its stages cost on the cluster {cluster.name!r}, without a run",
-        durations=lambda each: round(1e9 * pricer.seconds(each)),
+        durations=lambda action: round(1e9 * pricer.seconds(action)),
         network=workers.network(1e9),
         sizes=pricer.size,
     )
 
 
 def overlaid(folder: Path, cluster: Cluster | None = None) -> tuple[list[Recording], Overlaid]:
-    """A traced run and its simulation, from the same turn of a full pipeline on, as recordings for one trace.
+    """Recordings of a traced run and of its simulation, from the same turn of a full pipeline on, for one trace.
 
-    Raises UsageError for a run without a trace, or one that was never full.
+    Raises UsageError for a run without a trace, or one whose pipeline was never full.
     """
     if not (folder / RUN).is_file():
         raise UsageError(f"no run in {folder}: name a folder that stretto train --trace has written")
@@ -129,43 +129,43 @@ def overlaid(folder: Path, cluster: Cluster | None = None) -> tuple[list[Recordi
             f"the run in {folder} has no turn of a full pipeline in its trace, which takes {full + 2} steps: train "
             "longer"
         )
-    first, turns = steady[0], min(MOST, len(steady))
-    seen = predict(prepared, recordings, cluster)
+    first, turns = steady[0], min(MOST_TURNS, len(steady))
+    prediction = predict(prepared, recordings, cluster)
     timeline = simulate(
-        schedule, trainer.rules, 2 * full + turns + full, seen.durations, network=seen.network,
-        sizes=seen.sizes or no_bytes,
+        schedule, trainer.rules, 2 * full + turns + full, prediction.durations, network=prediction.network,
+        sizes=prediction.sizes or no_bytes,
     )  # fmt: skip
-    paper = recordings_on_paper(timeline, trainer.rules, unit=1)
-    on_paper, begin = turn_starts(paper[0], schedule), 2 * full
+    simulation = simulated_recordings(timeline, trainer.rules, unit=1)
+    simulated_starts, begin = turn_starts(simulation[0], schedule), 2 * full
     measured = between(recordings, starts[first], starts[first + turns])
-    until = on_paper[begin + turns]
-    simulated = between(paper, on_paper[begin], until, (first - begin) * schedule.per_turn)
-    told = Overlaid(
-        method=run.method, source=seen.source, first=first + 1, steps=turns,
+    until = simulated_starts[begin + turns]
+    simulated = between(simulation, simulated_starts[begin], until, (first - begin) * schedule.per_turn)
+    steps = Overlaid(
+        method=run.method, source=prediction.source, first=first + 1, steps=turns,
         measured=median(starts[turn + 1] - starts[turn] for turn in steady[:turns]) / 1e9,  # some hold an evaluation
-        simulated=(until - on_paper[begin]) / turns / 1e9,
+        simulated=(until - simulated_starts[begin]) / turns / 1e9,
     )  # fmt: skip
-    return overlay(measured, simulated), told
+    return overlay(measured, simulated), steps
 
 
 def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | None]]:
-    """A row for each stage and one for the loss; and one for what stands behind each stage with a loss of its own."""
+    """Costs of each stage, with those of the loss last; and of each stage's head with its loss, None without a head."""
     settings, model, heads = prepared.settings, prepared.model, prepared.trainer.heads
     x, y = prepared.dataset.train.x[:EXAMPLES], prepared.dataset.train.y[:EXAMPLES]
     stages = stages_of(settings, model, prepared.dataset.train.x[: known(settings.batch_size)])
     features = outputs(stages, x) if any(head is not None for head in heads) else []
-    behind: list[LayerCost | None] = [None] * len(stages)
+    head_costs: list[LayerCost | None] = [None] * len(stages)
     for stage, head in enumerate(heads[: len(stages) - 1]):
         if isinstance(head, LocalLoss):
-            behind[stage] = layer_costs([Whole(head, model.loss, x, y)], features[stage]).layers[0]
+            head_costs[stage] = layer_costs([HeadWithLoss(head, model.loss, x, y)], features[stage]).layers[0]
         elif head is not None:
             row, loss = layer_costs([head], features[stage], loss=model.loss, target=y).layers
-            behind[stage] = row.then(loss)
-    return layer_costs(stages, x, loss=model.loss, target=y), behind
+            head_costs[stage] = row.then(loss)
+    return layer_costs(stages, x, loss=model.loss, target=y), head_costs
 
 
-class Whole(nn.Module):
-    """A head with a loss of its own, and that loss: one layer."""
+class HeadWithLoss(nn.Module):
+    """A head that computes its own loss, as one layer, so that its costs can be counted."""
 
     inputs: Tensor
     target: Tensor
@@ -177,17 +177,18 @@ class Whole(nn.Module):
         self.register_buffer("target", target)
 
     def forward(self, *features: Tensor) -> Tensor:
-        """The loss of as many examples as there are."""
-        inputs, target = (torch.cat([each] * (len(features[0]) // len(each))) for each in (self.inputs, self.target))
+        """The loss of the features' examples; inputs and targets are repeated to as many."""
+        copies = len(features[0]) // len(self.inputs), len(features[0]) // len(self.target)
+        inputs, target = torch.cat([self.inputs] * copies[0]), torch.cat([self.target] * copies[1])
         return head_loss(self.loss, self.head, features, features, Target(target, inputs=(inputs,)))
 
 
 def bounds_of(costs: ModelCosts) -> tuple[int, ...]:
-    """A row a stage; the loss belongs to the last one."""
+    """Bounds that cut the rows into one stage each; the loss belongs to the last stage."""
     return (*range(len(costs.layers) - 1), len(costs.layers))
 
 
 def stages_in(costs: ModelCosts) -> list[LayerCost]:
-    """The loss as part of the last stage."""
+    """The costs of each stage, with the loss as part of the last one."""
     *rows, loss = costs.layers
     return [*rows[:-1], rows[-1].then(loss)]

@@ -1,4 +1,4 @@
-"""From settings to a trainer with its data: everything that can be wrong is found out here, before training."""
+"""From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=runs.Settings)
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A run that could start now."""
+    """A run that is ready to start: resolved settings, data set, model and trainer."""
 
     settings: runs.TrainSettings
     dataset: data.Dataset
@@ -37,17 +37,17 @@ class Prepared:
 
 @lru_cache(maxsize=4)
 def load(name: str, options: tuple[tuple[str, object], ...]) -> data.Dataset:
-    """Load a data set once a process."""
+    """Load a data set; the last four are kept in memory."""
     return data.load(name, **dict(options))
 
 
 def dataset(settings: runs.Settings) -> data.Dataset:
-    """The settings' data set."""
+    """The data set that the settings name, with their options."""
     return load(settings.data, tuple(sorted(settings.data_options.items())))
 
 
 def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
-    """The settings' network."""
+    """The network that the settings name, with their options; its weights are drawn with the seed."""
     options: dict[str, Any] = dict(settings.model_options)
     if "seed" in options:
         raise UsageError("model_options: seed is no option of a network; the seed of a run decides its weights")
@@ -55,7 +55,7 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
 
 
 def resolve(settings: S) -> S:
-    """Fill in everything that was left to Stretto to choose. Raises UsageError for what cannot work."""
+    """Fill in every setting that was left open. Raises UsageError for settings that cannot work."""
     settings = with_methods(settings)
     if isinstance(settings, runs.TrainSettings):
         settings = with_optimizer(settings, [settings.method])
@@ -70,9 +70,11 @@ def resolve(settings: S) -> S:
     mesh = settings.mesh if isinstance(settings, runs.TrainSettings) else Mesh()
     most = stages * mesh.data * mesh.inside
     if settings.workers is not None and settings.workers > most:
-        each = f" of each of {mesh.data} replicas" if mesh.data > 1 else ""
+        replicas = f" of each of {mesh.data} replicas" if mesh.data > 1 else ""
         shared = f", each shared by {mesh.inside}" if mesh.inside > 1 else ""
-        raise UsageError(f"workers={settings.workers} for {stages} stages{each}{shared}: use at most {most} workers")
+        raise UsageError(
+            f"workers={settings.workers} for {stages} stages{replicas}{shared}: use at most {most} workers"
+        )
     resolved = runs.with_defaults(replace(settings, stages=stages))
     runs.check(resolved)  # what was chosen here fits what was given
     return resolved
@@ -88,16 +90,16 @@ def with_methods(settings: S) -> S:
 
 
 def with_optimizer(settings: S, methods: Sequence[str]) -> S:
-    """Take the optimizer that all methods are built on, if they are and it was left open."""
-    wanted = {method(name).cure.optimizer for name in methods}
-    built_on = wanted.pop() if len(wanted) == 1 else None
+    """Choose the optimizer that all methods require, if they require the same one and it was left open."""
+    required = {method(name).cure.optimizer for name in methods}
+    built_on = required.pop() if len(required) == 1 else None
     if settings.optimizer != "auto" or built_on is None:
         return settings
     return replace(settings, optimizer=built_on.lower())
 
 
 def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
-    """Build the data, the model, its stages and the trainer of a resolved run; `timeout` is the trainer's, in s."""
+    """Build data, model, stages and trainer of a resolved run; `timeout` is the trainer's, in seconds."""
     loaded = dataset(settings)
     batch_size = runs.known(settings.batch_size)
     if batch_size > len(loaded.train):
@@ -126,16 +128,16 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
     )
     pieces, replicas = trainer.schedule.per_turn, settings.data_parallel
     if batch_size < pieces * replicas:
-        each = f" for each of {replicas} replicas" if replicas > 1 else ""
+        of_replicas = f" for each of {replicas} replicas" if replicas > 1 else ""
         raise UsageError(
-            f"method {settings.method} cuts a minibatch into {pieces} micro-batches{each}, and "
+            f"method {settings.method} cuts a minibatch into {pieces} micro-batches{of_replicas}, and "
             f"batch_size={batch_size}: use --batch-size {pieces * replicas} or more, or fewer microbatches="
         )
     return Prepared(settings, loaded, model, trainer)
 
 
 def stages_of(settings: runs.TrainSettings, model: models.Model, example: torch.Tensor) -> list[nn.Module]:
-    """The model cut where the settings say, or evenly."""
+    """The model, cut at the settings' bounds, or into even stages. Raises UsageError for bounds that do not fit."""
     if settings.bounds is None:
         return divide(model.layers, runs.known(settings.stages), example=example)
     bounds, blocks = settings.bounds, len(model.layers)
@@ -149,19 +151,19 @@ def stages_of(settings: runs.TrainSettings, model: models.Model, example: torch.
 
 
 def costs_of(prepared: Prepared) -> Costs:
-    """What a step of a prepared run costs."""
+    """The costs of a step of a prepared run, counted on its first batch."""
     x, y = prepared.dataset.train.x, prepared.dataset.train.y
     size = prepared.settings.batch_size
     return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
 
 
 def optimizer(settings: runs.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """What makes the optimizer of a stage."""
+    """A function from the parameters of a stage to its optimizer."""
     lr, momentum = rate_and_momentum(settings)
     decay = settings.weight_decay
     if settings.optimizer in ("sgd", "lars"):
-        heavy: Any = torch.optim.SGD if settings.optimizer == "sgd" else LARS
-        return lambda params: heavy(params, lr=lr, momentum=momentum, weight_decay=decay)
+        momentum_class: Any = torch.optim.SGD if settings.optimizer == "sgd" else LARS
+        return lambda params: momentum_class(params, lr=lr, momentum=momentum, weight_decay=decay)
     kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "nadam": torch.optim.NAdam,
                              "lamb": LAMB}  # fmt: skip
     kind = kinds[settings.optimizer]
@@ -169,15 +171,15 @@ def optimizer(settings: runs.TrainSettings) -> Callable[[list[nn.Parameter]], to
 
 
 def rate_and_momentum(settings: runs.TrainSettings) -> tuple[float, float]:
-    """Those of the run's batch size, scaled from the reference batch if there is one."""
-    lr, momentum, size = (runs.known(each) for each in (settings.lr, settings.momentum, settings.batch_size))
+    """Learning rate and momentum at the run's batch size, scaled from the reference batch if there is one."""
+    lr, momentum, size = map(runs.known, (settings.lr, settings.momentum, settings.batch_size))
     if settings.reference_batch is None:
         return lr, momentum
     return scale_for_batch(lr, momentum, settings.reference_batch, to=int(size), rule=settings.lr_scaling)
 
 
 def scheduler(settings: runs.TrainSettings) -> Callable[[Any], Any] | None:
-    """What makes the learning-rate scheduler of a stage, which counts its updates."""
+    """A function from the optimizer of a stage to its learning-rate scheduler, which counts the stage's updates."""
     steps = runs.known(settings.steps) * find_sync(settings.sync).updates(settings.data_parallel)
     if settings.lr_warmup:
         updates = round(settings.lr_warmup * steps)
@@ -185,4 +187,4 @@ def scheduler(settings: runs.TrainSettings) -> Callable[[Any], Any] | None:
         return warmup(updates, start=start, then=cosine(steps - updates) if settings.schedule == "cosine" else None)
     if settings.schedule == "constant":
         return None
-    return lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=steps)
+    return lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)

@@ -1,4 +1,4 @@
-"""Runs side by side in processes of one thread each; a process that dies costs one run, not the study."""
+"""Runs at the same time, each in a process of one thread; if a process dies, only its run has failed."""
 
 import contextlib
 import multiprocessing
@@ -9,61 +9,55 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
+
+import torch
 
 from stretto.errors import StrettoError
 from stretto.processes import fork_server
-from stretto.settings.runs import TrainSettings, known
+from stretto.runtime.launch import Place
+from stretto.settings.runs import known
 from stretto.study.disk_errors import FullDiskError
-
-PATIENT = 600.0  # seconds that workers wait for each other unless said otherwise
-REPORT_EVERY = 0.1  # seconds between two words of a process about its progress
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run to be made, and where."""
-
-    settings: TrainSettings
-    folder: Path
-    timeout: float = PATIENT
+from stretto.study.launch import REPORT_EVERY, run_on_processes
+from stretto.study.prepare import costs_of, prepare
+from stretto.study.study import Task
+from stretto.study.training_run import run
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that could not be made, and why."""
+    """A run that could not be made, and the reason."""
 
     task: Task
     reason: str
 
 
 @dataclass
-class _Slot:
+class _Runner:
+    """A process of the pool, and the run it is making; `steps` are those it has reported."""
+
     process: BaseProcess
     pipe: Connection
     task: Task | None = None
     steps: int = 0
 
 
-Take = Callable[[], Task | None]  # the next run to be made; None if there is none now
-OnSteps = Callable[[int], None]  # more steps done
-OnRun = Callable[[Task], None]  # a run has ended and is on the disk
+Take = Callable[[], Task | None]  # returns the next run to be made; None if there is none now
+OnSteps = Callable[[int], None]  # called with the number of steps made since the last call
+OnRun = Callable[[Task], None]  # called when a run has ended and is on the disk
 
 
 def run_all(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    """Make every run that can be taken, `jobs` at a time; return those that failed.
+    """Make runs until `take` returns None, `jobs` at a time; return those that failed.
 
-    The order of results is free, their numbers are not. With one job everything happens in this process. Raises
-    FullDiskError as soon as a result cannot be written, and passes KeyboardInterrupt on once every process it started
-    has ended.
+    The number of jobs changes the order in which runs end, not their numbers. With one job all runs are made in this
+    process. Raises FullDiskError as soon as a result cannot be written, and KeyboardInterrupt, if there was one, once
+    every process that was started has ended.
     """
     return _run_here(take, on_steps, on_run) if jobs == 1 else _run_in_processes(take, jobs, on_steps, on_run)
 
 
 def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     failures = []
@@ -88,114 +82,109 @@ def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
 
 
 def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | None:
-    story = task.folder.with_name(f"{task.folder.name}.failed.txt")
+    traceback_file = task.folder.with_name(f"{task.folder.name}.failed.txt")
     try:
         _make(task, on_step)
-        story.unlink(missing_ok=True)
+        traceback_file.unlink(missing_ok=True)
     except FullDiskError:
         raise
     except Exception as error:  # noqa: BLE001 - the study goes on; the reason is reported at its end
         with contextlib.suppress(OSError):
-            story.write_text(traceback.format_exc(), encoding="utf-8")
-        return f"{type(error).__name__}: {error} (more in {story})"
+            traceback_file.write_text(traceback.format_exc(), encoding="utf-8")
+        return f"{type(error).__name__}: {error} (more in {traceback_file})"
     return None
 
 
 def _make(task: Task, on_step: Callable[[int, float | None], None]) -> None:
-    from stretto.runtime.launch import Place
-    from stretto.study.prepare import costs_of, prepare
-    from stretto.study.run_processes import run_on_processes
-    from stretto.study.training_run import run
-
-    workers = task.settings.workers
-    if workers is None:
+    if task.settings.workers is None:
         run(task.settings, task.folder, on_step)
     else:
         costs = costs_of(prepare(task.settings))
-        run_on_processes(task.settings, task.folder, on_step, Place(workers=workers, timeout=task.timeout), costs)
+        place = Place(workers=task.settings.workers, timeout=task.timeout)
+        run_on_processes(task.settings, task.folder, on_step, place, costs)
 
 
 def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    failures, slots = list[Failure](), list[_Slot]()
+    failures, runners = list[Failure](), list[_Runner]()
     try:
-        while busy := _fill(slots, take, jobs):
-            wait([slot.pipe for slot in busy])
-            for slot in busy:
-                if slot.pipe.poll() and not _listen(slot, on_steps, on_run, failures):
-                    slots.remove(slot)
+        while busy := _fill(runners, take, jobs):
+            wait([runner.pipe for runner in busy])
+            for runner in busy:
+                if runner.pipe.poll() and not _receive(runner, on_steps, on_run, failures):
+                    runners.remove(runner)
     finally:
-        for slot in slots:
-            slot.pipe.close()
-            slot.process.terminate()
-            slot.process.join()
+        for runner in runners:
+            runner.pipe.close()
+            runner.process.terminate()
+            runner.process.join()
     return failures
 
 
-def _fill(slots: list[_Slot], take: Take, jobs: int) -> list[_Slot]:
-    """Give every process something to do, as long as there is something; return those that are at work."""
-    while sum(slot.task is not None for slot in slots) < jobs and (task := take()) is not None:
-        idle = next((slot for slot in slots if slot.task is None), None)
+def _fill(runners: list[_Runner], take: Take, jobs: int) -> list[_Runner]:
+    """Give runs to idle processes, and start processes up to `jobs`, while there are runs; return the busy ones."""
+    while sum(runner.task is not None for runner in runners) < jobs and (task := take()) is not None:
+        idle = next((runner for runner in runners if runner.task is None), None)
         if idle is None:
             idle = _start()
-            slots.append(idle)
-        _give(idle, task)
-    return [slot for slot in slots if slot.task is not None]
+            runners.append(idle)
+        _send(idle, task)
+    return [runner for runner in runners if runner.task is not None]
 
 
-def _start() -> _Slot:
-    """A process that waits for something to do. One fork server may be lost meanwhile, not several."""
+def _start() -> _Runner:
+    """Start a process that waits for runs. Tried three times, because the fork server may end meanwhile."""
     for last in (False, False, True):
         fork_server.prepare()
         context = multiprocessing.get_context(fork_server.method())
-        mine, theirs = context.Pipe()
+        ours, theirs = context.Pipe()
         process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
         try:
             with fork_server.deaf_to(signal.SIGINT):
                 process.start()
             break
         except fork_server.LOST as error:
-            mine.close()
+            ours.close()
             if last:
                 raise StrettoError("no process can be started: the fork server has ended three times") from error
         finally:
             theirs.close()
-    return _Slot(process, mine)
+    return _Runner(process, ours)
 
 
-def _give(slot: _Slot, task: Task) -> None:
-    slot.task, slot.steps = task, 0
+def _send(runner: _Runner, task: Task) -> None:
+    runner.task, runner.steps = task, 0
     # A process that has just died is noticed when its pipe is read.
     with contextlib.suppress(BrokenPipeError):
-        slot.pipe.send(task)
+        runner.pipe.send(task)
 
 
-def _listen(slot: _Slot, on_steps: OnSteps, on_run: OnRun, failures: list[Failure]) -> bool:
-    """Hear one message; False if the process has died instead."""
-    assert slot.task is not None
+def _receive(runner: _Runner, on_steps: OnSteps, on_run: OnRun, failures: list[Failure]) -> bool:
+    """Handle one message of a process; False if it has died instead."""
+    assert runner.task is not None
     try:
-        kind, value = slot.pipe.recv()
+        kind, value = runner.pipe.recv()
     except (EOFError, ConnectionResetError):
-        slot.process.join()
-        slot.pipe.close()
-        on_steps(known(slot.task.settings.steps) - slot.steps)
-        failures.append(Failure(slot.task, _how_it_died(slot.process)))
+        runner.process.join()
+        runner.pipe.close()
+        on_steps(known(runner.task.settings.steps) - runner.steps)
+        failures.append(Failure(runner.task, _cause_of_death(runner.process)))
         return False
     if kind == "steps":
-        on_steps(value - slot.steps)
-        slot.steps = value
+        on_steps(value - runner.steps)
+        runner.steps = value
     elif kind == "full disk":
         raise FullDiskError(value)
     else:
-        on_steps(known(slot.task.settings.steps) - slot.steps)
+        on_steps(known(runner.task.settings.steps) - runner.steps)
         if value is None:
-            on_run(slot.task)
+            on_run(runner.task)
         else:
-            failures.append(Failure(slot.task, value))
-        slot.task = None
+            failures.append(Failure(runner.task, value))
+        runner.task = None
     return True
 
 
-def _how_it_died(process: BaseProcess) -> str:
+def _cause_of_death(process: BaseProcess) -> str:
     code = process.exitcode or 0
     how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     remedy = "; the machine may be short of memory: try fewer --jobs" if code == -signal.SIGKILL else ""
@@ -203,11 +192,9 @@ def _how_it_died(process: BaseProcess) -> str:
 
 
 def _work(pipe: Connection) -> None:
-    """A process' life: runs until the pipe closes."""
+    """What a process of the pool does: make the runs it is sent until the pipe closes."""
     fork_server.begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import torch
-
     torch.set_num_threads(1)
     last = 0.0
 

@@ -1,4 +1,4 @@
-"""What a study's report is made of."""
+"""The report of a study: gathers its runs, schedules, delays and traces into a page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,8 @@ from stretto.simulate import simulate
 from stretto.study.disk_errors import writing
 from stretto.study.prediction import full_turns, predict, recordings_of
 from stretto.study.prepare import Prepared, costs_of, prepare
-from stretto.study.process_pool import Task
 from stretto.study.store import versions
-from stretto.study.study import Study, record_of, sample
+from stretto.study.study import Study, Task, record_of, sample
 from stretto.tracing import Recording
 
 MOST_NAMES = 8  # of methods in a title
@@ -30,23 +29,43 @@ HEADS_NOTE = (
 
 
 @dataclass(frozen=True)
-class Trail:
-    """What a run with a trace has left, read once."""
+class TracedRun:
+    """A run with a trace, as it was prepared, and its recordings."""
 
     task: Task
     prepared: Prepared
     recordings: Sequence[Recording]
 
+    def timelines(self) -> Timelines | None:
+        """A few of its turns, measured and simulated; None if its pipeline was never full for long enough."""
+        run, trainer = self.task.settings, self.prepared.trainer
+        among = full_turns(self.prepared)
+        return timelines(run.id, run.method, self.recordings, trainer.schedule, trainer.rules, among=among)
+
+    def compared(self, cluster: Cluster | None) -> PredictedRun | None:
+        """The run compared with its prediction; None if it is not finished, or too short."""
+        run, record, trainer = self.task.settings, record_of(self.task), self.prepared.trainer
+        if record is None:
+            return None
+        return compare_with_prediction(
+            run.id, run.method, self.recordings, trainer.schedule, trainer.rules,
+            predict(self.prepared, self.recordings, cluster), paused=[point.step for point in record.points],
+            held=most_held(record), among=full_turns(self.prepared),
+        )  # fmt: skip
+
 
 def write_report(study: Study, command: str = "", *, cluster: Cluster | None = None) -> Path:
-    """One HTML page from the runs that are finished. On a `cluster` traced runs are predicted from costs alone."""
+    """Write report.html from the finished runs and return its path.
+
+    Traced runs are compared with predictions: from costs on a `cluster` alone, or else from their own action times.
+    """
     settings = study.settings
     prepared = {method: prepare(sample(settings, method)) for method in settings.methods}
     first = next(iter(prepared.values()))
     workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
     automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
-    trails = tuple(traced(study, prepared))
-    heads = any(head is not None for each in prepared.values() for head in each.trainer.heads)
+    traced = tuple(traced_runs(study, prepared))
+    heads = any(head is not None for run in prepared.values() for head in run.trainer.heads)
     page = Page(
         title=study.heading.text if study.heading else automatic,
         heading=study.heading,
@@ -59,11 +78,11 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
         heads_note=HEADS_NOTE if heads else "",
         settings=settings.to_json(),
         versions=versions(),
-        pictures={method: picture(each) for method, each in prepared.items()},
-        delays={method: delays(each) for method, each in prepared.items()},
+        pictures={method: picture(run) for method, run in prepared.items()},
+        delays={method: delays(run) for method, run in prepared.items()},
         processes=study.tasks[0].settings.workers or 0,
-        timelines=tuple(each for trail in trails if (each := timed(trail)) is not None),
-        predicted=tuple(told for trail in trails if (told := foretold(trail, cluster)) is not None),
+        timelines=tuple(shown for run in traced if (shown := run.timelines()) is not None),
+        predicted=tuple(compared for run in traced if (compared := run.compared(cluster)) is not None),
         left_out=study.left_out,
         command=command,
     )
@@ -72,62 +91,43 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
 
 
 def names(methods: Sequence[str]) -> str:
-    """The methods, for a title: by name while a title can hold them."""
+    """The methods for a title: their names, or their number if there are more than MOST_NAMES."""
     return ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
 
 
 def delays(prepared: Prepared) -> tuple[int, ...]:
-    """How old gradients are in the steady state, by stage, in updates."""
+    """The delay of gradients in the steady state, by stage, in updates."""
     trainer = prepared.trainer
     return trainer.method.delays(trainer.schedule).steady
 
 
-SHAPING = ("bounds", "data_parallel", "tensor", "space", "sync", "batch_size")
+PREPARED_ALIKE = ("bounds", "data_parallel", "tensor", "space", "sync", "batch_size")
 
 
-def own(prepared: Mapping[str, Prepared], run: TrainSettings) -> Prepared:
-    """A run as it was prepared: like the others of its method, but for one outside a study with axes of its own."""
-    each = prepared[run.method]
-    same = all(getattr(each.settings, key) == getattr(run, key) for key in SHAPING)
-    return each if same else prepare(run)
+def prepared_for(run: TrainSettings, prepared: Mapping[str, Prepared]) -> Prepared:
+    """The prepared run of the same method if it has the same shapes and axes; else this run, prepared."""
+    candidate = prepared[run.method]
+    same = all(getattr(candidate.settings, key) == getattr(run, key) for key in PREPARED_ALIKE)
+    return candidate if same else prepare(run)
 
 
-def traced(study: Study, prepared: Mapping[str, Prepared]) -> Iterator[Trail]:
-    """The runs that left traces, each with its recordings, as it was prepared."""
+def traced_runs(study: Study, prepared: Mapping[str, Prepared]) -> Iterator[TracedRun]:
+    """The runs of a study that have a trace."""
     for task in study.tasks:
         recordings = recordings_of(task.folder, task.settings)
         if recordings:
-            yield Trail(task, own(prepared, task.settings), recordings)
-
-
-def timed(trail: Trail) -> Timelines | None:
-    """The timelines of a run."""
-    run, trainer = trail.task.settings, trail.prepared.trainer
-    among = full_turns(trail.prepared)
-    return timelines(run.id, run.method, trail.recordings, trainer.schedule, trainer.rules, among=among)
-
-
-def foretold(trail: Trail, cluster: Cluster | None) -> PredictedRun | None:
-    """A run against what was predicted of it, if it is finished."""
-    run, record, trainer = trail.task.settings, record_of(trail.task), trail.prepared.trainer
-    if record is None:
-        return None
-    return compare_with_prediction(
-        run.id, run.method, trail.recordings, trainer.schedule, trainer.rules,
-        predict(trail.prepared, trail.recordings, cluster), paused=[point.step for point in record.points],
-        held=most_held(record), among=full_turns(trail.prepared),
-    )  # fmt: skip
+            yield TracedRun(task, prepared_for(task.settings, prepared), recordings)
 
 
 def most_held(record: Record) -> dict[str, list[float]]:
-    """The most bytes that each stage was seen to hold, if the run was observed."""
-    seen = {"weights": [o.weight_bytes for o in record.observations],
-            "activations": [o.activation_bytes for o in record.observations]}  # fmt: skip
-    return {what: [max(column) for column in zip(*rows, strict=True)] for what, rows in seen.items() if rows}
+    """{"weights" and "activations": the most bytes of each stage}; empty if the run was not observed."""
+    observed = {"weights": [o.weight_bytes for o in record.observations],
+                "activations": [o.activation_bytes for o in record.observations]}  # fmt: skip
+    return {what: [max(column) for column in zip(*rows, strict=True)] for what, rows in observed.items() if rows}
 
 
 def picture(prepared: Prepared, turns: int = 3) -> str:
-    """The method's schedule to scale, with the costs of the run as durations."""
+    """An SVG of the method's schedule; the durations of actions are their FLOPs."""
     trainer, costs = prepared.trainer, costs_of(prepared)
     megaflops = {key: value / 1e6 for key, value in costs.flops.items()}
     timeline = simulate(trainer.schedule, trainer.rules, turns, durations(megaflops))

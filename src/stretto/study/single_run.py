@@ -1,4 +1,4 @@
-"""A run of its own, outside a study."""
+"""A single run, outside a study."""
 
 from pathlib import Path
 from typing import Any
@@ -8,41 +8,40 @@ from stretto.files.path_names import in_path
 from stretto.report.record import Record
 from stretto.settings.runs import TrainSettings
 from stretto.study.checkpoints import Checkpoints
-from stretto.study.store import RUN, read_run
-from stretto.study.study import refuse_other
+from stretto.study.store import RUN, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
 
 
 def default_folder(settings: TrainSettings) -> Path:
-    """A folder named after everything the run depends on: the same run is found again, others get their own."""
+    """A folder named after everything the run depends on, so that the same run has the same folder."""
     name = f"train-{settings.model}-{settings.data}-{settings.id}-{settings.digest}"
     return Path("runs") / in_path(name, "the name of the run's folder")
 
 
 def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> bool:
-    """Whether the run is still to be made. Raises UsageError if the folder holds something else.
+    """Whether the run is still to be made.
 
-    Also if the run has begun and is not to `resume`, or if it is to and there is nothing to go on from.
+    Raises UsageError if the folder holds anything else; if the run has checkpoints and `resume` is false; and if it has
+    none and `resume` is true.
     """
     if not folder.name:
         raise UsageError(f"--out {folder} has no name of its own: name the folder")
     if (folder / RUN).is_file():
-        there, here = read_run(folder)[0]["settings"], settings.to_json()
-        refuse_other(folder, "a run", there, here)
-        Checkpoints(settings, folder).clear()  # the end of the run may have come in between
+        refuse_other(folder, "a run", read_run(folder)[0]["settings"], settings.to_json())
+        Checkpoints(settings, folder).clear()  # the run may have ended since they were looked for
         return False
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and holds no run: choose another --out")
     checkpoints = Checkpoints(settings, folder)
     if resume:
-        checkpoints.refuse_nothing()
+        checkpoints.require()
     else:
-        checkpoints.refuse_forgotten()
+        checkpoints.refuse_to_overwrite()
     return True
 
 
 def traced(folder: Path) -> list[Recording]:
-    """What the run's workers recorded. Raises UsageError if they did not."""
+    """The recordings of the run's workers. Raises UsageError for a run without a trace."""
     recordings = read_recordings(folder)
     if not recordings:
         raise UsageError(f"the run in {folder} was made without --trace: delete it, or choose another --out")
@@ -50,7 +49,7 @@ def traced(folder: Path) -> list[Recording]:
 
 
 def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]:
-    """What `stretto train --json` prints."""
+    """The object that `stretto train --json` prints."""
     last = record.points[-1].step if record.points else 0
     return {
         "status": record.status,

@@ -1,4 +1,4 @@
-"""Runs as plain files: a folder that is there is finished; what is being written has another name."""
+"""Runs as plain files: the folder of a run appears when the run is finished; until then it has another name."""
 
 import contextlib
 import json
@@ -23,10 +23,10 @@ RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors
 
 
 class RunWriter:
-    """Writes one run into `.<name>.partial` beside its folder; `finish` gives the folder its name.
+    """Writes one run into `.<name>.partial` beside its folder; `finish` renames it to the folder.
 
-    What an interrupted run leaves is cleared away, at once or by the next start; if it has checkpoints, its events stay
-    until it goes on. On several processes the first one does all this, and each writes a file of its own beside it.
+    The files of an interrupted run are removed, at once or by the next start; if it has checkpoints, its events stay
+    until it is resumed. On several processes the first one does all this; each also writes a file of its own events.
     Use as a context manager.
     """
 
@@ -36,7 +36,7 @@ class RunWriter:
         self._rank, self._processes = rank, processes
         self._resume = resume
         self._events: TextIO | None = None
-        self._own: TextIO | None = None
+        self._worker_events: TextIO | None = None
 
     def __enter__(self) -> "RunWriter":
         with writing(self.folder):
@@ -45,10 +45,10 @@ class RunWriter:
                 self._events = locked(self._partial / EVENTS, self.folder)
                 self._events.truncate(0)
             if self._processes > 1:
-                own = self._partial / f"worker-{self._rank}.jsonl"
-                self._own = own.open("a", encoding="utf-8")
+                path = self._partial / f"worker-{self._rank}.jsonl"
+                self._worker_events = path.open("a", encoding="utf-8")
                 if not self._resume:
-                    self._own.truncate(0)
+                    self._worker_events.truncate(0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -59,7 +59,7 @@ class RunWriter:
                 self.worker_event("interrupted", why=f"{error}")
             else:
                 self.worker_event("error", why=f"{kind.__name__}: {error}")
-        for file in (self._events, self._own):
+        for file in (self._events, self._worker_events):
             if file is not None:
                 with contextlib.suppress(OSError):
                     file.close()
@@ -71,8 +71,8 @@ class RunWriter:
         self._append(self._events, kind, values)
 
     def worker_event(self, kind: str, **values: Any) -> None:
-        """Append one line to the events of this process, if it is one of several."""
-        self._append(self._own, kind, {"time": round(time.time(), 3), **values})
+        """Append one line, with the time, to the events of this process, if it is one of several."""
+        self._append(self._worker_events, kind, {"time": round(time.time(), 3), **values})
 
     def _append(self, file: TextIO | None, kind: str, values: Mapping[str, Any]) -> None:
         if file is not None:
@@ -81,13 +81,13 @@ class RunWriter:
                 file.flush()
 
     def traces(self, recordings: Iterable[Recording]) -> None:
-        """Keep what the run's workers recorded."""
+        """Write the recordings of the run's workers."""
         with writing(self.folder):
             for recording in recordings:
                 recording.write(self._partial)
 
     def finish(self, run: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Write what the run ended with, make sure it is on the disk, and give the folder its name."""
+        """Write run.json and the weights, flush all files to the disk, and rename the folder."""
         from safetensors.torch import save
 
         tensors = {key: value.detach().cpu().clone() for key, value in weights.items()}
@@ -98,17 +98,17 @@ class RunWriter:
 
 
 def partial(folder: Path) -> Path:
-    """Where a run is written until it is finished."""
+    """The folder into which a run is written until it is finished."""
     return folder.with_name(f".{folder.name}.partial")
 
 
 def checkpoints_of(folder: Path) -> Path:
-    """Where a run that is not finished keeps its checkpoints."""
+    """The folder of the checkpoints of a run that is not finished."""
     return folder.with_name(f".{folder.name}.checkpoints")
 
 
 def refuse_busy(folder: Path) -> None:
-    """Raise UsageError if another process is at work on this run."""
+    """Raise UsageError if another process is writing this run."""
     events = partial(folder) / EVENTS
     if events.is_file():
         with writing(folder):
@@ -116,10 +116,7 @@ def refuse_busy(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove what processes that are gone have left of a run that has no checkpoints.
-
-    Not while another one is at work on it.
-    """
+    """Remove the files of an unfinished run without checkpoints, unless another process is writing it."""
     with contextlib.suppress(UsageError):
         refuse_busy(folder)
         if not checkpoints_of(folder).exists():
@@ -127,7 +124,7 @@ def discard(folder: Path) -> None:
 
 
 def replace_into(written: Path, folder: Path) -> None:
-    """Make sure that what was written is on the disk, then give it its name."""
+    """Flush the files of a folder to the disk, then rename it to `folder`, which is replaced."""
     for path in written.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -135,8 +132,16 @@ def replace_into(written: Path, folder: Path) -> None:
     written.rename(folder)
 
 
+def refuse_other(out: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise UsageError if the settings `there`, in a folder, differ from those `here`, naming the differences."""
+    differing = [key for key in here if there.get(key) != here[key]]
+    if differing:
+        listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in differing)
+        raise UsageError(f"{out} holds {what} with other settings ({listing}): choose another --out, or delete it")
+
+
 def write_run(folder: Path, files: Mapping[str, str]) -> None:
-    """Write down a finished run that was made elsewhere: all but its weights. Raises UsageError for other files."""
+    """Write a run that another machine has finished, without its weights. Raises UsageError for other files."""
     if files.keys() != {RUN, EVENTS} or not all(isinstance(text, str) for text in files.values()):
         names = ", ".join(map(repr, files))
         raise UsageError(f"the storage has {names} for {folder}: a run has {RUN} and {EVENTS}, as texts")
@@ -149,7 +154,7 @@ def write_run(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], Record]:
-    """A finished run: its run.json, and the record with its evaluations. Raises UsageError for a damaged one."""
+    """A finished run: the content of run.json, and its record. Raises UsageError if the folder is damaged."""
     try:
         run = json.loads((folder / RUN).read_text(encoding="utf-8"))
         events = [json.loads(line) for line in (folder / EVENTS).read_text(encoding="utf-8").splitlines()]
@@ -175,6 +180,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What a run was made with."""
-    found = {name: version(name) for name in ("stretto", "torch", "numpy", "scikit-learn")}
-    return {**found, "python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    """The versions of packages and Python, and the kind of machine."""
+    packages = {name: version(name) for name in ("stretto", "torch", "numpy", "scikit-learn")}
+    return {**packages, "python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}

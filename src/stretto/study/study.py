@@ -1,4 +1,4 @@
-"""A study on the disk: which runs it consists of, which are finished, and whose folder it is."""
+"""A study on the disk: its settings, its runs, and which of them are finished."""
 
 import json
 import shutil
@@ -15,17 +15,27 @@ from stretto.report.heading import Heading
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known
 from stretto.study.disk_errors import FullDiskError, locked, writing
 from stretto.study.methods import choose
-from stretto.study.process_pool import Task
-from stretto.study.store import LOCK, RUN, STUDY, read_run, versions, write_json
+from stretto.study.store import LOCK, RUN, STUDY, read_run, refuse_other, versions, write_json
 
-ROOM = 64 * 2**20  # bytes that must be free before a study starts
+FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least
+TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of a study and the folder for it; its workers wait for each other at most `timeout` seconds."""
+
+    settings: TrainSettings
+    folder: Path
+    timeout: float = TIMEOUT
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study on the disk: its resolved settings, its runs' folders, and those that are finished.
+    """A study on the disk: its resolved settings, its folder `out`, and its runs, finished or not.
 
-    `left_out` says why methods are not among those that `all` stood for, `heading` what it is about, if that is known.
+    `left_out` is {method: why it is not among those that `all` stood for}; `heading` is that of the study's file, if it
+    was read from one.
     """
 
     settings: CompareSettings
@@ -36,16 +46,16 @@ class Study:
 
     @property
     def pending(self) -> list[Task]:
-        """The runs that are not finished; one whose files are damaged is not."""
+        """The runs that are not finished; a run whose files are damaged is one of them."""
         return [task for task in self.tasks if record_of(task) is None]
 
     def records(self) -> tuple[Record, ...]:
-        """The finished runs."""
+        """The records of the finished runs, in the order of the settings."""
         return tuple(record for task in self.tasks if (record := record_of(task)) is not None)
 
 
 def record_of(task: Task) -> Record | None:
-    """What a finished run came to."""
+    """The record of a finished run; None for any other."""
     try:
         return read_run(task.folder)[1]
     except UsageError:
@@ -58,10 +68,10 @@ def resolve_study(settings: CompareSettings) -> CompareSettings:
 
 
 def open_study(settings: CompareSettings, out: Path | None = None, heading: Heading | None = None) -> Study:
-    """Resolve the settings and look at the folder `out`, which may hold a part of this very study. Writes nothing.
+    """Resolve the settings and check the folder `out`, which may hold a part of the same study. Writes nothing.
 
-    Without `out` the folder is named after the settings, so that the same study is found again. Raises UsageError if
-    the folder holds a study with other settings.
+    Without `out` the folder is named after the settings, so that the same study has the same folder. Raises UsageError
+    if the folder holds a study with other settings.
     """
     choice = choose(settings)
     settings = choice.settings
@@ -74,38 +84,29 @@ def open_study(settings: CompareSettings, out: Path | None = None, heading: Head
 
 
 def tasks_in(out: Path, settings: CompareSettings) -> tuple[Task, ...]:
-    """Every run of a study, in a folder of its own."""
+    """Every run of a study, with its folder below `out`."""
     return tuple(Task(run, out / "runs" / in_path(run.id, f"{out}: the name of a run")) for run in settings.runs())
 
 
 def sample(settings: CompareSettings, method: str) -> TrainSettings:
-    """Some run of a method: the one whose schedule and costs stand for all."""
+    """The first run of a method at the largest batch size: its schedule and costs stand for all its runs."""
     largest = max(known(settings.batch_size))
     return next(run for run in settings.runs() if run.method == method and run.batch_size == largest)
 
 
 def check_folder(out: Path, resolved: dict[str, Any]) -> None:
-    """Raise UsageError for a folder that belongs to something else than a study with these settings."""
+    """Raise UsageError if a folder holds anything but a study with these settings."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file: name a folder")
-    found = out / STUDY
-    if found.is_file():
-        there = read_content(found)["settings"]
-        refuse_other(out, "a study", there, resolved)
-    elif out.is_dir() and any(path.name != LOCK for path in out.iterdir()):
+    path = out / STUDY
+    if path.is_file():
+        refuse_other(out, "a study", read_content(path)["settings"], resolved)
+    elif out.is_dir() and any(entry.name != LOCK for entry in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no study: choose another --out")
 
 
-def refuse_other(out: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise UsageError if a folder's settings are not the ones that are wanted, naming those that differ."""
-    differing = [key for key in here if there.get(key) != here[key]]
-    if differing:
-        listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in differing)
-        raise UsageError(f"{out} holds {what} with other settings ({listing}): choose another --out, or delete it")
-
-
 def read_content(path: Path) -> dict[str, Any]:
-    """What the file of a study on the disk says; its settings are there."""
+    """The content of study.json. Raises UsageError if it cannot be read or has no settings."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content["settings"], dict):
@@ -117,7 +118,7 @@ def read_content(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def claimed(study: Study, *, alone: bool = True) -> Iterator[None]:
-    """Make the study's folder, and keep other processes out of it for a while; unless `alone` those that share it."""
+    """Make the study's folder and lock it; unless `alone`, processes that share the study may lock it, too."""
     with writing(study.out):
         study.out.mkdir(parents=True, exist_ok=True)
         lock = locked(study.out / LOCK, study.out, alone=alone)
@@ -125,9 +126,11 @@ def claimed(study: Study, *, alone: bool = True) -> Iterator[None]:
         resolved = study.settings.to_json()
         check_folder(study.out, resolved)
         free = shutil.disk_usage(study.out).free
-        if free < ROOM:
-            raise FullDiskError(f"{study.out} has {free / 2**20:.0f} MiB free, a study needs {ROOM / 2**20:.0f}: free "
-                             "some, or choose an --out elsewhere")  # fmt: skip
+        if free < FREE_BYTES:
+            raise FullDiskError(
+                f"{study.out} has {free / 2**20:.0f} MiB free, a study needs {FREE_BYTES / 2**20:.0f}: free some, or "
+                "choose an --out elsewhere"
+            )
         with writing(study.out):
             content = {"settings": resolved, "versions": versions(), "left_out": dict(study.left_out),
                        "heading": study.heading and study.heading.to_json()}  # fmt: skip
@@ -136,7 +139,7 @@ def claimed(study: Study, *, alone: bool = True) -> Iterator[None]:
 
 
 def read_study(out: Path) -> Study:
-    """A study, or a single run of `stretto train`, as it was left. Raises UsageError if there is neither."""
+    """Read a study, or a single run of `stretto train` as one. Raises UsageError if the folder holds neither."""
     if (out / RUN).is_file():
         return study_of_run(out)
     path = out / STUDY

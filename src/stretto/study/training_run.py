@@ -1,33 +1,70 @@
-"""One run: train, evaluate now and then, keep what came of it."""
+"""One run: train, evaluate at some steps, write events and results."""
 
 import math
 import os
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from stretto.data import Split, forever
 from stretto.measure import Costs
 from stretto.nn.remote_stage import Elsewhere
 from stretto.nn.seeding import derive
-from stretto.report.record import Point, Record
+from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.settings.runs import TrainSettings, known
-from stretto.study.bleu import Scorer
-from stretto.study.checkpoints import Checkpoints, Request
-from stretto.study.measurements import Gauge
-from stretto.study.observation_windows import Lookout
+from stretto.study.checkpoints import Checkpoints, StopRequest
+from stretto.study.measurements import Bleu, Measurer, ObservationWindows
 from stretto.study.prepare import Prepared, costs_of, prepare
-from stretto.study.run_progress import Progress
 from stretto.study.store import RunWriter, versions
 
 EVALUATION_BATCH = 128
 TRAIN_SAMPLE = 512  # training examples that train loss and accuracy are evaluated on
 
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
+
+
+@dataclass
+class Progress:
+    """The state of a run while it trains: with a trainer's checkpoint it is enough to go on.
+
+    `step_seconds` has one entry for each step that was made; `final` the losses and accuracies of a finished run.
+    """
+
+    points: list[Point] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    diverged_at: int | None = None
+    final: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were made."""
+        return len(self.step_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as plain data; a run that has ended keeps none."""
+        return {
+            "points": [point.to_json() for point in self.points],
+            "observations": [observation.to_json() for observation in self.observations],
+            "measurements": [measurement.to_json() for measurement in self.measurements],
+            "step_seconds": list(self.step_seconds),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        return cls(
+            [Point.from_json(point) for point in data["points"]],
+            [Observation.from_json(observation) for observation in data["observations"]],
+            [Measurement.from_json(measurement) for measurement in data.get("measurements", ())],
+            list(data["step_seconds"]),
+        )
 
 
 def run(
@@ -41,13 +78,13 @@ def run(
     timeout: float = 600,
     keeps: bool = False,
 ) -> Record:
-    """Train as the (resolved) settings say and leave run.json, events.jsonl and model.safetensors in `folder`.
+    """Train as the (resolved) settings say and write run.json, events.jsonl and model.safetensors into `folder`.
 
-    A loss that is no finite number ends the run as diverged. `trace` adds what each worker did, and when. `costs` are
-    measured if they are not given, which takes all stages. On several processes it is a collective: every one of them
-    trains, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one.
-    Nobody waits for another process longer than `timeout` seconds. Asked to stop, it saves a checkpoint first if it
-    `keeps` one, or saves them anyway.
+    A loss that is not finite ends the run as diverged. `trace` also records what each worker did, and when. `costs` are
+    measured if they are not given, for which this process needs all stages. On several processes it is a collective:
+    all train, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one. No
+    process waits for another one longer than `timeout` seconds. A run that is asked to stop saves a checkpoint first if
+    `keeps` is true or its settings save checkpoints anyway; it raises KeyboardInterrupt.
     """
     prepared = prepare(settings, timeout)
     trainer = prepared.trainer
@@ -56,7 +93,8 @@ def run(
     checkpoints = Checkpoints(settings, folder)
     recordings = trainer.record() if trace else []
     with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
-        progress, complaints = checkpoints.load(trainer) if resume else (Progress(), [])
+        saved, complaints = checkpoints.load(trainer) if resume else (None, [])
+        progress = Progress() if saved is None else Progress.from_json(saved)
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, Elsewhere)]
         where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
         writer.worker_event(
@@ -64,23 +102,23 @@ def run(
         )
         writer.event("start", id=settings.id, settings=settings.to_json())
         replay(progress, complaints, writer)
-        with Request() if keeps or checkpoints.every else nullcontext() as request:
+        with StopRequest() if keeps or checkpoints.every else nullcontext() as request:
             train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
         record = make_record(settings, costs, progress)
         order = trainer.order()
-        if order is not None:  # of a parameter server's updates
+        if order is not None:  # in which a parameter server updated
             writer.event("order", stages=order.to_json())
         writer.event(record.status, step=progress.steps, **progress.final)
         writer.traces(recordings)
-        weights = trainer.gather()  # every process has written what it writes when this one is through
+        weights = trainer.gather()  # a collective: when it returns, every process has written its files
         if weights is not None:
-            writer.finish(content(prepared, costs, progress, record), weights)
+            writer.finish(run_json(prepared, costs, progress, record), weights)
             checkpoints.clear()
     return record
 
 
 def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None:
-    """Write again what a run that goes on had seen before."""
+    """Write the events of a resumed run's earlier steps again."""
     if progress.steps or complaints:
         writer.event("resume", step=progress.steps, skipped=complaints)
         writer.worker_event("resume", step=progress.steps, skipped=complaints)
@@ -92,8 +130,8 @@ def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None
         writer.event("measurement", **measurement.to_json())
 
 
-def content(prepared: Prepared, costs: Costs, progress: Progress, record: Record) -> dict[str, Any]:
-    """What run.json says."""
+def run_json(prepared: Prepared, costs: Costs, progress: Progress, record: Record) -> dict[str, Any]:
+    """The content of run.json."""
     settings = prepared.settings
     return {
         "settings": settings.to_json(),
@@ -113,25 +151,25 @@ def train_until_done(
     costs: Costs,
     progress: Progress,
     checkpoints: Checkpoints,
-    request: Request | None,
+    request: StopRequest | None,
     writer: RunWriter,
     on_step: OnStep,
 ) -> None:
-    """Train, evaluate and write events until the steps are done or a loss is no number any more.
+    """Train, evaluate and write events until all steps are made or a loss is not finite.
 
     Raises KeyboardInterrupt, having saved, once a process has been asked to stop.
     """
     settings, trainer = prepared.settings, prepared.trainer
     steps = known(settings.steps)
-    wanted = evaluation_steps(steps, known(settings.evaluations))
-    lookout = Lookout(trainer, steps) if trainer.processes == 1 else None  # it looks at all stages
-    gauge, scorer = Gauge(prepared, wanted), Scorer(prepared)
+    evaluated = evaluation_steps(steps, known(settings.evaluations))
+    windows = ObservationWindows(trainer, steps) if trainer.processes == 1 else None  # they need all stages
+    measurer, bleu = Measurer(prepared, evaluated), Bleu(prepared)
     done, seed = progress.steps, derive(settings.seed, "batches")
     batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)
     for step, (x, y) in zip(range(done + 1, steps + 1), batches, strict=False):
         before = time.perf_counter()
-        if lookout is not None:
-            lookout.before(step)
+        if windows is not None:
+            windows.before(step)
         loss = trainer.step(x, y)
         if step == steps or checkpoints.due(step):
             trainer.flush()
@@ -140,44 +178,48 @@ def train_until_done(
         if loss is not None and not math.isfinite(loss):
             progress.diverged_at = step
             return
-        observation = None if lookout is None else lookout.after(step)
+        observation = None if windows is None else windows.after(step)
         if observation is not None:
             progress.observations.append(observation)
             writer.event("observation", **observation.to_json())
-        if step in wanted:
-            point = evaluate(prepared, costs, step, sum(progress.step_seconds), scorer)
+        if step in evaluated:
+            point = evaluate(prepared, costs, step, sum(progress.step_seconds), bleu)
             if point is None:
                 progress.diverged_at = step
                 return
             progress.points.append(point)
             writer.event("evaluation", **point.to_json())
             writer.worker_event("evaluation", step=step, seconds=point.seconds)
-            measurement = gauge.measure(step)
+            measurement = measurer.measure(step)
             if measurement is not None:
                 progress.measurements.append(measurement)
                 writer.event("measurement", **measurement.to_json())
-        stops = request is not None and trainer.stops(request.made) and step < steps
+        stops = request is not None and trainer.stops(request.received) and step < steps
         if stops or (checkpoints.due(step) and step < steps):
-            path = checkpoints.save(trainer, progress)
+            path = checkpoints.save(trainer, progress.steps, progress.to_json())
             writer.worker_event("checkpoint", step=step, path=str(path))
         if stops:
             raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
-    test = trainer.evaluate(prepared.dataset.test.batches(EVALUATION_BATCH))
-    last = progress.points[-1]
-    progress.final = {
+    progress.final = final_scores(prepared, progress.points[-1], bleu)
+
+
+def final_scores(prepared: Prepared, last: Point, bleu: Bleu) -> dict[str, float | None]:
+    """The losses and accuracies of a finished run: those of its last evaluation, and on the test split."""
+    test = prepared.trainer.evaluate(prepared.dataset.test.batches(EVALUATION_BATCH))
+    return {
         "train_loss": last.train_loss,
         "train_accuracy": last.train_accuracy,
         "validation_loss": last.validation_loss,
         "validation_accuracy": last.validation_accuracy,
         "validation_bleu": last.validation_bleu,
-        "test_loss": finite(test["loss"]),
+        "test_loss": test["loss"] if math.isfinite(test["loss"]) else None,
         "test_accuracy": test.get("accuracy"),
-        "test_bleu": scorer.test(),
+        "test_bleu": bleu.test(),
     }
 
 
-def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float, scorer: Scorer) -> Point | None:
-    """One point on the run's curves, with what it has cost so far; None if a loss is no finite number."""
+def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float, bleu: Bleu) -> Point | None:
+    """Evaluate after a step, and price the run so far; None if a loss is not finite."""
     dataset, trainer = prepared.dataset, prepared.trainer
     sample = Split(dataset.train.x[:TRAIN_SAMPLE], dataset.train.y[:TRAIN_SAMPLE])
     train = trainer.evaluate(sample.batches(EVALUATION_BATCH))
@@ -194,23 +236,23 @@ def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float, scorer
         train_loss=train["loss"],
         validation_loss=validation["loss"],
         validation_accuracy=validation.get("accuracy"),
-        validation_bleu=scorer.validation(),
+        validation_bleu=bleu.validation(),
         train_accuracy=train.get("accuracy"),
     )
 
 
 def evaluation_steps(steps: int, evaluations: int) -> set[int]:
-    """When to evaluate: about `evaluations` times, closer together at the start, always after the last step.
+    """The steps after which to evaluate: about `evaluations`, closer together at the start, the last step among them.
 
-    Costs are compared on logarithmic axes, so early steps need to be told apart as well as late ones.
+    Costs are compared on logarithmic axes, so early steps have to be as far apart on them as late ones.
     """
     return {max(1, math.ceil(steps * (i / evaluations) ** 2)) for i in range(1, evaluations + 1)}
 
 
 def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Record:
-    """The run as the report and `--json` show it."""
+    """The record of the run, as the report and `--json` show it."""
     steps = progress.steps
-    steady = progress.step_seconds[known(settings.stages) :]  # once the pipeline is full
+    steady = progress.step_seconds[known(settings.stages) :]  # with a full pipeline
     options: dict[str, Any] = {"lr": settings.lr, "batch_size": settings.batch_size}
     return Record(
         id=settings.id,
@@ -228,8 +270,3 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
         seconds_per_step=statistics.median(steady or progress.step_seconds),
         **progress.final,
     )
-
-
-def finite(value: float) -> float | None:
-    """A number that JSON can hold, or None."""
-    return value if math.isfinite(value) else None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from stretto.report.record import Observation
 from stretto.settings.runs import TrainSettings
 from stretto.study import run
-from stretto.study.observation_windows import MINIBATCHES, starts
+from stretto.study.measurements import WINDOW_MINIBATCHES, window_starts
 from stretto.study.prepare import resolve
 from stretto.study.store import read_run
 
@@ -17,11 +17,11 @@ SETTINGS = TrainSettings(
 
 def test_windows_lie_in_the_steady_state_and_end_before_the_run():
     for steps, drain in ((600, 14), (200, 0), (80, 6), (30, 6), (5, 14), (1, 0)):
-        chosen = sorted(starts(steps, drain))
+        chosen = sorted(window_starts(steps, drain))
         assert 1 <= len(chosen) <= 8
         assert chosen[0] == min(2 * drain + 2, steps)
-        assert chosen[-1] + MINIBATCHES + drain - 1 <= steps or len(chosen) == 1
-    assert len(starts(600, 14)) == 8
+        assert chosen[-1] + WINDOW_MINIBATCHES + drain - 1 <= steps or len(chosen) == 1
+    assert len(window_starts(600, 14)) == 8
 
 
 def test_observations_are_kept_with_the_run(tmp_path):
@@ -39,7 +39,7 @@ def test_observations_are_kept_with_the_run(tmp_path):
 
 def test_a_run_is_the_same_without_observations(tmp_path, monkeypatch):
     record = run(resolve(SETTINGS), tmp_path / "observed")
-    monkeypatch.setattr("stretto.study.observation_windows.starts", lambda steps, drain: set())
+    monkeypatch.setattr("stretto.study.measurements.window_starts", lambda steps, drain: set())
     plain = run(resolve(SETTINGS), tmp_path / "plain")
     assert plain.observations == ()
     assert (tmp_path / "plain" / "model.safetensors").read_bytes() == (

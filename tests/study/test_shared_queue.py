@@ -22,8 +22,14 @@ from stretto.settings.runs import CompareSettings
 from stretto.study import open_study, study
 from stretto.study.comparison import compare, share
 from stretto.study.process_pool import Failure
-from stretto.study.shared_queue import Roster, last, standing
-from stretto.study.shared_storage import hidden, open_storage, reached
+from stretto.study.shared_queue import (
+    SharedQueue,
+    last_trials,
+    open_storage,
+    storage_errors,
+    valid_trials,
+    without_password,
+)
 from stretto.study.store import EVENTS, RUN
 
 SETTINGS = CompareSettings(
@@ -45,12 +51,12 @@ def url_of(kind, folder):
 
 
 def trials_of(url, opened):
-    return Roster(open_storage(url), opened)._trials()
+    return SharedQueue(open_storage(url), opened)._trials()
 
 
-def roster(url, opened):
+def queue(url, opened):
     """One whose signs of life, and patience, are those of a test."""
-    return Roster(open_storage(url), opened, beat=0.05, patience=0.5, pause=0)
+    return SharedQueue(open_storage(url), opened, beat=0.05, patience=0.5, pause=0)
 
 
 def test_two_processes_make_each_run_once_and_report_all(tmp_path):
@@ -95,7 +101,7 @@ def test_the_run_of_a_process_that_was_killed_is_made_by_another_one(tmp_path):
     there.communicate()
     (lost,) = trials_of(url, opened)
     assert lost.state.name == "RUNNING"
-    with study.claimed(opened), roster(url, opened) as mine:
+    with study.claimed(opened), queue(url, opened) as mine:
         assert mine.take() is None  # it may be alive
         wait_for(lambda: (mine.take() or None) is not None, Alive())
     first, second = trials_of(url, opened)
@@ -118,8 +124,8 @@ def test_however_many_take_at_once_nobody_takes_what_another_one_has(tmp_path, k
 
     def work(storage):
         ready.wait()
-        mine = Roster(storage, opened, pause=0)
-        mine._enlist(again=True)
+        mine = SharedQueue(storage, opened, pause=0)
+        mine._add_missing(again=True)
         while (task := mine.take()) is not None:
             taken.append(task.settings.id)
 
@@ -137,16 +143,16 @@ def test_however_many_take_at_once_nobody_takes_what_another_one_has(tmp_path, k
 def test_what_is_not_made_is_given_back(tmp_path, kind):
     url = url_of(kind, tmp_path)
     opened = open_study(SETTINGS, tmp_path / "s")
-    with roster(url, opened) as mine:
+    with queue(url, opened) as mine:
         task = mine.take()
-    with roster(url, opened) as mine:
+    with queue(url, opened) as mine:
         assert task in [mine.take() for _ in opened.tasks]
         assert mine.take() is None
 
 
 def test_a_run_that_could_not_be_made_is_tried_again_by_the_next_command_only(tmp_path):
     url, opened = url_of("sqlite", tmp_path), open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
-    with roster(url, opened) as mine, roster(url, opened) as other:
+    with queue(url, opened) as mine, queue(url, opened) as other:
         task = mine.take()
         mine.fail(Failure(task, "it is cold"))
         assert other.take() not in (None, task)
@@ -154,7 +160,7 @@ def test_a_run_that_could_not_be_made_is_tried_again_by_the_next_command_only(tm
         assert not mine.settled
         (failure,) = mine.failures()
         assert (failure.task, failure.reason) == (task, "it is cold")
-    with roster(url, opened) as again:
+    with queue(url, opened) as again:
         assert task in (again.take(), again.take())
 
 
@@ -185,7 +191,7 @@ def test_what_another_one_ends_at_the_last_moment_is_fetched(tmp_path):
     url, one = url_of("sqlite", tmp_path), replace(SETTINGS, lr=(0.1,), methods=("greedy",))
     there, here = open_study(one, tmp_path / "there"), open_study(one, tmp_path / "here")
     assert compare(there, jobs=1).failures == ()
-    with study.claimed(here), roster(url, there) as other, Unlucky(open_storage(url), here, pause=0) as mine:
+    with study.claimed(here), queue(url, there) as other, Unlucky(open_storage(url), here, pause=0) as mine:
         (trial,) = other._trials()
         assert other._claim(trial.user_attrs["run"], trial)
         mine.meanwhile = lambda: other.finish(there.tasks[0])
@@ -193,7 +199,7 @@ def test_what_another_one_ends_at_the_last_moment_is_fetched(tmp_path):
     assert here.pending == []
 
 
-class Unlucky(Roster):
+class Unlucky(SharedQueue):
     """One that looks away at the wrong moment."""
 
     meanwhile = None
@@ -213,7 +219,7 @@ def test_a_run_that_fails_while_sharing_is_said(tmp_path, monkeypatch):
 
     monkeypatch.setattr("stretto.study.process_pool._make", make)
     opened = open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
-    with study.claimed(opened), roster(url_of("sqlite", tmp_path), opened) as mine:
+    with study.claimed(opened), queue(url_of("sqlite", tmp_path), opened) as mine:
         (tmp_path / "s" / "runs").mkdir()
         failures = share(mine, 1, lambda _: None, lambda _: None)
     assert sorted(failure.reason.partition(" (")[0] for failure in failures) == [
@@ -231,8 +237,8 @@ def test_which_trial_counts():
         create_trial(state=TrialState.WAITING, user_attrs={"run": "a", "twice": True}),
         create_trial(state=TrialState.FAIL, user_attrs={"run": "b"}),
     ]
-    assert standing(trials) == {"a": trials[1]}
-    assert last(trials) == {"a": trials[1], "b": trials[3]}
+    assert valid_trials(trials) == {"a": trials[1]}
+    assert last_trials(trials) == {"a": trials[1], "b": trials[3]}
 
 
 @pytest.mark.parametrize(
@@ -270,7 +276,9 @@ def test_no_connection_of_sqlite_stays_open(tmp_path):
     event.listen(Pool, "connect", opened)
     event.listen(Pool, "close", closed)
     try:
-        with Roster(open_storage(url_of("sqlite", tmp_path)), open_study(SETTINGS, tmp_path / "s"), pause=0) as mine:
+        with SharedQueue(
+            open_storage(url_of("sqlite", tmp_path)), open_study(SETTINGS, tmp_path / "s"), pause=0
+        ) as mine:
             assert mine.take() is not None
             assert mine.settled is False
             assert connections == []  # no sign of life is given yet
@@ -294,7 +302,7 @@ def test_a_driver_that_is_not_there_is_named(url, package, monkeypatch):
 
 
 def test_signs_of_life_go_on_when_the_storage_was_away(tmp_path, monkeypatch):
-    with roster(url_of("journal", tmp_path), open_study(SETTINGS, tmp_path / "s")) as mine:
+    with queue(url_of("journal", tmp_path), open_study(SETTINGS, tmp_path / "s")) as mine:
         assert mine.take() is not None
         real, left = mine._storage.set_trial_user_attr, [1, 2]
 
@@ -311,7 +319,7 @@ def test_signs_of_life_go_on_when_the_storage_was_away(tmp_path, monkeypatch):
 def test_a_storage_that_is_lost_is_said_without_its_password():
     url = "postgresql://me:se:cr@t@there/name"
     said = r"//me:\.\.\.@there/name' cannot be reached any more \(gone\): finished runs"
-    with pytest.raises(StrettoError, match=said), reached(url):
+    with pytest.raises(StrettoError, match=said), storage_errors(url):
         raise StorageInternalError("gone")
-    assert hidden(f"--storage={url}") == "--storage=postgresql://me:...@there/name"
-    assert hidden("sqlite:///a:b@c.db") == "sqlite:///a:b@c.db"
+    assert without_password(f"--storage={url}") == "--storage=postgresql://me:...@there/name"
+    assert without_password("sqlite:///a:b@c.db") == "sqlite:///a:b@c.db"

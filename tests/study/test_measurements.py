@@ -20,12 +20,12 @@ from stretto.study.measurements import (
     NOISE_EXAMPLES,
     PROBE_EXAMPLES,
     SHARP_EXAMPLES,
+    ModelCopy,
     sample,
 )
-from stretto.study.model_copy import Twin
 from stretto.study.prepare import build_model, dataset, prepare, rate_and_momentum, resolve, scheduler
-from stretto.study.run_progress import Progress
 from stretto.study.store import read_run
+from stretto.study.training_run import Progress
 
 SETTINGS = TrainSettings(model_options={"depth": 3, "width": 8}, steps=12, evaluations=4, batch_size=16)
 BOTH = ("sharpness", "noise")
@@ -102,8 +102,8 @@ def test_a_twin_is_cut_where_the_run_is():
     settings = resolve(replace(SETTINGS, stages=2, bounds=(0, 1, 3)))
     prepared = prepare(settings)
     weights = prepared.trainer.gather()
-    twin = Twin(prepared).load(weights)
-    assert {key: value.tolist() for key, value in twin.state_dict().items()} == {
+    copied = ModelCopy(prepared).load(weights)
+    assert {key: value.tolist() for key, value in copied.state_dict().items()} == {
         key: value.tolist() for key, value in weights.items()
     }
 

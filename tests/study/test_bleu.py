@@ -13,9 +13,9 @@ from stretto.nn.chain import Chain
 from stretto.runtime.launch import Place
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import compare, open_study, run
-from stretto.study.bleu import SAMPLE
+from stretto.study.launch import run_on_processes
+from stretto.study.measurements import BLEU_EXAMPLES
 from stretto.study.prepare import costs_of, dataset, prepare, resolve
-from stretto.study.run_processes import run_on_processes
 from stretto.study.store import read_run
 
 SETTINGS = TrainSettings(
@@ -32,7 +32,7 @@ SETTINGS = TrainSettings(
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("scorer") / "run"
+    folder = tmp_path_factory.mktemp("bleu") / "run"
     return folder, run(resolve(SETTINGS), folder)
 
 
@@ -42,7 +42,7 @@ def test_bleu_is_that_of_the_weights_and_is_written(emulated):
     settings = resolve(SETTINGS)
     model, data = Chain(*prepare(settings).trainer.stages), dataset(settings)
     model.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
-    with_these = model, data.validation.x[:SAMPLE], data.validation.y[:SAMPLE], data.text, find_bleu()
+    with_these = model, data.validation.x[:BLEU_EXAMPLES], data.validation.y[:BLEU_EXAMPLES], data.text, find_bleu()
     assert record.validation_bleu == record.points[-1].validation_bleu == score(*with_these)
     assert record.test_bleu == score(model, data.test.x, data.test.y, data.text, find_bleu())
     assert record.test_bleu > record.points[0].validation_bleu
