@@ -1,4 +1,4 @@
-"""What the loss looks like where training stands: how noisy its gradient is, how sharp it bends.
+"""Properties of the loss at given weights: gradient noise, sharpness, gradient cosines, linear probes, filters.
 
-Pure functions of a model, a loss and batches; nothing of the model changes, and no global random state.
+Pure functions of a model, a loss and batches: the model and the global random state stay as they are.
 """

@@ -1,4 +1,4 @@
-"""Steps against examples: what a larger batch saves of one and costs of the other. No torch in here."""
+"""The trade-off of batch size: larger batches need fewer steps and more examples. No torch in here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ class Tradeoff:
         return self.min_examples / self.min_steps
 
     def steps(self, batch: float) -> float:
-        """What a run at this batch size needs."""
+        """The steps that a run at this batch size needs."""
         return self.min_steps + self.min_examples / batch
 
 
 def fit(runs: Sequence[tuple[float, float]]) -> Tradeoff | None:
-    """The curve through runs of several batch sizes, each as (steps, examples) to the goal.
+    """Fit the trade-off to runs of several batch sizes, each as (steps, examples) to the goal.
 
-    The equation is `min_steps / S + min_examples / E = 1`; what it is off by is the error of S in parts of S. None
-    where the runs do not bend as it does: all of one batch size, or one minimum below 0. More sizes are needed then.
+    Least squares of `min_steps / S + min_examples / E - 1`, which is the relative error of S. None if the runs do not
+    determine it: all have one batch size, or a minimum would not be positive. More batch sizes are needed then.
     """
-    found = positive_weights([(1 / steps, 1 / examples) for steps, examples in runs])
-    return None if found is None else Tradeoff(*found)
+    minima = positive_weights([(1 / steps, 1 / examples) for steps, examples in runs])
+    return None if minima is None else Tradeoff(*minima)
 
 
 def positive_weights(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """The p and q for which `p x + q y` comes closest to 1, in least squares; None unless both are above 0."""
+    """The p and q for which `p x + q y` is closest to 1, in least squares; None unless both are positive."""
     xx, yy = sum(x * x for x, _ in pairs), sum(y * y for _, y in pairs)
     xy, sum_x, sum_y = sum(x * y for x, y in pairs), sum(x for x, _ in pairs), sum(y for _, y in pairs)
     determinant = xx * yy - xy * xy

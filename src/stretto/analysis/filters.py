@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-MOST = 36  # pictures: the first ones
+MOST_FILTERS = 36  # the first ones
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Pictures of `channels` x `height` x `width` bytes, row by row, each in hexadecimal."""
+    """Filters as texts of `channels` x `height` x `width` bytes, row by row, in hexadecimal."""
 
     channels: int
     height: int
@@ -23,23 +23,23 @@ class Filters:
 
 
 def filters(model: nn.Module, example: Sequence[int]) -> Filters | None:
-    """Those of the first layer with weights, for images of a shape [channels, height, width].
+    """The filters of the first layer with weights, for images of the shape `example`, [channels, height, width].
 
-    They are the kernels of a convolution, or the rows of a Linear that takes whole images. None for any other layer.
+    These are the kernels of a convolution, or the rows of a Linear on whole images; None for any other layer.
     """
-    layer = next((each for each in model.modules() if getattr(each, "weight", None) is not None), None)
+    layer = next((module for module in model.modules() if getattr(module, "weight", None) is not None), None)
     if isinstance(layer, nn.Conv2d):
-        return drawn(layer.weight)
+        return pictures_of(layer.weight)
     if isinstance(layer, nn.Linear) and len(example) == 3 and layer.in_features == torch.Size(example).numel():
-        return drawn(layer.weight.reshape(-1, *example))
+        return pictures_of(layer.weight.reshape(-1, *example))
     return None
 
 
-def drawn(weights: Tensor) -> Filters:
-    """Weights [n, channels, height, width] as pictures."""
-    chosen = weights.detach()[:MOST].double().cpu()
+def pictures_of(weights: Tensor) -> Filters:
+    """Weights [n, channels, height, width] as pictures, each scaled from its least value (0) to its largest (255)."""
+    chosen = weights.detach()[:MOST_FILTERS].double().cpu()
     low, high = (f(chosen, (1, 2, 3), keepdim=True) for f in (torch.amin, torch.amax))
     scaled = (255 * (chosen - low) / (high - low).clamp_min(1e-30)).round().clamp(0, 255).to(torch.uint8)
-    pictures = tuple(bytes(each.flatten().tolist()).hex() for each in scaled)
+    pictures = tuple(bytes(filter_.flatten().tolist()).hex() for filter_ in scaled)
     _, channels, height, width = chosen.shape
     return Filters(channels, height, width, pictures)

@@ -1,4 +1,4 @@
-"""A model held still: parts that draw or adapt are in evaluation mode, and everything can be differentiated twice."""
+"""Derivatives of a frozen model: dropout and batch statistics are off, and attention can be differentiated twice."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,30 +15,30 @@ from stretto.options.checks import of_kind
 
 
 @contextmanager
-def still(model: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Its trainable parameters, while dropout and batch statistics are off. Raises UsageError where there are none."""
+def frozen(model: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Yield the trainable parameters; meanwhile dropout and batch statistics are off. Raises UsageError without any."""
     of_kind("model", model, nn.Module, "an nn.Module, such as trainer.model")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError("the model has no trainable parameters: there is no gradient to look at")
-    # Of attention's kernels only the plain one has a second derivative.
+    # Only the plain kernel of attention has a second derivative.
     with evaluating([model]), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         yield parameters
 
 
 def outputs(model: nn.Module, x: Any) -> Any:
-    """What the model makes of a batch, one tensor or several."""
+    """The model's output for a batch: a tensor, or a tuple of tensors."""
     return call(model, inputs_of(x))
 
 
 def flat_gradient(
     value: Tensor, parameters: list[nn.Parameter], *, keep: bool = False, differentiable: bool = False
 ) -> Tensor:
-    """The derivative of `value`, all parameters behind each other; zeros where it does not depend on one.
+    """The gradient of the scalar `value` as one vector over all parameters; zeros where it does not depend on them.
 
-    The graph of `value` is freed, unless it is to be kept or the derivative is to have one, too.
+    The graph of `value` is freed unless `keep` or `differentiable`; if `differentiable`, the gradient has one, too.
     """
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         value,
         parameters,
         retain_graph=keep or differentiable,
@@ -46,4 +46,4 @@ def flat_gradient(
         allow_unused=True,
         materialize_grads=True,
     )
-    return torch.cat([each.flatten() for each in found])
+    return torch.cat([gradient.flatten() for gradient in gradients])

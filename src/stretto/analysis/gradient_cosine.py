@@ -1,7 +1,7 @@
-"""How far the gradients that train each stage point where backpropagation's would (Laskin, Metz et al. 2020, fig. 6a).
+"""Cosines between the gradients that train each stage and backpropagation's (Laskin, Metz et al. 2020, fig. 6a).
 
-Both are taken at the same weights on the same examples, so delays have no part in it. Every loss has a graph of its
-own, from the lowest stage that it trains up to its head.
+Both are computed at the same weights on the same examples, so they do not depend on delays. Every loss has its own
+graph, from the lowest stage that it trains up to its head.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.analysis.frozen_model import still
+from stretto.analysis.frozen_model import frozen
 from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.nn.batch import call, first_size, inputs_of, like
@@ -26,7 +26,7 @@ Gradients = dict[nn.Parameter, Tensor]
 
 @dataclass(frozen=True)
 class Alignment:
-    """By stage: the cosine, None where a gradient is zero, and the loss of the stage's own head, None without one."""
+    """By stage: the cosine, None where a gradient is zero; and the loss of the stage's head, None without a head."""
 
     cosines: tuple[float | None, ...]
     losses: tuple[float | None, ...]
@@ -39,41 +39,43 @@ def alignment(
     loss: Loss,
     batches: Iterable[tuple[Any, Any]],
 ) -> Alignment:
-    """Over all parameters of a stage, without its head, and all examples of `batches`.
+    """The cosine of local and backpropagated gradients for each stage, over all examples of `batches`, pairs (x, y).
 
-    Dropout and batch statistics are off, nothing of the modules changes. It costs a forward and a backward for each
-    loss, and those of backpropagation. Raises UsageError where there are no examples.
+    Gradients are those of all parameters of a stage without its head. Dropout and batch statistics are off; modules
+    stay as they are. It costs a forward and a backward for each head, and those of backpropagation. Raises UsageError
+    without examples.
     """
     check(stages, heads, reach)
-    given_batches = Batches("alignment", batches)
-    local, whole = Gradients(), Gradients()
+    checked_batches = Batches("alignment", batches)
+    local, backprop = Gradients(), Gradients()
     sums, weights, examples = [0.0] * len(stages), [0.0] * len(stages), 0
-    parts = nn.ModuleList([each for each in (*stages, *heads) if each is not None])
+    parts = nn.ModuleList([part for part in (*stages, *heads) if part is not None])
     output = reach.num_stages - 1
-    with still(parts), given_batches.fitting():
-        for x, y in given_batches:
+    with frozen(parts), checked_batches.fitting():
+        for x, y in checked_batches:
             size = first_size(x)
             examples += size
             inputs = inputs_of(x)
-            given = boundaries(stages, inputs)
+            stage_inputs = boundaries(stages, inputs)
             target = Target(y, inputs=inputs)
             for head in reach.heads:
-                low = head - (reach.hops[head] or 0)
-                value, weight = segment_loss(stages[low : head + 1], given[low], heads[head], loss, target, size)
-                add_gradients(local, stages[low : head + 1], value, weight)
+                lowest = head - (reach.hops[head] or 0)
+                segment = stages[lowest : head + 1]
+                value, weight = segment_loss(segment, stage_inputs[lowest], heads[head], loss, target, size)
+                add_gradients(local, segment, value, weight)
                 sums[head] += float(value.detach()) * weight
                 weights[head] += weight
-            add_gradients(whole, stages, *segment_loss(stages, inputs, heads[output], loss, target, size))
+            add_gradients(backprop, stages, *segment_loss(stages, inputs, heads[output], loss, target, size))
     if not examples:
         raise UsageError("alignment got no examples: the iterable of batches is empty (a used-up generator?)")
     return Alignment(
-        tuple(cosine(stage, local, whole) for stage in stages),
+        tuple(cosine(stage, local, backprop) for stage in stages),
         tuple(sums[s] / weights[s] if weights[s] else None for s in range(reach.num_stages)),
     )
 
 
 def check(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], reach: Reach) -> None:
-    """Refuse parts that are none, or of another number of stages."""
+    """Raise UsageError for stages or heads of a wrong type or number."""
     of_kind("reach", reach, Reach, "trainer.rules.reach")
     for name, parts in (("stages", stages), ("heads", heads)):
         sequence(name, parts, f"a list with an entry for each stage, such as trainer.{name}")
@@ -86,12 +88,13 @@ def check(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], reach:
 
 @torch.no_grad()
 def boundaries(stages: Sequence[nn.Module], inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """What each stage is given."""
-    given = [inputs]
+    """The inputs of each stage."""
+    stage_inputs = [inputs]
     for stage in stages[:-1]:
-        made = call(stage, like(given[-1], [tensor.clone() for tensor in given[-1]]))  # it may work in place
-        given.append(made if isinstance(made, tuple) else (made,))
-    return given
+        clones = [tensor.clone() for tensor in stage_inputs[-1]]  # the stage may work in place
+        output = call(stage, like(stage_inputs[-1], clones))
+        stage_inputs.append(output if isinstance(output, tuple) else (output,))
+    return stage_inputs
 
 
 def segment_loss(
@@ -102,28 +105,28 @@ def segment_loss(
     target: Target,
     examples: int,
 ) -> tuple[Tensor, float]:
-    """The loss at the end of consecutive stages, and how much it weighs beside those of other batches."""
+    """The loss at the end of consecutive stages, and its weight among the losses of all batches."""
     output = call(Chain(*stages), like(inputs, [tensor.clone() for tensor in inputs]))
     features = output if isinstance(output, tuple) else (output,)
     return head_loss_and_weight(loss, head, features, output, target, examples=examples)
 
 
 def add_gradients(total: Gradients, stages: Sequence[nn.Module], value: Tensor, weight: float) -> None:
-    """Add `weight` times the derivatives of a loss."""
+    """Add `weight` times the gradients of a loss to `total`."""
     parameters = [p for stage in stages for p in stage.parameters() if p.requires_grad]
     if not parameters or not value.requires_grad:
         return
     for parameter, gradient in zip(parameters, torch.autograd.grad(value, parameters, allow_unused=True), strict=True):
         if gradient is not None:
-            seen = total.get(parameter)
-            total[parameter] = weight * gradient if seen is None else seen.add_(gradient, alpha=weight)
+            so_far = total.get(parameter)
+            total[parameter] = weight * gradient if so_far is None else so_far.add_(gradient, alpha=weight)
 
 
 def cosine(stage: nn.Module, one: Gradients, other: Gradients) -> float | None:
-    """Of all parameters of a stage together, in float64."""
+    """The cosine over all parameters of a stage together, in float64; None where a gradient is zero."""
     shared = [p for p in stage.parameters() if p in one and p in other]
     if not shared:
         return None
-    a, b = (torch.cat([each[p].flatten().double() for p in shared]) for each in (one, other))
+    a, b = (torch.cat([gradients[p].flatten().double() for p in shared]) for gradients in (one, other))
     lengths = float(a.norm()) * float(b.norm())
     return float(a @ b) / lengths if lengths else None

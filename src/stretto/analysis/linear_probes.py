@@ -1,4 +1,4 @@
-"""Linear probes: how well a linear classifier tells the classes from what each stage gives.
+"""Linear probes: the accuracy of a linear classifier on the output of each stage.
 
 Fitted on some examples and tested on others (Alain and Bengio 2016, arXiv 1610.01644).
 """
@@ -21,21 +21,21 @@ Examples = tuple[Tensor, Tensor]
 
 WIDEST = 512  # wider outputs of images are averaged over regions until they have no more features
 DECAY = 1e-4
-STEPS = 25  # of L-BFGS at most
+MOST_STEPS = 25  # of L-BFGS
 
 
 def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tuple[float | None, ...]:
     """By stage: the accuracy on `test` of a probe fitted on `train`, both (x, y).
 
-    y are whole numbers, one for each example or one for each position; those of -100 ask for nothing, and do not count.
-    None where a stage's first output is not of numbers, or has no place for each target.
+    y are classes, one for each example or one for each position; targets of -100 are ignored. None where a stage's
+    first output has no floating-point numbers, or no position for each target.
     """
     check(stages, train, test)
-    at = fitting(
+    explained = fitting(
         lambda: "probes: the stages cannot take these examples", "Give train=(x, y) and test=(x, y) as in training"
     )
-    with evaluating(stages), at:
-        fitted, tested = ([placed(each, y) for each in outputs(stages, x)] for x, y in (train, test))
+    with evaluating(stages), explained:
+        fitted, tested = ([by_target(features, y) for features in outputs(stages, x)] for x, y in (train, test))
     return tuple(
         None if one is None or other is None else probe((one, train[1]), (other, test[1]))
         for one, other in zip(fitted, tested, strict=True)
@@ -43,27 +43,27 @@ def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tupl
 
 
 def check(stages: Sequence[nn.Module], train: Examples, test: Examples) -> None:
-    """Refuse what are no stages, and no examples with whole numbers for targets."""
+    """Raise UsageError for stages that are no modules, and for examples whose targets are no classes."""
     sequence("stages", stages, "a list of modules, such as trainer.stages")
     for index, stage in enumerate(stages):
         of_kind(f"stages[{index}]", stage, nn.Module, "an nn.Module")
     for name, pair in (("train", train), ("test", test)):
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(each, Tensor) for each in pair):
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
             raise UsageError(f"{name}={shown(pair)}: give a pair of tensors (x, y)")
-        x, y = (with_numbers(each, f"the {part} of {name}") for each, part in zip(pair, "xy", strict=True))
+        x, y = (with_numbers(part, f"the {letter} of {name}") for part, letter in zip(pair, "xy", strict=True))
         check_examples((x,), y, cuts=False)
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or int(y.min()) < IGNORED:
             raise UsageError(f"{name}: y is {shown(y)}: give classes as whole numbers from 0 on, {IGNORED} for none")
 
 
 def outputs(stages: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """The first tensor that each stage gives."""
-    given = boundaries([*stages, nn.Identity()], (x,))
-    return [tensors[0] for tensors in given[1:]]
+    """The first output tensor of each stage."""
+    stage_inputs = boundaries([*stages, nn.Identity()], (x,))
+    return [tensors[0] for tensors in stage_inputs[1:]]
 
 
-def placed(features: Tensor, y: Tensor) -> Tensor | None:
-    """Features [*y.shape, ...], channels put last where pixels have targets [N, H, W]; None if there are none."""
+def by_target(features: Tensor, y: Tensor) -> Tensor | None:
+    """Features as [*y.shape, ...]: channels last where pixels have targets [N, H, W]; None if they do not fit."""
     if y.dim() == 3 and features.dim() == 4:
         features = features.movedim(1, -1)
     fits = features.is_floating_point() and features.dim() > y.dim() and features.shape[: y.dim()] == y.shape
@@ -93,7 +93,7 @@ def classifier(x: Tensor, y: Tensor, classes: int) -> Tensor:
     """The weights [d + 1, classes] of the least regularised cross entropy, from zero: the same every time."""
     x = with_ones(x)
     weight = torch.zeros(x.shape[1], classes, dtype=x.dtype, device=x.device, requires_grad=True)
-    optimizer: Any = torch.optim.LBFGS([weight], max_iter=STEPS, line_search_fn="strong_wolfe")
+    optimizer: Any = torch.optim.LBFGS([weight], max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()
@@ -107,5 +107,5 @@ def classifier(x: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 def with_ones(x: Tensor) -> Tensor:
-    """A column more, for the bias."""
+    """x with a column of ones, for the bias."""
     return torch.cat([x, x.new_ones(len(x), 1)], 1)

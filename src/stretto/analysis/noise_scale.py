@@ -1,4 +1,4 @@
-"""The gradient's noise, and the batch size beyond which it no longer matters."""
+"""Gradient noise, and the batch size beyond which it no longer matters."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stretto.analysis.frozen_model import flat_gradient, outputs, still
+from stretto.analysis.frozen_model import flat_gradient, frozen, outputs
 from stretto.errors import UsageError
 from stretto.losses import Loss, mean_and_weight
 from stretto.nn.batch import first_size
@@ -15,10 +15,10 @@ from stretto.nn.batches import Batches
 
 @dataclass(frozen=True)
 class Noise:
-    """`trace`, of the covariance of one example's gradient, and `square`, |G|^2 of the true gradient: estimates.
+    """Estimates: `trace` of the covariance of one example's gradient, `square` = |G|^2 of the true gradient.
 
-    Both are unbiased, so `square` may come out below 0 where the noise drowns the gradient. Average each over several
-    measurements before `scale` divides one by the other.
+    Both are unbiased, so `square` may be negative where noise dominates. Average each over several measurements before
+    dividing them for the `scale`.
     """
 
     trace: float
@@ -29,13 +29,13 @@ class Noise:
         """tr(Sigma) / |G|^2, the simple noise scale (McCandlish et al. 2018, arXiv 1812.06162, section 2.2).
 
         In examples. It estimates the critical batch size, up to which twice the batch needs half the steps; None where
-        the gradient is lost in the noise.
+        `square` is not positive.
         """
         return self.trace / self.square if self.square > 0 else None
 
 
 def estimate(small: tuple[int, float], large: tuple[int, float]) -> Noise:
-    """From |gradient|^2 at two batch sizes, each as (examples, mean square of the norm).
+    """Estimate from |gradient|^2 at two batch sizes, each as (examples, mean square of the norm).
 
     `|G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)`, `tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)` (ibid., appendix A.1).
     """
@@ -46,16 +46,16 @@ def estimate(small: tuple[int, float], large: tuple[int, float]) -> Noise:
 
 
 def noise_scale(model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]]) -> Noise:
-    """From the gradients of two or more batches of one size, and of all of them together.
+    """Estimate from the gradients of two or more batches (x, y) of one size, and of all of them together.
 
-    The examples count as independent draws; dropout and batch statistics are off. One backward a batch; small batches
-    tell more. Raises UsageError for a single batch, and for batches of several sizes.
+    Examples count as independent draws; dropout and batch statistics are off. It costs a backward for each batch; small
+    batches give better estimates. Raises UsageError for a single batch, and for batches of several sizes.
     """
     total: Tensor | None = None
     squares, sizes = list[float](), list[int]()
-    given = Batches("noise_scale", batches)
-    with still(model) as parameters, given.fitting():
-        for x, y in given:
+    checked = Batches("noise_scale", batches)
+    with frozen(model) as parameters, checked.fitting():
+        for x, y in checked:
             gradient = flat_gradient(mean_and_weight(loss, outputs(model, x), y, 1)[0], parameters).double()
             squares.append(float(gradient @ gradient))
             sizes.append(first_size(x))

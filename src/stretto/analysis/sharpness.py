@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.analysis.frozen_model import flat_gradient, outputs, still
+from stretto.analysis.frozen_model import flat_gradient, frozen, outputs
 from stretto.errors import UsageError
 from stretto.losses import Loss, mean_and_weight
 from stretto.nn.batch import first_size
@@ -36,29 +36,29 @@ def sharpness(
     """The largest eigenvalue of the Hessian of the mean loss over all examples of `batches`, at the model's weights.
 
     As in Yao et al. 2018 (arXiv 1802.08241): double backward and power iteration, from a random vector, until
-    ||H v - value v|| <= tolerance |value|, or for so many products. Should the eigenvalue of largest size be negative,
-    a second iteration, on H minus it, finds the largest one. Dropout and batch statistics are off. The graphs of all
-    batches are held at once; a product costs about two backwards.
+    ||H v - value v|| <= tolerance |value|, or for at most `products` products. If the eigenvalue of largest size is
+    negative, a second iteration, on H minus it, finds the largest one. Dropout and batch statistics are off. The graphs
+    of all batches are in memory at once; a product costs about two backwards.
     """
     number("sharpness: tolerance", tolerance, 0)
     whole("sharpness: products", products, 1)
     whole("sharpness: seed", seed, -(1 << 63), (1 << 63) - 1)
-    given = Batches("sharpness", batches)
-    with still(model) as parameters, given.fitting():
-        product = hessian(model, loss, list(given), parameters)
+    checked = Batches("sharpness", batches)
+    with frozen(model) as parameters, checked.fitting():
+        product = hessian(model, loss, list(checked), parameters)
         start = random_direction(parameters, seed)
-        found = iterate(product, start, tolerance, products)
-        if found.value >= 0:
-            return found
-        lowest = found.value
+        largest = iterate(product, start, tolerance, products)
+        if largest.value >= 0:
+            return largest
+        lowest = largest.value
         above = iterate(lambda v: product(v).sub_(v, alpha=lowest), start, tolerance, products)
-        return Sharpness(lowest + above.value, found.products + above.products, found.converged and above.converged)
+        return Sharpness(lowest + above.value, largest.products + above.products, largest.converged and above.converged)
 
 
 def hessian(
     model: nn.Module, loss: Loss, batches: Sequence[tuple[Any, Any]], parameters: list[nn.Parameter]
 ) -> Callable[[Tensor], Tensor]:
-    """What multiplies the Hessian and a vector, all parameters behind each other."""
+    """A function that multiplies the Hessian and a vector over all parameters."""
     if not sum(first_size(x) for x, _ in batches):
         raise UsageError("sharpness got no examples: the iterable of batches is empty (a used-up generator?)")
     values = [mean_and_weight(loss, outputs(model, x), y, first_size(x)) for x, y in batches]
@@ -68,19 +68,19 @@ def hessian(
     ]
 
     def product(vector: Tensor) -> Tensor:
-        made = torch.zeros_like(vector)
+        image = torch.zeros_like(vector)
         for share, gradient in gradients:
             if gradient.requires_grad:  # else the loss is linear there
-                made.add_(flat_gradient(gradient @ vector, parameters, keep=True), alpha=share)
-        return made
+                image.add_(flat_gradient(gradient @ vector, parameters, keep=True), alpha=share)
+        return image
 
     return product
 
 
 def random_direction(parameters: Sequence[Tensor], seed: int) -> Tensor:
-    """The same on every device, of length 1."""
+    """A random vector of length 1 over all parameters, the same on every device."""
     draw = torch.Generator("cpu").manual_seed(seed)
-    vector = torch.randn(sum(each.numel() for each in parameters), generator=draw, dtype=torch.float64)
+    vector = torch.randn(sum(parameter.numel() for parameter in parameters), generator=draw, dtype=torch.float64)
     vector /= vector.norm()
     return vector.to(parameters[0].device, parameters[0].dtype)
 
@@ -88,10 +88,10 @@ def random_direction(parameters: Sequence[Tensor], seed: int) -> Tensor:
 def iterate(product: Callable[[Tensor], Tensor], vector: Tensor, tolerance: float, products: int) -> Sharpness:
     """Power iteration: the eigenvalue of largest size, as the Rayleigh quotient of the last vector."""
     value = 0.0
-    for made in range(1, products + 1):
+    for count in range(1, products + 1):
         image = product(vector)
         value, length = float(vector @ image), float(image.norm())
         if float((image - value * vector).norm()) <= tolerance * abs(value) or not length:
-            return Sharpness(value, made, converged=True)
+            return Sharpness(value, count, converged=True)
         vector = image / length
     return Sharpness(value, products, converged=False)

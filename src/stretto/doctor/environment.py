@@ -1,4 +1,4 @@
-"""What Stretto finds on this machine: each part tried, not just looked up."""
+"""Checks of this machine: each part that Stretto needs is tried, not just looked up."""
 
 import platform
 import shutil
@@ -13,44 +13,44 @@ OLDEST_TORCH = (2, 11)  # as in pyproject.toml and tox.toml
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One check. "missing" is something that Stretto can do without, "broken" is not."""
+class CheckResult:
+    """The result of one check. Stretto works without what is "missing", not with what is "broken"."""
 
     name: str
     state: Literal["good", "missing", "broken"]
     detail: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The object that `stretto doctor --json` prints for a check."""
         return asdict(self)
 
 
 class AbsentError(Exception):
-    """Raised by a check for something optional that is not there."""
+    """Raised by a check of something optional that is not installed."""
 
 
-def examine() -> list[Finding]:
+def examine() -> list[CheckResult]:
     """Run every check; none of them can stop the others."""
     return [try_check(name, check) for name, check in CHECKS.items()]
 
 
-def try_check(name: str, check: Callable[[], str]) -> Finding:
-    """Turn what a check says, or what it raises, into a finding."""
+def try_check(name: str, check: Callable[[], str]) -> CheckResult:
+    """Run a check and turn its text, or the error it raises, into a result."""
     try:
-        return Finding(name, "good", check())
+        return CheckResult(name, "good", check())
     except AbsentError as error:
-        return Finding(name, "missing", str(error))
-    except Exception as error:  # noqa: BLE001 - whatever is wrong is the finding
-        return Finding(name, "broken", f"{type(error).__name__}: {error}")
+        return CheckResult(name, "missing", str(error))
+    except Exception as error:  # noqa: BLE001 - whatever is wrong is the result
+        return CheckResult(name, "broken", f"{type(error).__name__}: {error}")
 
 
 def python() -> str:
-    """Name the interpreter."""
+    """The interpreter, its version and the machine."""
     return f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
 def torch_works() -> str:
-    """Train a line with PyTorch."""
+    """PyTorch's version; raises RuntimeError if it is too old or a gradient is wrong."""
     import torch
 
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
@@ -63,7 +63,7 @@ def torch_works() -> str:
 
 
 def cuda() -> str:
-    """Name the CUDA devices."""
+    """The names of the CUDA devices."""
     import torch
 
     if not torch.cuda.is_available():
@@ -73,17 +73,17 @@ def cuda() -> str:
 
 
 def distributed() -> str:
-    """Name torch.distributed's backends."""
+    """The backends of torch.distributed that this build has."""
     import torch.distributed
 
     if not torch.distributed.is_available():
         raise AbsentError("torch.distributed is not in this build of torch; emulation does not need it")
     backends = {"gloo": torch.distributed.is_gloo_available(), "nccl": torch.distributed.is_nccl_available()}
-    return ", ".join(name for name, there in backends.items() if there) or "no backend"
+    return ", ".join(name for name, available in backends.items() if available) or "no backend"
 
 
 def emulation() -> str:
-    """Train three steps with a local method."""
+    """Train three steps with a local method, emulated."""
     import torch
 
     from stretto.trainer.trainer import Trainer
@@ -98,14 +98,14 @@ def emulation() -> str:
 
 
 def digits() -> str:
-    """Load scikit-learn's digits."""
+    """Load the data set of scikit-learn's digits."""
     from stretto import data
 
     return data.load("digits").description
 
 
 def pydoc() -> str:
-    """Load CPython's own documentation."""
+    """Load the data set of CPython's own documentation."""
     from stretto import data
     from stretto.errors import UsageError
 
@@ -116,7 +116,7 @@ def pydoc() -> str:
 
 
 def report() -> str:
-    """Bundle the program that draws the report's charts."""
+    """The versions of the packages that draw the report's charts."""
     import altair
     import vl_convert
 
@@ -126,7 +126,7 @@ def report() -> str:
 
 
 def all_reduce() -> str:
-    """Name the measurements by which replicas' all-reduces choose their algorithm."""
+    """The stored measurements from which replicas' all-reduces choose their algorithm."""
     from stretto.collectives.stored_calibration import kept, missing, read_kept
 
     if not kept():
@@ -138,7 +138,7 @@ def all_reduce() -> str:
 
 
 def disk() -> str:
-    """Write a file here, and see how much room there is."""
+    """Write a file into the working directory; returns the free space there."""
     with tempfile.TemporaryFile(dir=Path.cwd()) as file:
         file.write(b"stretto")
     return f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB free in {Path.cwd()}"

@@ -1,4 +1,4 @@
-"""Which of a model's modules can be trained with which weights, and what else will bite: `stretto doctor --model`."""
+"""`stretto doctor --model`: which modules of a model can be trained with which weights, and what else to know of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stretto.doctor import objections as weights
-from stretto.doctor.objections import MECHANISMS, concerns, left_alone, survey
+from stretto.doctor.objections import MECHANISMS, Objection, concerns, restored, survey
 from stretto.errors import UsageError
 from stretto.methods import METHODS, Method, method
 from stretto.nn import tied_weights
@@ -28,8 +27,8 @@ MEANING = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A module with weights of its own, or one that something stands in the way of."""
+class ModuleFinding:
+    """A module with trainable parameters, and for each mechanism whether it works for it."""
 
     stage: int
     name: str
@@ -41,8 +40,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Objection:
-    """Why mechanisms cannot be guaranteed for a module, and what to do about it."""
+class ModuleObjection:
+    """Why mechanisms do not work for a module, named as in the whole model, and what to do about it."""
 
     module: str
     kind: str
@@ -53,7 +52,7 @@ class Objection:
 
 @dataclass(frozen=True)
 class Remark:
-    """Something that works, but not as one may think."""
+    """A property of a module that works, but may surprise."""
 
     module: str
     kind: str
@@ -62,61 +61,62 @@ class Remark:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in a model cut into so many stages."""
+    """All findings on a model that is cut into `num_stages` stages."""
 
     num_stages: int
     example: str
-    modules: tuple[Finding, ...]
-    objections: tuple[Objection, ...]
+    modules: tuple[ModuleFinding, ...]
+    objections: tuple[ModuleObjection, ...]
     remarks: tuple[Remark, ...]
     shares: tuple[float, ...] = ()  # of the cost, by stage, where the model was split
     uneven: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The object that `stretto doctor --model --json` prints."""
         return {"ok": not self.objections, "mechanisms": methods_of(), **asdict(self)}
 
 
 def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Diagnosis:
-    """Look at every stage as a trainer would run it. Modules are named as in `model`, whose parts the stages hold.
+    """Examine every stage as a trainer would run it. Modules are named as in `model`, of which the stages are parts.
 
     Raises UsageError for stages that do not fit the example.
     """
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     names = {id(part): name for name, part in model.named_modules()}
     wake(stages)
-    given = [inputs_on(example, device), *trace(stages, example, device)]
-    modules: list[Finding] = []
-    objections: list[Objection] = []
-    for index, (stage, inputs) in enumerate(zip(stages, given, strict=False)):
-        found, against = look_at(index, stage, inputs, names)
-        modules += found
-        objections += against
+    stage_inputs = [inputs_on(example, device), *trace(stages, example, device)]
+    modules: list[ModuleFinding] = []
+    objections: list[ModuleObjection] = []
+    for index, (stage, inputs) in enumerate(zip(stages, stage_inputs, strict=False)):
+        stage_modules, stage_objections = examine_stage(index, stage, inputs, names)
+        modules += stage_modules
+        objections += stage_objections
     remarks = (*norms(model), *in_place(stages, names), *shared(stages))
     balance = (tuple(stages.shares), stages.uneven) if isinstance(stages, Stages) else ()
-    return Diagnosis(len(stages), describe(given[0]), tuple(modules), tuple(objections), remarks, *balance)
+    return Diagnosis(len(stages), describe(stage_inputs[0]), tuple(modules), tuple(objections), remarks, *balance)
 
 
-def look_at(
+def examine_stage(
     index: int, stage: nn.Module, inputs: Sequence[Tensor], names: Mapping[int, str]
-) -> tuple[list[Finding], list[Objection]]:
-    """One stage: its modules that have weights, and what stands in the way of some."""
-    found = survey(stage, like(inputs, [leaf(tensor, index > 0) for tensor in inputs]))
+) -> tuple[list[ModuleFinding], list[ModuleObjection]]:
+    """The modules of a stage that have trainable parameters, and the objections to them."""
+    objections = survey(stage, like(inputs, [leaf(tensor, index > 0) for tensor in inputs]))
     if not begins_in_place(stage) and changes_input(stage, inputs):
-        found.append(weights.Objection("", MECHANISMS, *IN_PLACE))
+        objections.append(Objection("", MECHANISMS, *IN_PLACE))
     parts = dict(stage.named_modules())
 
-    def called(name: str) -> tuple[str, str]:
-        own = names.get(id(parts[name]), f"stage {index}{name and ': '}{name}")
-        return own or "the model", type(parts[name]).__name__
+    def name_and_kind(name: str) -> tuple[str, str]:
+        in_model = names.get(id(parts[name]), f"stage {index}{name and ': '}{name}")
+        return in_model or "the model", type(parts[name]).__name__
 
     modules = []
-    for name, own in owners(stage).items():
-        against = {mechanism for each in found if concerns(each.module, name) for mechanism in each.mechanisms}
-        sure = {mechanism: mechanism not in against for mechanism in MECHANISMS}
-        where, kind = called(name)
-        modules.append(Finding(index, where, kind, own, **sure))
-    return modules, [Objection(*called(each.module), each.mechanisms, each.reason, each.remedy) for each in found]
+    for name, parameters in owners(stage).items():
+        about = [objection for objection in objections if concerns(objection.module, name)]
+        failing = {mechanism for objection in about for mechanism in objection.mechanisms}
+        works = {mechanism: mechanism not in failing for mechanism in MECHANISMS}
+        named, kind = name_and_kind(name)
+        modules.append(ModuleFinding(index, named, kind, parameters, **works))
+    return modules, [ModuleObjection(*name_and_kind(o.module), o.mechanisms, o.reason, o.remedy) for o in objections]
 
 
 IN_PLACE = (
@@ -126,36 +126,36 @@ IN_PLACE = (
 
 
 def changes_input(stage: nn.Module, inputs: Sequence[Tensor]) -> bool:
-    """Whether a stage works in place on what it is given."""
-    given = [tensor.clone() for tensor in inputs]
-    before = [tensor._version for tensor in given]
-    with torch.no_grad(), left_alone(stage):
-        call(stage, like(inputs, given))
-    return before != [tensor._version for tensor in given]
+    """Whether a stage works in place on its inputs."""
+    clones = [tensor.clone() for tensor in inputs]
+    before = [tensor._version for tensor in clones]
+    with torch.no_grad(), restored(stage):
+        call(stage, like(inputs, clones))
+    return before != [tensor._version for tensor in clones]
 
 
 def owners(stage: nn.Module) -> dict[str, int]:
-    """The submodules that hold trainable parameters, by name, with how many; a parametrization's are its module's."""
-    found: dict[str, int] = {}
+    """{submodule: number of its trainable parameters}; those of a parametrization count as its module's."""
+    owned: dict[str, int] = {}
     for name, parameter in stage.named_parameters():
         if parameter.requires_grad:
             owner = name.rpartition(".")[0].partition("parametrizations")[0].rstrip(".")
-            found[owner] = found.get(owner, 0) + parameter.numel()
-    return found
+            owned[owner] = owned.get(owner, 0) + parameter.numel()
+    return owned
 
 
 def methods_of() -> dict[str, list[str]]:
-    """The methods that want each mechanism: as they are by default, and with options that change it."""
+    """{mechanism: the methods that need it}, with default options and with options that change it."""
     table: dict[str, list[str]] = {mechanism: [] for mechanism in MECHANISMS}
     for name in (*METHODS, "pb(stash=True)", "overlapping(delay=1)"):
-        wanted = mechanism_of(method(name))
-        if wanted is not None:
-            table[wanted].append(name)
+        needed = mechanism_of(method(name))
+        if needed is not None:
+            table[needed].append(name)
     return table
 
 
 def mechanism_of(chosen: Method) -> str | None:
-    """The mechanism that a method's stages with delay want; None if no weights change under its backward."""
+    """The mechanism that a method's stages with delay need; None if its weights never change in between."""
     if chosen.weights == "current":
         return None
     if chosen.weights != "live":
@@ -164,7 +164,7 @@ def mechanism_of(chosen: Method) -> str | None:
 
 
 def norms(model: nn.Module) -> Iterator[Remark]:
-    """Norms over the batch see one micro-batch at a time."""
+    """A remark on every norm over the batch: it normalises one micro-batch at a time."""
     for name, part in model.named_modules():
         if isinstance(part, _BatchNorm):
             yield Remark(
@@ -176,7 +176,7 @@ def norms(model: nn.Module) -> Iterator[Remark]:
 
 
 def in_place(stages: Sequence[nn.Module], names: Mapping[int, str]) -> Iterator[Remark]:
-    """First layers that work in place get a copy of their input, which belongs to the stage below."""
+    """A remark on every stage that begins in place: it copies its input, which belongs to the stage below."""
     for index, stage in enumerate(stages):
         if index and begins_in_place(stage):
             part = next(layer for layer in stage.modules() if not any(True for _ in layer.children()))
@@ -189,7 +189,7 @@ def in_place(stages: Sequence[nn.Module], names: Mapping[int, str]) -> Iterator[
 
 
 def shared(stages: Sequence[nn.Module]) -> Iterator[Remark]:
-    """Tied weights on different stages."""
+    """A remark on every parameter that several stages share."""
     for tied in tied_weights.find(stages):
         yield Remark(
             tied.name,
@@ -200,7 +200,7 @@ def shared(stages: Sequence[nn.Module]) -> Iterator[Remark]:
 
 
 def cut(model: nn.Module, num_stages: int | None, path: str | None, example: Any) -> Sequence[nn.Module]:
-    """The stages to look at: as many as wanted, else one for each layer of a list, else the model as one."""
+    """The stages to examine: `num_stages`, or else one for each layer of a list, or else the whole model."""
     if num_stages is not None:
         return divide(model, num_stages, example=example, path=path)
     if path is not None:
@@ -211,6 +211,6 @@ def cut(model: nn.Module, num_stages: int | None, path: str | None, example: Any
 
 
 def example_of(shape: Sequence[int], model: nn.Module) -> Tensor:
-    """An input batch of that shape, in the dtype of the model's first parameter."""
+    """A random input batch of this shape, in the dtype of the model's first floating-point parameter."""
     first = next((p for p in model.parameters() if p.is_floating_point()), None)
     return torch.randn(*shape, dtype=None if first is None else first.dtype)

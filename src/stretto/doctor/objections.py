@@ -1,4 +1,4 @@
-"""Every objection that one forward and a few backwards can find to a module: what `stretto doctor --model` lists.
+"""All objections to a module that one forward and a few backwards can find; `stretto doctor --model` lists them.
 
 A trainer refuses a stage at the first objection; here all of them are collected, each for the mechanisms that it
 concerns: *live* (`Live`: the backward reads the weights as they stand), *predicted* (`Substituted`: the two passes read
@@ -22,8 +22,8 @@ from stretto.weights.stash import Stash
 from stretto.weights.substituted import Substituted
 
 MECHANISMS = ("live", "predicted", "stash")
-HIDDEN = "its backward reads a copy of {} that autograd does not know of", check.STASH
-ELSEWHERE = (
+HIDDEN_COPY = "its backward reads a copy of {} that autograd does not know of", check.STASH
+NOT_REACHED = (
     "with stashed weights the gradient of {} is not that of plain training: the module keeps the parameter in a place "
     "that torch.func.functional_call does not reach, or draws random numbers of its own",
     "make it a plain nn.Module that reads parameters as attributes of the module that they are registered on",
@@ -31,7 +31,7 @@ ELSEWHERE = (
 
 
 class Objection(NamedTuple):
-    """Why mechanisms do not work for a submodule, and what to do about it; the whole module's name is ""."""
+    """Why mechanisms do not work for a submodule, and what to do about it; `module` is "" for the whole module."""
 
     module: str
     mechanisms: tuple[str, ...]
@@ -40,70 +40,71 @@ class Objection(NamedTuple):
 
 
 def survey(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
-    """All objections to a module whose forward takes `inputs`; [] if every mechanism is sure of it.
+    """All objections to a module whose forward takes `inputs`; [] if all mechanisms work.
 
-    Runs the module in the mode it is in, and what is compiled as if it were not: up to torch 2.13 torch.compile gives
-    up for good on what first ran under a dispatch mode. Inputs, parameters, buffers, gradients and random state are
-    left as they were.
+    The module runs in its current mode, without compilation: up to torch 2.13 torch.compile never compiles what first
+    ran under a dispatch mode. Inputs, parameters, buffers, gradients and random state stay as they were.
     """
-    with left_alone(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        return [*copies(module, inputs), *substitution(module, inputs), *stashing(module, inputs)]
+    with restored(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        return [*find_copies(module, inputs), *try_substitution(module, inputs), *try_stashing(module, inputs)]
 
 
-def copies(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
-    """What a forward copies weights into, seen by following it, and by changing weights that it keeps as they are."""
-    found: dict[str, check.Objection] = {}
-    _, read = check.watched(module, fresh(inputs), objections=found)
+def find_copies(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
+    """Objections to submodules whose forward copies weights: seen in its operations, or by changing a weight."""
+    objections: dict[str, check.Objection] = {}
+    _, read = check.watched(module, fresh(inputs), objections=objections)
     parameters = dict(module.named_parameters())
     for name in read if guard.available() else ():
-        owner, _, own = name.rpartition(".")
-        known = any(concerns(each, owner) for each in found)
+        owner, _, parameter = name.rpartition(".")
+        known = any(concerns(submodule, owner) for submodule in objections)
         if not known and parameters[name].ndim > 1 and not changes_with(module, inputs, name):
-            found[owner] = (HIDDEN[0].format(own), HIDDEN[1])
+            objections[owner] = (HIDDEN_COPY[0].format(parameter), HIDDEN_COPY[1])
     return [
         Objection(name, MECHANISMS if why == check.RECOMPUTED else ("live", "predicted"), *why)
-        for name, why in found.items()
-        if not any(concerns(other, name) and found[other] == why for other in found if other != name)
+        for name, why in objections.items()
+        if not any(concerns(other, name) and objections[other] == why for other in objections if other != name)
     ]
 
 
 def concerns(objected: str, name: str) -> bool:
-    """Whether what is said of one submodule is said of another one in it, too."""
+    """Whether an objection to the submodule `objected` also concerns the submodule `name`: itself, or one inside."""
     return not objected or name == objected or name.startswith(f"{objected}.")
 
 
-def substitution(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
-    """What only the trial shows: weights that overlap, or that a backward reads in another shape or dtype."""
+def try_substitution(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
+    """The objection to predicted weights that a trial raises: overlapping weights, or another shape or dtype."""
     try:
         Substituted(module, WeightPrediction(1), CurrentRule()).forward(fresh(inputs))
     except UsageError as error:
-        if check.REFUSED not in str(error):  # those `copies` has by name
+        if check.REFUSED not in str(error):  # `find_copies` names those
             return [Objection("", ("predicted",), str(error), check.STASH)]
     return []
 
 
-def stashing(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
-    """Whether gradients on stashed weights are plain ones, after an update that they are not to notice."""
+def try_stashing(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
+    """Objections to parameters whose gradients with stashed weights differ from plain ones after an update."""
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    wanted = list(trained.values())
-    with left_alone(module):
-        plain = gradients(call(module, fresh(inputs)), wanted)
-    kept = [parameter.data for parameter in wanted]
+    parameters = list(trained.values())
+    with restored(module):
+        plain = gradients(call(module, fresh(inputs)), parameters)
+    kept = [parameter.data for parameter in parameters]
     weights = Stash(module)
     try:
         output, version = weights.forward(fresh(inputs))
         with torch.no_grad():
-            weights.update(lambda: [parameter.add_(1) for parameter in wanted])
+            weights.update(lambda: [parameter.add_(1) for parameter in parameters])
         stashed = gradients(output, weights.leaves(version))
-    except UsageError:  # it recomputes, which `copies` has by name
+    except UsageError:  # it recomputes: `find_copies` names it
         return []
     except RuntimeError as error:  # a graph holds a parameter itself: autograd has noticed the update
-        return [Objection("", ("stash",), f"it fails with stashed weights: {error}", ELSEWHERE[1])]
+        return [Objection("", ("stash",), f"it fails with stashed weights: {error}", NOT_REACHED[1])]
     finally:
-        for parameter, data in zip(wanted, kept, strict=True):
+        for parameter, data in zip(parameters, kept, strict=True):
             parameter.data = data
     wrong = [name for name, one, other in zip(trained, stashed, plain, strict=True) if not same(one, other)]
-    return [Objection(name.rpartition(".")[0], ("stash",), ELSEWHERE[0].format(name), ELSEWHERE[1]) for name in wrong]
+    return [
+        Objection(name.rpartition(".")[0], ("stash",), NOT_REACHED[0].format(name), NOT_REACHED[1]) for name in wrong
+    ]
 
 
 def gradients(output: Any, leaves: Sequence[Any]) -> Sequence[Tensor | None]:
@@ -116,20 +117,20 @@ def gradients(output: Any, leaves: Sequence[Any]) -> Sequence[Tensor | None]:
 
 
 def fresh(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Copies that a module may change in place, and through which gradients flow to the inputs."""
+    """Clones of the inputs, which a module may change in place; gradients flow through them."""
     return like(inputs, [value.clone() if isinstance(value, Tensor) else value for value in inputs])
 
 
 def same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two gradients are equal, but for the order of sums."""
+    """Whether two gradients are equal, apart from rounding."""
     if one is None or other is None:
         return one is other
     return torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()) if other.numel() else 0)
 
 
 @contextmanager
-def left_alone(module: nn.Module) -> Iterator[None]:
-    """Give back buffers and random state as they were."""
+def restored(module: nn.Module) -> Iterator[None]:
+    """Restore buffers and the CPU's random state at the end."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""What a run did and when: recorded by each worker, read by people in Perfetto and in the report. No torch in here."""
+"""Traces: what each worker did and when, recorded while it runs, shown in Perfetto and the report. No torch in here."""
 
 from stretto.tracing.recording import Count, Mark, Recording, Span, read_recordings
 

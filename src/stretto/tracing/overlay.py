@@ -1,4 +1,4 @@
-"""A measured and a simulated run in one trace, each with processes of its own, one above the other."""
+"""A measured and a simulated run in one trace, each worker of the simulation below the measured one."""
 
 import re
 from collections.abc import Sequence
@@ -6,30 +6,32 @@ from collections.abc import Sequence
 from stretto.tracing.recording import LIMIT, Recording
 
 MEASURED, SIMULATED = "measured", "simulated"
+MICROBATCH = re.compile(r"\d+$")  # at the end of the name of an action or a message
 
 
 def overlay(measured: Sequence[Recording], simulated: Sequence[Recording]) -> list[Recording]:
-    """Both, for `perfetto.write`: worker by worker, the measured one first, both beginning at the same time.
+    """Recordings of both runs for `perfetto.write`, worker by worker, the measured one first.
 
-    Each begins with the first span that any of its workers computed. Messages lead from measured workers to measured
-    ones, and from simulated to simulated: their channels are told apart by name.
+    Times are shifted so that the first computation of both runs begins at the same time. Channels get different names,
+    so that no message leads from one run to the other.
     """
     start, simulated_start = beginning(measured), beginning(simulated)
-    both = [renamed(each, MEASURED, 2 * each.worker, 0) for each in measured]
-    both += [renamed(each, SIMULATED, 2 * each.worker + 1, start - simulated_start) for each in simulated]
+    both = [renamed(recording, MEASURED, 2 * recording.worker, 0) for recording in measured]
+    shift = start - simulated_start
+    both += [renamed(recording, SIMULATED, 2 * recording.worker + 1, shift) for recording in simulated]
     return sorted(both, key=lambda recording: recording.worker)
 
 
 def between(recordings: Sequence[Recording], start: int, end: int, later: int = 0) -> list[Recording]:
-    """Copies of what began from `start` on and before `end`, micro-batches numbered so many `later`."""
-    made = []
+    """Copies of the events that began in [`start`, `end`), with `later` added to the numbers of micro-batches."""
+    copies = []
     for recording in recordings:
         events = recording.spans, recording.sends, recording.receipts, recording.counts
-        copy = Recording(recording.worker, name=recording.name, limit=max(LIMIT, sum(len(each) for each in events)))
+        copy = Recording(recording.worker, name=recording.name, limit=max(LIMIT, sum(len(kind) for kind in events)))
         copy.host, copy.process, copy.dropped = recording.host, recording.process, recording.dropped
         for lane, name, begin, until in recording.spans:
             if start <= begin < end:
-                copy.span(lane, LAST.sub(lambda number: str(int(number[0]) + later), name), begin, until)
+                copy.span(lane, MICROBATCH.sub(lambda number: str(int(number[0]) + later), name), begin, until)
         for marks, mark in ((recording.sends, copy.sent), (recording.receipts, copy.received)):
             for channel, number, time in marks:
                 if start <= time < end:
@@ -37,20 +39,18 @@ def between(recordings: Sequence[Recording], start: int, end: int, later: int = 
         for count in recording.counts:
             if start <= count.time < end:
                 copy.count(*count)
-        made.append(copy)
-    return made
-
-
-LAST = re.compile(r"\d+$")  # of the name of an action, or of a message: its micro-batch
+        copies.append(copy)
+    return copies
 
 
 def beginning(recordings: Sequence[Recording]) -> int:
-    """When the first worker began to compute: 0 where none did."""
-    return min((span.start for each in recordings for span in each.spans if span.lane == "compute"), default=0)
+    """The nanoseconds at which the first worker began to compute; 0 if none did."""
+    spans = (span for recording in recordings for span in recording.spans)
+    return min((span.start for span in spans if span.lane == "compute"), default=0)
 
 
 def renamed(recording: Recording, group: str, worker: int, ahead: int) -> Recording:
-    """A copy with another number, a name that says which group it is of, and its times moved."""
+    """A copy with another worker number, the group in its name and channels, and `ahead` added to its times."""
     spans, sends, receipts, counts = recording.spans, recording.sends, recording.receipts, recording.counts
     limit = max(LIMIT, len(spans) + len(sends) + len(receipts) + len(counts))
     copy = Recording(worker, name=f"{group}, {recording.name}", offset=ahead, limit=limit)

@@ -1,4 +1,6 @@
-"""Recordings of all workers as one trace for Perfetto (ui.perfetto.dev): a process a worker, a thread a lane.
+"""Recordings of all workers as one trace for Perfetto (ui.perfetto.dev).
+
+Each worker is a process of the trace, each lane a thread.
 
 The format is Perfetto's own, protobuf TracePackets (perfetto.dev/docs/reference/synthetic-track-event); its library
 takes 70 ms to import and is imported where it is used.
@@ -16,7 +18,7 @@ LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # fr
 
 
 def write(recordings: Sequence[Recording], file: Path) -> None:
-    """Write the trace, in place of an earlier one. Nothing is held in memory but the recordings."""
+    """Write the trace to `file`, in place of an earlier one; packets are written one by one, to save memory."""
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{file.name}.partial")
     try:
@@ -31,7 +33,7 @@ def write(recordings: Sequence[Recording], file: Path) -> None:
 
 
 def varint(number: int) -> bytes:
-    """A length as protobuf writes it: seven bits a byte, the lowest first."""
+    """A length as protobuf writes it: seven bits per byte, the lowest first."""
     low = []
     while number > 127:
         low.append(number & 127 | 128)
@@ -53,7 +55,7 @@ def packets(recordings: Sequence[Recording]) -> Iterator[Any]:
 
 
 class Thread(NamedTuple):
-    """What one thread track shows: spans in order, none of which overlap, and messages that left or came."""
+    """The events of one thread track: spans in order, which do not overlap, and messages sent or received."""
 
     name: str
     spans: Sequence[Span]
@@ -62,9 +64,9 @@ class Thread(NamedTuple):
 
 
 def lanes(recording: Recording) -> list[Thread]:
-    """The lanes in order; marks stand in the lanes "send" and "receive".
+    """The lanes of a worker in order; marks are in the lanes "send" and "receive".
 
-    Spans of a lane that overlap, as messages on their way do, share it out: "send", "send 2", ...
+    A lane whose spans overlap, as those of messages may, becomes several: "send", "send 2", ...
     """
     by_lane: dict[str, list[Span]] = {}
     for span in recording.spans:
@@ -74,16 +76,16 @@ def lanes(recording: Recording) -> list[Thread]:
             by_lane.setdefault(lane, [])
     threads = []
     for lane in sorted(by_lane, key=lambda lane: LANES.index(lane) if lane in LANES else len(LANES)):
-        first, *others = apart(by_lane[lane]) or [[]]
+        first, *others = without_overlap(by_lane[lane]) or [[]]
         sends = recording.sends if lane == "send" else ()
         receipts = recording.receipts if lane == "receive" else ()
         threads.append(Thread(lane, first, sends, receipts))
-        threads += [Thread(f"{lane} {number}", each) for number, each in enumerate(others, start=2)]
+        threads += [Thread(f"{lane} {number}", spans) for number, spans in enumerate(others, start=2)]
     return threads
 
 
-def apart(spans: Iterable[Span]) -> list[list[Span]]:
-    """As few rows as it takes for no two spans of a row to overlap."""
+def without_overlap(spans: Iterable[Span]) -> list[list[Span]]:
+    """Distribute spans over as few rows as possible so that no two spans of a row overlap."""
     rows: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
         row = next((row for row in rows if row[-1].end <= span.start), None)
@@ -95,7 +97,7 @@ def apart(spans: Iterable[Span]) -> list[list[Span]]:
 
 
 def paired(recordings: Iterable[Recording]) -> dict[tuple[str, int], int]:
-    """A number for each message of which both ends are known, by channel and its number there."""
+    """{(channel, number): flow id} of every message of which both ends were recorded."""
     sends, receipts = set(), set()
     for recording in recordings:
         sends |= {(channel, number) for channel, number, _ in recording.sends}
@@ -104,7 +106,7 @@ def paired(recordings: Iterable[Recording]) -> dict[tuple[str, int], int]:
 
 
 def process_track(track: int, recording: Recording) -> Any:
-    """Describe a worker. Its number stands for its process: emulated workers share one, and hosts number alike."""
+    """The description of a worker. Its number is used as process id: emulated workers share one, hosts repeat them."""
     packet = new_packet()
     packet.track_descriptor.uuid = track
     packet.track_descriptor.process.pid = recording.worker + 1  # Perfetto takes process 0 for the kernel's
@@ -118,7 +120,7 @@ def process_track(track: int, recording: Recording) -> Any:
 def thread_packets(
     track: int, number: int, process: int, recording: Recording, thread: Thread, flows: dict[tuple[str, int], int]
 ) -> Iterator[Any]:
-    """Describe a lane, then what happened in it. Where times are equal Perfetto keeps the order of the packets."""
+    """The description of a lane, then its events. Of equal times Perfetto keeps the order of the packets."""
     packet = new_packet()
     packet.track_descriptor.uuid = track
     packet.track_descriptor.parent_uuid = process
@@ -145,7 +147,7 @@ def thread_packets(
 
 
 def counter_packets(tracks: Iterator[int], process: int, recording: Recording) -> Iterator[Any]:
-    """A track for each thing that is counted."""
+    """A counter track for each name that is counted, with its values."""
     by_name: dict[str, int] = {}
     for name, time, value in recording.counts:
         if name not in by_name:
@@ -165,7 +167,7 @@ def counter_packets(tracks: Iterator[int], process: int, recording: Recording) -
 
 
 def event(track: int, time: int, kind: str) -> Any:
-    """Something that happens on a track."""
+    """A packet with an event of this kind on a track; `time` in nanoseconds."""
     packet = new_packet()
     packet.timestamp = time
     packet.track_event.type = packet.track_event.Type.Value(kind)

@@ -1,4 +1,4 @@
-"""What one worker records while it runs: who was busy with what, which message went when, how much there was."""
+"""The recording of one worker: spans of work, messages sent and received, counts, each with its time."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from stretto.errors import UsageError
 
 FORMAT = 1
-LIMIT = 1 << 18  # events; about 40 MB in memory, 15 MB on disk
+LIMIT = 1 << 18  # events that are kept; about 40 MB in memory, 15 MB on disk
 FILES = "trace-worker-*.jsonl"
 
 
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How much of `name` there was from `time` on: nanoseconds on rank 0's clock."""
+    """The value of the counter `name` from `time` on: nanoseconds on rank 0's clock."""
 
     name: str
     time: int
@@ -44,15 +44,16 @@ class Recording:
     """The events of one worker.
 
     Lanes are what a worker does at the same time: "compute", "wait", "send", "receive", "collective", "checkpoint".
-    A message is named by its channel and its number there; the worker that sent it and the one that received it agree
-    on both (`tracing.naming`), which is how the two are brought together.
+    A message is named by its channel and its number there; sender and receiver use the same names (`tracing.naming`),
+    so that both ends can be joined.
 
     Recording an event appends one tuple, from any thread, in less than a microsecond. Names and channels may be any
-    objects, as an Action: their text is made only when it is written. Times are what time.perf_counter_ns() gives;
-    `offset` is what has to be added to make them those of rank 0 (0 on one machine), and may be set at any time.
+    objects, such as an Action: they become text only when the recording is written. Times are those of
+    time.perf_counter_ns(); `offset`, added to them, makes them those of rank 0 (it is 0 on one machine) and may be set
+    at any time.
 
-    The last `limit` events are kept, and `dropped` counts the others: a long run is asked why it is slow now, or what
-    came before its end, and its workers then have the same stretch of time left, so that messages find both their ends.
+    The last `limit` events are kept, and `dropped` counts the others: of a long run the end matters most, and all
+    workers then keep about the same stretch of time, so that both ends of messages are there.
     """
 
     def __init__(self, worker: int = 0, *, name: str = "", offset: int = 0, limit: int = LIMIT) -> None:
@@ -77,13 +78,13 @@ class Recording:
         events.append(("sent", channel, number, time))
 
     def received(self, channel: object, number: int, time: int) -> None:
-        """Message `number` of `channel` was there for this worker to use."""
+        """Message `number` of `channel` was received, so that this worker could use it."""
         events = self._events
         self.dropped += len(events) == events.maxlen
         events.append(("received", channel, number, time))
 
     def count(self, name: object, time: int, value: float) -> None:
-        """There is `value` of `name` from now on."""
+        """The counter `name` has this value from `time` on."""
         events = self._events
         self.dropped += len(events) == events.maxlen
         events.append(("count", name, time, value))
@@ -96,24 +97,24 @@ class Recording:
 
     @property
     def sends(self) -> list[Mark]:
-        """When messages left."""
+        """The messages that were sent, in the order they were recorded."""
         return [Mark(str(channel), number, time + self.offset) for channel, number, time in self._of("sent")]
 
     @property
     def receipts(self) -> list[Mark]:
-        """When messages were there."""
+        """The messages that were received, in the order they were recorded."""
         return [Mark(str(channel), number, time + self.offset) for channel, number, time in self._of("received")]
 
     @property
     def counts(self) -> list[Count]:
-        """What was counted."""
+        """The values of counters, in the order they were recorded."""
         return [Count(str(name), time + self.offset, value) for name, time, value in self._of("count")]
 
     def _of(self, kind: str) -> Iterator[tuple[Any, ...]]:
         return (event[1:] for event in list(self._events) if event[0] == kind)  # a thread may be recording
 
     def write(self, folder: Path) -> Path:
-        """Write trace-worker-N.jsonl, a header and one line an event, in place of an earlier one. Returns its path."""
+        """Write trace-worker-N.jsonl, a header and a line for each event, and return its path."""
         header = {
             "stretto-trace": FORMAT,
             "worker": self.worker,
@@ -130,7 +131,7 @@ class Recording:
             with beside.open("w", encoding="utf-8") as file:
                 file.write(json.dumps(header) + "\n")
                 encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
-                file.writelines(encode(texts(event)) + "\n" for event in list(self._events))
+                file.writelines(encode(with_text(event)) + "\n" for event in list(self._events))
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
@@ -138,7 +139,7 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read what `write` wrote. A last line that was cut off is left out. Raises UsageError for anything else."""
+        """Read what `write` wrote; an incomplete last line is left out. Raises UsageError for any other file."""
         with path.open(encoding="utf-8") as file:
             header, events = parsed(file.readline(), path, 1), list(lines(file, path))
         if not isinstance(header, dict) or header.get("stretto-trace") != FORMAT:
@@ -149,13 +150,13 @@ class Recording:
         return recording
 
 
-def texts(event: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An event whose names are text: a tuple would else become a list."""
+def with_text(event: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An event whose names are text; JSON would make a list of a name that is a tuple."""
     return tuple([part if isinstance(part, int | float) else str(part) for part in event])
 
 
 def lines(file: Iterable[str], path: Path) -> Iterator[Any]:
-    """The events in a file after its header."""
+    """The events of a file after its header."""
     for number, line in enumerate(file, start=2):
         if not line.endswith("\n"):
             return  # its writer was killed, or the disk was full
@@ -163,7 +164,7 @@ def lines(file: Iterable[str], path: Path) -> Iterator[Any]:
 
 
 def parsed(line: str, path: Path, number: int) -> Any:
-    """The JSON in a line. Raises UsageError where there is none."""
+    """The JSON value of a line. Raises UsageError for anything else."""
     try:
         return json.loads(line)
     except ValueError as error:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from stretto.analysis.filters import MOST, filters
+from stretto.analysis.filters import MOST_FILTERS, filters
 from stretto.analysis.linear_probes import WIDEST, probes
 
 
@@ -87,7 +87,7 @@ def test_filters_are_scaled_by_their_ends():
 def test_the_rows_of_a_linear_are_images_where_it_takes_images():
     linear = nn.Linear(12, 50)
     found = filters(nn.Sequential(nn.Flatten(), linear), (3, 2, 2))
-    assert (found.channels, found.height, found.width, len(found.pictures)) == (3, 2, 2, MOST)
+    assert (found.channels, found.height, found.width, len(found.pictures)) == (3, 2, 2, MOST_FILTERS)
     assert filters(nn.Sequential(nn.Flatten(), linear), (12,)) is None
     assert filters(nn.Sequential(nn.Embedding(4, 4), linear), (3, 2, 2)) is None
     assert filters(nn.ReLU(), (3, 2, 2)) is None
