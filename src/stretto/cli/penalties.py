@@ -8,24 +8,24 @@ from stretto.cli.output import aligned
 
 if TYPE_CHECKING:
     from stretto.plan import Objective, Penalty, Problem
-    from stretto.study.penalties import Measured
+    from stretto.study.penalties import MeasuredPenalties
 
 
-def study_of(folder: Path | None, objective: str, loss: float | None) -> "Measured | None":
+def study_of(folder: Path | None, objective: str, loss: float | None) -> "MeasuredPenalties | None":
     """What a study measured, if one is given. Raises UsageError for options that do not go together."""
     from stretto.errors import UsageError
-    from stretto.study.penalties import read_measured
+    from stretto.study.penalties import read_penalties
 
     if folder is not None and objective != "loss":
         raise UsageError(f"measured={folder} counts for the time to a loss: add --objective loss, or leave it out")
     if loss is not None and folder is None:
         raise UsageError(f"loss={loss:g} is looked up in a study: add --measured FOLDER, or leave it out")
-    return None if folder is None else read_measured(folder, loss)
+    return None if folder is None else read_penalties(folder, loss)
 
 
 def aim_of(
     goal: str, critical_batch: float | None, least_steps: float | None, penalties: Mapping[str, Any],
-    seen: "Measured | None",
+    seen: "MeasuredPenalties | None",
 ) -> "Objective":  # fmt: skip
     """What the plan is to be best in; what is given comes before what was measured."""
     from stretto.plan import Objective, Penalty
@@ -40,7 +40,7 @@ def aim_of(
 
 
 def methods_of(
-    wanted: tuple[str, ...], objective: str, given: "Mapping[str, Penalty]", seen: "Measured | None"
+    wanted: tuple[str, ...], objective: str, given: "Mapping[str, Penalty]", seen: "MeasuredPenalties | None"
 ) -> tuple[str, ...]:
     """The methods to try; those that never came to the loss in a study are not, unless their penalty is given."""
     from stretto.errors import UsageError
@@ -60,7 +60,7 @@ def methods_of(
     return left
 
 
-def weighed(problem: "Problem", aim: "Objective", seen: "Measured | None") -> dict[str, Any]:
+def weighed(problem: "Problem", aim: "Objective", seen: "MeasuredPenalties | None") -> dict[str, Any]:
     """Where penalties are from, as plain data: method by method, and what the study says beside them."""
     from stretto.plan.clock import CLOCKS
 

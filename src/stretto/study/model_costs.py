@@ -1,4 +1,4 @@
-"""The models that the command line plans for: their costs, from real modules or from such without memory."""
+"""Costs of the models that the command line plans for: built-in ones, published ones and the user's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,17 @@ from stretto.errors import UsageError, nearest
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-EXAMPLES = 2  # of the batch that costs are read off
+EXAMPLES = 2  # of the batch on which costs are counted
 
 
 @dataclass(frozen=True)
 class Costed:
-    """A model's costs. `trained` are its settings for `stretto train`, None for one that it cannot train.
+    """A model and its costs by layer.
 
-    `positions` are where its layers begin in a user's own model, as `stretto.split` counts; None for others.
+    `heads` are the costs of an auxiliary head behind each layer, None if there is none for the task; `sides` the rows
+    of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
+    cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
+    `stretto.split` counts, None for other models.
     """
 
     name: str
@@ -31,20 +34,23 @@ class Costed:
     positions: tuple[int, ...] | None = None
 
     def bounds(self, cut: Sequence[int]) -> list[int]:
-        """A plan's bounds, as whoever cuts the model counts."""
+        """Bounds of stages in layers as `stretto.split` and `stretto train` count them."""
         return [bound if self.positions is None else self.positions[bound] for bound in cut]
 
 
-PAPERS = {"gpt3-175b": (1536, "adam"), "gpt3-small": (256, "adam")}  # batch of 3.2 and 0.5 million tokens, Brown et al.
+PAPERS = {
+    "gpt3-175b": (1536, "adam"),
+    "gpt3-small": (256, "adam"),
+}  # batch size (3.2 and 0.5 million tokens), optimizer
 
 
 def costed(
     name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str,
     *, dtype: str = "float32", heads: bool = True,
 ) -> Costed:  # fmt: skip
-    """Read costs off a built-in model on its data, a published network, or a user's own: `file.py:function`.
+    """Count the costs of a built-in model on its data, a published network, or the user's own (`file.py:function`).
 
-    Raises UsageError for any other.
+    `dtype` and `heads` concern published networks only. Raises UsageError for an unknown name.
     """
     from stretto.models.published import PUBLISHED
     from stretto.models.table import MODELS
@@ -66,20 +72,20 @@ def costed(
 def built_in(
     name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str
 ) -> Costed:
-    """A network that `stretto train` can train."""
+    """Count the costs of a network that `stretto train` can train."""
     from stretto.measure.layers import layer_costs
     from stretto.settings.runs import TrainSettings, known
     from stretto.study.prepare import build_model, dataset, resolve
 
-    given = TrainSettings(
+    requested = TrainSettings(
         model=name, model_options=dict(model_options), data=data, data_options=dict(data_options), optimizer=optimizer
     )
-    settings = resolve(given)
+    settings = resolve(requested)
     loaded, model = dataset(settings), build_model(settings)
     x, y = loaded.train.x[:EXAMPLES], loaded.train.y[:EXAMPLES]
     costs = layer_costs(model.layers, x, loss=model.loss, target=y)
     features = outputs(model.layers, x)
-    wanted = {key: getattr(given, key) for key in ("model", "model_options", "data", "data_options", "optimizer")}
+    wanted = {key: getattr(requested, key) for key in ("model", "model_options", "data", "data_options", "optimizer")}
     trained = {key: value for key, value in wanted.items() if value not in ({}, "auto")}
     return Costed(
         name, costs, heads_of(features, model.loss, y), sides([(x,), *features[:-1]]), known(settings.batch_size),
@@ -88,31 +94,31 @@ def built_in(
 
 
 def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
-    """A published network, of which nothing is allocated."""
+    """Count the costs of a published network on the meta device, without memory for its parameters."""
     import torch
 
     from stretto.measure.layers import layer_costs
     from stretto.models.published import published
 
-    found, kind = published(name), getattr(torch, dtype, None)
+    network, kind = published(name), getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise UsageError(f"dtype={dtype!r}: choose float32 or bfloat16")
     with torch.device("meta"):
-        layers = [layer.to(kind) for layer in found.layers()]
-        x, y = found.example(EXAMPLES), found.target(EXAMPLES)
+        layers = [layer.to(kind) for layer in network.layers()]
+        x, y = network.example(EXAMPLES), network.target(EXAMPLES)
     x = x.to(kind) if x.is_floating_point() else x
-    costs = layer_costs(layers, x, loss=found.loss, target=y)
+    costs = layer_costs(layers, x, loss=network.loss, target=y)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
     batch, usual = PAPERS.get(name, (256, "sgd"))
     return Costed(
-        name, costs, heads_of(features, found.loss, y) if heads else None,
+        name, costs, heads_of(features, network.loss, y) if heads else None,
         sides([(x,), *features[:-1]] if features else []), batch,
         usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
     )  # fmt: skip
 
 
 def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Costed:
-    """A user's own network, in the pieces that `stretto.split` can cut it into; its loss costs nothing here."""
+    """Count the costs of a user's own network, a layer for each piece `stretto.split` can cut; without its loss."""
     from stretto.measure.layers import layer_costs
     from stretto.models.own import own_model
     from stretto.nn.batch import several
@@ -133,22 +139,22 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Cost
 
 
 def outputs(layers: "list[nn.Module]", *inputs: "Tensor") -> "list[tuple[Tensor, ...]]":
-    """What each layer gives; nothing of them changes."""
+    """The output of each layer, one after the other; the layers stay as they are."""
     import torch
 
     from stretto.nn.batch import several
     from stretto.nn.preserve import home, undisturbed
 
-    found: list[tuple[Tensor, ...]] = [inputs]
+    values: list[tuple[Tensor, ...]] = [inputs]
     with torch.no_grad(), undisturbed(layers, home(layers)):
         for layer in layers:
-            output = layer(*found[-1])
-            found.append(several(output))
-    return found[1:]
+            output = layer(*values[-1])
+            values.append(several(output))
+    return values[1:]
 
 
 def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") -> tuple[LayerCost, ...] | None:
-    """What an auxiliary head behind each layer costs, its loss included; None where there is no head for one."""
+    """The costs of an auxiliary head, with its loss, behind each layer; None if some layer can have none."""
     import torch
 
     from stretto.heads import build
@@ -167,5 +173,5 @@ def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") 
 
 
 def sides(inputs: "list[tuple[Tensor, ...]]") -> tuple[int, ...]:
-    """The rows of the image that each layer takes; 0 for one that takes none."""
+    """The height of the image that each layer takes, in pixels; 0 for a layer that takes no image."""
     return tuple(int(x.shape[-2]) if x.dim() == 4 else 0 for x, *_ in inputs)

@@ -1,8 +1,8 @@
-"""Penalties and the critical batch size from a finished study: steps to a loss against those of plain training.
+"""Penalties and the critical batch size from a finished study: the steps to a train loss, compared with plain training.
 
-At each batch size a method is taken at the options (the learning rate) with which it got there in the fewest steps,
-mean over seeds; where it gets between two evaluations is read off the line between them. A penalty is the geometric
-mean of the ratios to plain training with the same seed and batch size, its error the standard error over seeds.
+At each batch size a method counts with the options (the learning rate) that need the fewest steps, mean over seeds.
+Steps between two evaluations are interpolated linearly. A penalty is the geometric mean of the ratios of steps to those
+of plain training with the same seed and batch size; its error is the standard error over seeds.
 """
 
 import inspect
@@ -25,16 +25,18 @@ from stretto.plan.search_space import Candidate
 if TYPE_CHECKING:
     from stretto.report import Record
 
-Steps = Mapping[tuple[int, int], float]  # by batch size and seed
+Steps = Mapping[tuple[int, int], float]  # {(batch size, seed): steps to the loss}
 REPEAT = "run stretto compare"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a study says of the steps to a loss. `least_steps` and `critical_batch` are None where it does not say.
+class MeasuredPenalties:
+    """Penalties of methods in the steps to a train loss, and the critical batch size, measured by a study.
 
-    `penalties` are by planned method, several where it was run in several ways. Methods of `never` did not get there
-    (and what they are planned as); those of `unplanned` have options that are not planned, or shared workers.
+    `penalties` are by the planner's methods, several if a method was run in several ways. `never` is {method: the
+    planner's method} of those that did not reach the loss; `unplanned` are methods whose options or shared workers the
+    planner does not know. `critical_batch` and `least_steps` (at ever larger batches) are None if the study does not
+    determine them.
     """
 
     loss: float
@@ -48,8 +50,8 @@ class Measured:
     least_steps: float | None
 
 
-def read_measured(folder: Path, loss: float | None = None) -> Measured:
-    """What the study in a folder says. Raises UsageError where it is not finished, or says nothing."""
+def read_penalties(folder: Path, loss: float | None = None) -> MeasuredPenalties:
+    """Measure penalties on the study in a folder. Raises UsageError if it is unfinished or has nothing to compare."""
     from stretto.study import read_study
 
     study = read_study(folder)
@@ -60,38 +62,38 @@ def read_measured(folder: Path, loss: float | None = None) -> Measured:
         )
     stages = study.settings.stages
     assert stages is not None, "settings of a study on the disk are resolved"
-    return measured(study.records(), stages, workers=study.settings.workers, loss=loss, where=str(folder))
+    return measure_penalties(study.records(), stages, workers=study.settings.workers, loss=loss, where=str(folder))
 
 
-def measured(
+def measure_penalties(
     records: "Sequence[Record]", stages: int, *, workers: int | None = None, loss: float | None = None,
     where: str = "the study",
-) -> Measured:  # fmt: skip
-    """What finished runs on so many stages say; `loss` is chosen as the report chooses it unless it is given.
+) -> MeasuredPenalties:  # fmt: skip
+    """Measure penalties on finished runs with this number of stages; without a `loss` at one of the report's cut-offs.
 
-    Raises UsageError where nothing can be compared.
+    `where` names the runs in errors. Raises UsageError if nothing can be compared.
     """
     names = list(dict.fromkeys(record.method for record in records))
     baseline = baseline_of(names, where)
-    goal = hardest(records, baseline, where) if loss is None else loss
+    goal = hardest_cutoff(records, baseline, where) if loss is None else loss
     steps = {name: steps_to(goal, [record for record in records if record.method == name]) for name in names}
     refuse_useless(goal, steps[baseline], [record for record in records if record.method == baseline], where)
     penalties: dict[str, tuple[Penalty, ...]] = {}
     unplanned: list[str] = []
     never: dict[str, str] = {}
     for name in names:
-        c = planned_as(name, stages, workers)
+        planned = planned_as(name, stages, workers)
         if method(name).synchronous:
-            continue  # plain training, by law
-        if c is None:
+            continue  # it is plain training
+        if planned is None:
             unplanned.append(name)
-        elif found := penalty(steps[name], steps[baseline], c):
-            penalties[c.method] = (*penalties.get(c.method, ()), found)
+        elif result := penalty(steps[name], steps[baseline], planned):
+            penalties[planned.method] = (*penalties.get(planned.method, ()), result)
         else:
-            never[name] = c.method
+            never[name] = planned.method
     means = {batch: mean(batch, steps[baseline]) for batch in sizes(steps[baseline])}
-    curve = fit([(each, batch * each) for batch, each in means.items()])
-    return Measured(
+    curve = fit([(number, batch * number) for batch, number in means.items()])
+    return MeasuredPenalties(
         loss=goal, baseline=baseline, seeds=len({seed for _, seed in steps[baseline]}), stages=stages,
         penalties=penalties, never=never, unplanned=tuple(unplanned),
         critical_batch=None if curve is None else curve.critical_batch,
@@ -100,7 +102,7 @@ def measured(
 
 
 def baseline_of(names: Sequence[str], where: str) -> str:
-    """Plain training, by whatever synchronous method, backprop if it is there."""
+    """The method of plain training: backprop if the study has it, else another synchronous method."""
     plain = [name for name in names if method(name).synchronous]
     if not plain:
         raise UsageError(
@@ -110,10 +112,10 @@ def baseline_of(names: Sequence[str], where: str) -> str:
     return min(plain, key=lambda name: name != "backprop")
 
 
-def hardest(records: "Sequence[Record]", baseline: str, where: str) -> float:
-    """Of the report's cut-offs of the train loss that plain training reaches the one that most methods reach.
+def hardest_cutoff(records: "Sequence[Record]", baseline: str, where: str) -> float:
+    """The train loss, among the report's cut-offs that plain training reaches, that most methods reach.
 
-    Of several such the hardest.
+    Of several, the lowest.
     """
     from stretto.report import TRAIN_LOSS
     from stretto.report.cutoffs import choose
@@ -121,7 +123,7 @@ def hardest(records: "Sequence[Record]", baseline: str, where: str) -> float:
     names = {record.method for record in records}
     best: tuple[int, float] | None = None
     for cutoff in reversed(choose(records, TRAIN_LOSS)):
-        reach = {name for name in names if steps_to(cutoff, [each for each in records if each.method == name])}
+        reach = {name for name in names if steps_to(cutoff, [record for record in records if record.method == name])}
         if baseline in reach and (best is None or len(reach) > best[0]):
             best = len(reach), cutoff
     if best is None:
@@ -130,16 +132,16 @@ def hardest(records: "Sequence[Record]", baseline: str, where: str) -> float:
     return best[1]
 
 
-def refuse_useless(goal: float, own: Steps, records: "Sequence[Record]", where: str) -> None:
-    """Raise UsageError for a loss that plain training never reaches, or has when it is first looked at."""
+def refuse_useless(goal: float, plain: Steps, records: "Sequence[Record]", where: str) -> None:
+    """Raise UsageError for a loss that plain training never reaches, or has reached at its first evaluation."""
     losses = [point.train_loss for record in records for point in record.points]
-    if not own:
+    if not plain:
         raise UsageError(
             f"{where}: with no learning rate do all seeds of {records[0].method} reach a train loss of {goal:g}; its "
             f"least was {min(losses, default=math.nan):.4g}: choose a larger --loss, or run longer"
         )
     first = min(record.points[0].step for record in records if record.points)
-    if min(own.values()) <= first:
+    if min(plain.values()) <= first:
         raise UsageError(
             f"{where}: {records[0].method} has a train loss of {goal:g} at its first evaluation, after {first} steps, "
             "so steps to it cannot be told apart: choose a smaller --loss"
@@ -147,27 +149,27 @@ def refuse_useless(goal: float, own: Steps, records: "Sequence[Record]", where: 
 
 
 def steps_to(loss: float, records: "Sequence[Record]") -> dict[tuple[int, int], float]:
-    """Of one method: {(batch size, seed): steps}, at the options with the fewest of those where all seeds arrive."""
+    """{(batch size, seed): steps to a loss} of one method, at the options with the fewest where all seeds reach it."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.configuration, []).append(record)
     best: dict[int, list[tuple[int, float]]] = {}
     for group in groups.values():
-        found = [(record.seed, arrival(record, loss)) for record in group]
-        steps = [(seed, each) for seed, each in found if each is not None]
+        arrivals = [(record.seed, arrival(record, loss)) for record in group]
+        steps = [(seed, step) for seed, step in arrivals if step is not None]
         batch = group[0].options["batch_size"]
-        if len(steps) == len(found) and (batch not in best or average(steps) < average(best[batch])):
+        if len(steps) == len(arrivals) and (batch not in best or average(steps) < average(best[batch])):
             best[batch] = steps
-    return {(batch, seed): each for batch, steps in best.items() for seed, each in steps}
+    return {(batch, seed): step for batch, steps in best.items() for seed, step in steps}
 
 
 def average(steps: Sequence[tuple[int, float]]) -> float:
-    """Mean over seeds."""
-    return fmean(each for _, each in steps)
+    """The mean over seeds of the steps in (seed, steps)."""
+    return fmean(step for _, step in steps)
 
 
 def arrival(record: "Record", loss: float) -> float | None:
-    """The step at which a run's train loss comes to `loss`, between two evaluations; None if it never does."""
+    """The step at which a run's train loss reaches `loss`, interpolated between evaluations; None if it never does."""
     before = None
     for point in record.points:
         if point.train_loss <= loss:
@@ -179,29 +181,29 @@ def arrival(record: "Record", loss: float) -> float | None:
     return None
 
 
-def penalty(own: Steps, plain: Steps, c: Candidate) -> Penalty | None:
-    """The mean ratio and its error; None where no run has arrived that can be compared."""
+def penalty(steps: Steps, plain: Steps, planned: Candidate) -> Penalty | None:
+    """The mean ratio of steps to plain training, and its error; None if no two runs can be compared."""
     logs: dict[int, list[float]] = {}
-    for (batch, seed), steps in own.items():
+    for (batch, seed), number in steps.items():
         if (batch, seed) in plain:
-            logs.setdefault(seed, []).append(math.log(steps / plain[batch, seed]))
+            logs.setdefault(seed, []).append(math.log(number / plain[batch, seed]))
     if not logs:
         return None
-    by_seed = [fmean(each) for each in logs.values()]
+    by_seed = [fmean(ratios) for ratios in logs.values()]
     factor = math.exp(fmean(by_seed))
     error = factor * stdev(by_seed) / math.sqrt(len(by_seed)) if len(by_seed) > 1 else None
-    return Penalty(factor, "measured", error, num_losses(c), mean_delay(c))
+    return Penalty(factor, "measured", error, num_losses(planned), mean_delay(planned))
 
 
 def planned_as(name: str, stages: int, workers: int | None) -> Candidate | None:
-    """A method of a study as the planner has it; None for options that it does not plan, or stages on one worker."""
+    """The planner's candidate for a method of a study; None for options or shared workers that it does not plan."""
     base, written = parse(name)
     options = {**defaults(base), **written}
     for key, clock in CLOCKS.items():
-        own, fixed = parse(f"{key}({clock.options})" if clock.options else key)
+        planned_base, fixed = parse(f"{key}({clock.options})" if clock.options else key)
         free = {clock.cut, "head", "combine"}
-        wanted = {**defaults(own), **fixed}
-        if own == base and all(options.get(k) == wanted.get(k) for k in {*options, *wanted} - free):
+        wanted = {**defaults(planned_base), **fixed}
+        if planned_base == base and all(options.get(k) == wanted.get(k) for k in {*options, *wanted} - free):
             pipeline = stages // clock.chunks
             if workers not in (None, pipeline):
                 return None
@@ -211,15 +213,15 @@ def planned_as(name: str, stages: int, workers: int | None) -> Candidate | None:
 
 
 def defaults(name: str) -> dict[str, object]:
-    """The options of a method and what they are unless said otherwise."""
-    return {key: each.default for key, each in inspect.signature(METHODS[name]).parameters.items()}
+    """{option of a method: its default}."""
+    return {key: parameter.default for key, parameter in inspect.signature(METHODS[name]).parameters.items()}
 
 
 def sizes(steps: Steps) -> list[int]:
-    """The batch sizes, rising."""
+    """The batch sizes in rising order."""
     return sorted({batch for batch, _ in steps})
 
 
 def mean(batch: int, steps: Steps) -> float:
-    """Of all seeds at a batch size."""
-    return fmean(each for (size, _), each in steps.items() if size == batch)
+    """The mean number of steps over the seeds at a batch size."""
+    return fmean(number for (size, _), number in steps.items() if size == batch)

@@ -9,7 +9,7 @@ from stretto.mesh import Mesh
 from stretto.plan import Candidate, Objective, Penalty
 from stretto.plan.objective import mean_delay
 from stretto.report import Point, Record
-from stretto.study.penalties import arrival, measured, planned_as
+from stretto.study.penalties import arrival, measure_penalties, planned_as
 
 BATCHES, SEEDS, EVERY, STEPS = (16, 64), (0, 1, 2), 10, 400
 LEAST, CRITICAL = 30.0, 40.0
@@ -44,7 +44,7 @@ def study(batches=BATCHES, seeds=SEEDS, **factors):
 
 
 def test_a_penalty_is_the_ratio_of_steps_and_its_error_that_of_the_seeds():
-    found = measured(study(backprop=1, pb=1.25, greedy=1.5), 4, loss=0.5)
+    found = measure_penalties(study(backprop=1, pb=1.25, greedy=1.5), 4, loss=0.5)
     (pb,) = found.penalties["pb"]
     assert pb.factor == pytest.approx(1.25)
     assert pb.source == "measured"
@@ -60,31 +60,31 @@ def test_seeds_that_differ_give_an_error():
     runs = study(backprop=1)
     factors = (1.2, 1.3, 1.44)
     runs += [record("pb", batch, seed, factors[seed]) for batch in BATCHES for seed in SEEDS]
-    (pb,) = measured(runs, 4, loss=0.5).penalties["pb"]
+    (pb,) = measure_penalties(runs, 4, loss=0.5).penalties["pb"]
     logs = [math.log(each) for each in factors]
     mean = sum(logs) / 3
     spread = math.sqrt(sum((each - mean) ** 2 for each in logs) / 2)
     assert pb.factor == pytest.approx(math.exp(mean))
     assert pb.error == pytest.approx(pb.factor * spread / math.sqrt(3))
-    single = measured(study(seeds=(0,), backprop=1, pb=1.2), 4, loss=0.5)
+    single = measure_penalties(study(seeds=(0,), backprop=1, pb=1.2), 4, loss=0.5)
     assert single.penalties["pb"][0].error is None
 
 
 def test_one_batch_size_says_nothing_of_the_critical_batch():
-    found = measured(study(batches=(16,), backprop=1, pb=1.2), 4, loss=0.5)
+    found = measure_penalties(study(batches=(16,), backprop=1, pb=1.2), 4, loss=0.5)
     assert found.critical_batch is None
     assert found.penalties["pb"][0].factor == pytest.approx(1.2)
 
 
 def test_synchronous_methods_are_the_baseline_and_have_no_penalty():
-    found = measured(study(gpipe=1, pb=1.3), 4, loss=0.5)
+    found = measure_penalties(study(gpipe=1, pb=1.3), 4, loss=0.5)
     assert found.baseline == "gpipe"
     assert list(found.penalties) == ["pb"]
 
 
 def test_methods_that_never_came_there_and_options_that_are_not_planned():
     runs = [*study(backprop=1, spiked=1.1), *[record("greedy", b, s, 1, floor=0.6) for b in BATCHES for s in SEEDS]]
-    found = measured(runs, 4, loss=0.5)
+    found = measure_penalties(runs, 4, loss=0.5)
     assert found.never == {"greedy": "greedy"}
     assert found.unplanned == ("pb(spike=True)",)
     assert found.penalties == {}
@@ -92,7 +92,7 @@ def test_methods_that_never_came_there_and_options_that_are_not_planned():
 
 def test_the_loss_is_chosen_so_that_most_methods_reach_it():
     runs = [*study(backprop=1, pb=1.2), *[record("greedy", b, s, 1, floor=0.6) for b in BATCHES for s in SEEDS]]
-    found = measured(runs, 4)
+    found = measure_penalties(runs, 4)
     assert found.loss >= 0.6
     assert set(found.penalties) == {"pb", "greedy"}
 
@@ -109,7 +109,7 @@ def test_the_loss_is_chosen_so_that_most_methods_reach_it():
 )
 def test_what_cannot_be_compared(runs, loss, told):
     with pytest.raises(UsageError, match=told.replace("(", r"\(")):
-        measured(runs, 4, loss=loss)
+        measure_penalties(runs, 4, loss=loss)
 
 
 def test_a_run_arrives_between_two_evaluations():
