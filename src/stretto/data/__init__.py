@@ -1,4 +1,4 @@
-"""Data sets: nothing is fetched from a network, and every split is the same on every machine."""
+"""Data sets, embedded or read from files: nothing is downloaded, and splits are the same on every machine."""
 
 from stretto.data.dataset import Dataset, Split, forever
 from stretto.data.table import DATASETS, load

@@ -1,4 +1,4 @@
-"""What is done at random to the examples of a training batch."""
+"""Random changes of the examples of a training batch."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,10 @@ from torch.nn.functional import pad
 
 
 def crop_and_flip(x: Tensor, generator: torch.Generator, *, margin: int = 4) -> Tensor:
-    """Images [N, C, H, W]: in a margin of zeros, cropped to its size anywhere, mirrored or not (He et al. 2016)."""
+    """Images [N, C, H, W], padded with a margin of zeros, cropped at random to H x W, half of them mirrored.
+
+    As in He et al. 2016, section 4.2.
+    """
     count, channels, height, width = x.shape
     top, left = (torch.randint(2 * margin + 1, (count, 1), generator=generator) for _ in range(2))
     mirrored = torch.randint(2, (count, 1), generator=generator).bool()

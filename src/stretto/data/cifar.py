@@ -21,9 +21,9 @@ TRAIN = [f"data_batch_{number}.bin" for number in range(1, 6)]
 def cifar10(*, path: str = "data/cifar-10-batches-bin", augment: bool = True) -> Dataset:
     """Images x float32 [N, 3, 32, 32] and classes y int64 [N] in 0..9, from the folder `path`.
 
-    A tenth of each class of the training images is the validation split. Every split is shifted and scaled by the train
-    split's mean and deviation of each channel. With `augment` training batches are cropped and flipped at random.
-    Raises UsageError for a file that is not there or has another length than it says.
+    A tenth of each class of the training images is the validation split. Every split is normalised by the train split's
+    mean and standard deviation of each channel. With `augment` training batches are cropped and flipped at random.
+    Raises UsageError for a file that is missing or damaged.
     """
     return _load("cifar10", "cifar-10-binary.tar.gz", Path(path), (TRAIN, ["test_batch.bin"]), 1, 10, augment=augment)
 
@@ -39,14 +39,14 @@ def _load(
     name: str, archive: str, folder: Path, files: tuple[Sequence[str], Sequence[str]], labels: int, classes: int,
     *, augment: bool,
 ) -> Dataset:  # fmt: skip
-    (x, y), (test_x, test_y) = (_read(name, archive, folder, each, labels) for each in files)
+    (x, y), (test_x, test_y) = (_read(name, archive, folder, names, labels) for names in files)
     train, validation = stratify(y, (0.9,))
     mean, std = (stat(x[train], dim=(0, 2, 3), keepdim=True) for stat in (torch.mean, torch.std))
     return Dataset(
         name=name,
         task="classification",
         num_classes=classes,
-        train=Split((x[train] - mean) / std, y[train], changed if augment else None),
+        train=Split((x[train] - mean) / std, y[train], cropped_and_flipped if augment else None),
         validation=Split((x[validation] - mean) / std, y[validation]),
         test=Split((test_x - mean) / std, test_y),
         description=f"{name} from {folder}: {len(train)} train, {len(validation)} validation and {len(test_y)} test "
@@ -55,13 +55,13 @@ def _load(
     )
 
 
-def changed(x: Tensor, rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Cropped and mirrored at random."""
+def cropped_and_flipped(x: Tensor, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """The images in these rows, cropped and mirrored at random: a `Split`'s augment."""
     return crop_and_flip(x[rows], generator)
 
 
 def _read(name: str, archive: str, folder: Path, files: Sequence[str], labels: int) -> tuple[Tensor, Tensor]:
-    """Images scaled to 0..1 and the last label of each: an example is its label bytes, then those of its image."""
+    """Images scaled to 0..1, and the last label of each: an example is `labels` bytes of labels, then its image."""
     parts = []
     for file in files:
         path = folder / file

@@ -1,4 +1,4 @@
-"""A data set: three splits of examples, checked when it is made, and the batches drawn from one."""
+"""A data set: three splits of examples, checked when it is made, and the batches drawn from a split."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from stretto.nn.seeding import derive
 
 
 class Examples(Protocol):
-    """What a split holds, [N, ...]: a tensor, or what makes one of those that are asked for, when they are."""
+    """The examples or targets of a split, [N, ...]: a tensor, or an object that reads rows when indexed."""
 
     @property
     def shape(self) -> torch.Size:
-        """Of all of them."""
+        """The shape [N, ...] of all examples together."""
 
     def __len__(self) -> int: ...
 
@@ -26,7 +26,7 @@ class Examples(Protocol):
 
 
 Augment: TypeAlias = Callable[[Any, Tensor, torch.Generator], Tensor]
-"""(all examples, rows [B], where to draw from) -> the examples of these rows, changed at random."""
+"""(all examples, rows [B], generator of the random draws) -> the examples of these rows, changed at random."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +34,9 @@ class Split:
     """Examples `x` [N, ...] and targets `y`: classes [N], of each pixel [N, H, W], or for language the next
     tokens [N, T]; y is int64.
 
-    A target of -100 (`batch.IGNORED`) asks for nothing. For translation x is int64 [N, 2, T]: `data.translation`.
-    `augment` is what is done at random to the examples of each shuffled batch, if anything is. What does not fit into
-    memory is read when a batch needs it: then x and y are no tensors.
+    A target of -100 (`batch.IGNORED`) is ignored by losses. For translation x is int64 [N, 2, T]: `data.translation`.
+    `augment` changes the examples of each shuffled batch at random. Data that do not fit into memory are read when a
+    batch needs them: then x and y are not tensors.
     """
 
     x: Examples = field(repr=False)
@@ -55,9 +55,9 @@ class Split:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through the split once in batches of (x [B, ...], y [B, ...]).
 
-        Without a seed the examples come in order; with one they are shuffled by a generator of their own, so that
-        neither the global random state nor anyone else who draws from it changes. The last batch holds what is left,
-        unless `drop_last`. Sizes that cannot work are refused by the call itself, not by the first batch.
+        Without a seed the examples come in order; with one they are shuffled, without a change to the global random
+        state. The last batch may be smaller, unless `drop_last`. Raises UsageError for a batch size that cannot work,
+        in this call, not at the first batch.
         """
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size} must be at least 1")
@@ -69,9 +69,11 @@ class Split:
         stop = len(self) - len(self) % batch_size if drop_last else len(self)
         chunks = torch.split(_order(len(self), seed)[:stop], batch_size)
         # In-order batches are views: nothing is copied.
-        return ((self._drawn(rows, seed, k), self.y[_index(rows, seed)]) for k, rows in enumerate(chunks) if len(rows))
+        return (
+            (self._examples(rows, seed, k), self.y[_index(rows, seed)]) for k, rows in enumerate(chunks) if len(rows)
+        )
 
-    def _drawn(self, rows: Tensor, seed: int | None, k: int) -> Tensor:
+    def _examples(self, rows: Tensor, seed: int | None, k: int) -> Tensor:
         if seed is None or self.augment is None:
             return self.x[_index(rows, seed)]
         return self.augment(self.x, rows, torch.Generator("cpu").manual_seed(derive(seed, "augment", k)))
@@ -79,9 +81,9 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A named task with its three splits; `num_classes` is the size of the vocabulary where targets are tokens.
+    """A named task with its three splits; `num_classes` is the size of the vocabulary if targets are tokens.
 
-    `text` writes tokens as text, where translations are to be compared.
+    `text` turns tokens into text, for the BLEU of translations.
     """
 
     name: str
@@ -105,7 +107,7 @@ class Dataset:
             )
 
     def _check(self, name: str, split: Split) -> None:
-        """Refuse an empty split and targets that are no classes of this data set."""
+        """Raise UsageError for an empty split, or targets that are no classes of this data set."""
         if not len(split):
             raise UsageError(
                 f"data set {self.name!r}: split {name!r} is empty; give every split at least one example "
@@ -124,10 +126,10 @@ class Dataset:
 
 
 def forever(split: Split, batch_size: int, seed: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Full batches without end, shuffled anew each epoch.
+    """An endless iterator of full batches, shuffled differently in each epoch, from batch `start` on.
 
-    Batch k depends on (split, batch_size, seed, k) alone, so a run that resumes asks for `start=k` and goes on with
-    the very batches it would have seen.
+    Batch k depends on (split, batch_size, seed, k) alone, so a run that resumes after k batches continues with
+    `start=k` as if it had never stopped. Raises UsageError for sizes that cannot work.
     """
     if start < 0:
         raise UsageError(f"start={start} must be at least 0")

@@ -1,4 +1,4 @@
-"""The handwritten digits as a task of segmentation: of which digit is each pixel."""
+"""The handwritten digits as a segmentation task: each pixel is of a digit, or of the background."""
 
 from dataclasses import replace
 

@@ -18,10 +18,10 @@ SIDE = 8
 def digits(*, side: int = SIDE) -> Dataset:
     """Load images x float32 [N, 1, side, side], targets y int64 [N] in 0..9.
 
-    A side of more than 8 pixels is interpolated from 8, bilinearly: for networks that halve their images often.
+    A side of more than 8 pixels is interpolated bilinearly, for networks that halve their images often.
 
-    Stratified 60/20/20; every split is shifted and scaled by the train split's one mean and one standard deviation, so
-    that validation and test leave no trace in what is trained.
+    Stratified 60/20/20; every split is normalised by the mean and the standard deviation of all pixels of the train
+    split, so that training uses nothing of validation and test.
     """
     images, labels = read()
     if side != SIDE:
@@ -49,11 +49,13 @@ def digits(*, side: int = SIDE) -> Dataset:
 def read() -> tuple[Tensor, Tensor]:
     """All images [N, 1, 8, 8] with pixels from 0 to 16, and their labels [N].
 
-    The file is read where scikit-learn is installed: to import that takes seconds in every process.
+    The file is read without importing scikit-learn, which takes seconds in every process.
     """
-    found = find_spec("sklearn")
-    assert found is not None, "scikit-learn is required by stretto"
-    assert found.origin is not None, "scikit-learn is a package"
-    rows = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64)
+    package = find_spec("sklearn")
+    assert package is not None, "scikit-learn is required by stretto"
+    assert package.origin is not None, "scikit-learn is a package"
+    rows = np.loadtxt(
+        Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64
+    )
     table = torch.from_numpy(rows)
     return table[:, :-1].to(torch.float32).view(-1, 1, SIDE, SIDE), table[:, -1].clone()

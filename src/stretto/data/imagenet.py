@@ -1,4 +1,4 @@
-"""ImageNet (Russakovsky et al. 2015), or other pictures in a folder a class, from files."""
+"""ImageNet (Russakovsky et al. 2015), or other pictures in one folder for each class, from files."""
 
 from pathlib import Path
 
@@ -11,23 +11,24 @@ from stretto.errors import UsageError
 from stretto.options.named import whole
 
 ENDINGS = {".jpeg", ".jpg", ".png"}
-KEPT = 0.95  # of each class; the rest is the validation split
+TRAIN_SHARE = 0.95  # of each class; the rest is the validation split
 
 
 def imagenet(*, path: str = "data/imagenet", side: int = 224, augment: bool = True) -> Dataset:
     """Images x float32 [N, 3, side, side] and classes y, from `path`/train/CLASS/*.JPEG and `path`/val/CLASS/*.JPEG.
 
-    ImageNet keeps the classes of its test pictures to itself: its validation pictures are the test split, a twentieth
-    of each class of the training pictures the validation split. Training batches are random crops, mirrored or not,
-    the others centre crops; with `augment` False all are. Pictures are decoded when a batch needs them.
+    ImageNet does not publish the classes of its test pictures: its validation pictures are the test split here, and a
+    twentieth of each class of the training pictures is the validation split. Training batches are random crops, half
+    of them mirrored; all others, and without `augment` all, are centre crops. Pictures are decoded when a batch needs
+    them. Raises UsageError for missing folders.
     """
     whole("data set 'imagenet'", "side", side)
     root = Path(path)
     classes = sorted(folder.name for folder in _folder(root, "train").iterdir() if folder.is_dir())
     files, labels = _listed(root, "train", classes)
-    held, truth = _listed(root, "val", classes)
-    train, validation = stratify(labels, (KEPT,))
-    sizes = f"{len(train)} train, {len(validation)} validation and {len(held)} test pictures"
+    test_files, test_labels = _listed(root, "val", classes)
+    train, validation = stratify(labels, (TRAIN_SHARE,))
+    sizes = f"{len(train)} train, {len(validation)} validation and {len(test_files)} test pictures"
 
     def pictures(of: list[str], rows: torch.Tensor) -> Pictures:
         return Pictures(lambda row: pillow().open(of[row]), rows.tolist(), side)
@@ -38,27 +39,27 @@ def imagenet(*, path: str = "data/imagenet", side: int = 224, augment: bool = Tr
         num_classes=len(classes),
         train=Split(pictures(files, train), labels[train], random_crop if augment else None),
         validation=Split(pictures(files, validation), labels[validation]),
-        test=Split(pictures(held, torch.arange(len(held))), truth),
+        test=Split(pictures(test_files, torch.arange(len(test_files))), test_labels),
         description=f"Pictures from {root}: {sizes} of {len(classes)} classes, {side} x {side}.",
         options={"path": path, "side": side, "augment": augment},
     )
 
 
 def _listed(root: Path, split: str, classes: list[str]) -> tuple[list[str], torch.Tensor]:
-    """Each picture's file and the number of its class."""
+    """The files of a split, and the number of the class of each."""
     folder = _folder(root, split)
-    strange = {each.name for each in folder.iterdir() if each.is_dir()} - set(classes)
-    if strange:
-        raise UsageError(f"data set 'imagenet': {folder.absolute()} has classes that train lacks: {min(strange)}")
-    found = [
+    unknown = {entry.name for entry in folder.iterdir() if entry.is_dir()} - set(classes)
+    if unknown:
+        raise UsageError(f"data set 'imagenet': {folder.absolute()} has classes that train lacks: {min(unknown)}")
+    labelled = [
         (str(file), number)
         for number, name in enumerate(classes)
         for file in sorted((folder / name).glob("*"))
         if file.suffix.lower() in ENDINGS
     ]
-    if not found:
+    if not labelled:
         raise UsageError(f"data set 'imagenet': {folder.absolute()} has no folder of pictures; {_LAYOUT}")
-    return [file for file, _ in found], torch.tensor([number for _, number in found])
+    return [file for file, _ in labelled], torch.tensor([number for _, number in labelled])
 
 
 def _folder(root: Path, split: str) -> Path:

@@ -1,4 +1,4 @@
-"""Random labels (Zhang et al. 2017, arXiv 1611.03530): nothing but memory fits them."""
+"""Random labels (Zhang et al. 2017, arXiv 1611.03530), which a network can only memorise."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ _SEED = 0  # the same labels in every run, so that figures can be compared
 
 
 def randomised(dataset: Dataset, share: object) -> Dataset:
-    """Give each training example, with this probability, a class drawn from all of them evenly; True for all.
+    """Replace the class of each training example, with probability `share`, by one drawn uniformly; True means 1.
 
-    Validation and test keep theirs. Raises UsageError for text, and for what is no share.
+    Validation and test keep their classes. Raises UsageError for other tasks, and for a share outside [0, 1].
     """
     if share is False or (is_number(share) and share == 0):
         return dataset

@@ -8,7 +8,7 @@ from stretto.errors import UsageError
 from stretto.options.named import choose, whole
 
 LIMIT = 1_000_000
-HELD = 12  # of so many numbers one is for validation and one for test
+HELD_OUT = 12  # one number in so many is for validation, and one for test
 _SEED = 0  # part of the data set's meaning, as in data.split
 
 ENGLISH = [
@@ -24,23 +24,27 @@ GERMAN_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig
 
 
 def number_words(*, source: str = "words", examples: int = 6000, limit: int = LIMIT) -> Dataset:
-    """Load `examples` numbers below `limit`, no two alike; a twelfth is the validation split, another the test split.
+    """Load `examples` different numbers below `limit`; a twelfth is the validation split, another one the test split.
 
-    source: words, the number in English words; or digits. The target is the number in German words, with a blank
-    between the parts of what is written as one word: 2021 is "zwei tausend ein und zwanzig". Nothing is fetched.
+    `source` is "words", the number in English words, or "digits". The target is the number in German words, with blanks
+    between their parts: 2021 is "zwei tausend ein und zwanzig". Raises UsageError for options that do not fit.
     """
     owner = "data set 'number-words'"
     choose(owner, "source", source, ("words", "digits"))
-    whole(owner, "limit", limit, least=HELD)
-    whole(owner, "examples", examples, least=HELD)
+    whole(owner, "limit", limit, least=HELD_OUT)
+    whole(owner, "examples", examples, least=HELD_OUT)
     if not examples <= limit <= LIMIT:
         raise UsageError(
             f"{owner}: examples={examples}, limit={limit}: all examples differ and lie below the limit, and numbers "
             f"have words here below {LIMIT}; choose examples <= limit <= {LIMIT}"
         )
     numbers = torch.randperm(limit, generator=torch.Generator().manual_seed(_SEED))[:examples].tolist()
-    held = examples // HELD
-    parts = {"train": numbers[2 * held :], "validation": numbers[:held], "test": numbers[held : 2 * held]}
+    held_out = examples // HELD_OUT
+    parts = {
+        "train": numbers[2 * held_out :],
+        "validation": numbers[:held_out],
+        "test": numbers[held_out : 2 * held_out],
+    }
     say = english if source == "words" else digits
     pairs: dict[str, list[Pair]] = {split: [(say(n), german(n)) for n in part] for split, part in parts.items()}
     return translation(
@@ -52,12 +56,12 @@ def number_words(*, source: str = "words", examples: int = 6000, limit: int = LI
 
 
 def digits(number: int) -> list[str]:
-    """1021 as 1, 0, 2, 1."""
+    """The digits of a number: 1021 is 1, 0, 2, 1."""
     return list(str(number))
 
 
 def english(number: int) -> list[str]:
-    """1021 as one, thousand, twenty, one, for numbers below a million."""
+    """English words of a number below a million: 1021 is one, thousand, twenty, one."""
     for value, name in ((1000, "thousand"), (100, "hundred")):
         if number >= value:
             rest = english(number % value) if number % value else []
@@ -68,7 +72,7 @@ def english(number: int) -> list[str]:
 
 
 def german(number: int) -> list[str]:
-    """1021 as ein, tausend, ein, und, zwanzig, for numbers below a million; a last 1 is "eins"."""
+    """German words of a number below a million: 1021 is ein, tausend, ein, und, zwanzig. A final 1 is "eins"."""
     return [*_german(number)[:-1], "eins"] if number % 100 == 1 else _german(number)
 
 

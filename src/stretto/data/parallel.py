@@ -1,4 +1,4 @@
-"""Translations from files of one's own: a sentence a line, in one file for each language and split."""
+"""Translations from the user's files: one file for each language and split, a sentence in each line."""
 
 from pathlib import Path
 
@@ -18,9 +18,8 @@ def parallel(
 ) -> Dataset:
     """Pairs of sentences from train.de and train.en, valid.de and valid.en, test.de and test.en in the folder `path`.
 
-    Words are what blanks part; those that were cut into pieces (`transl@@ ation`) are joined again before they are
-    scored. Sentences of more than `context` words are cut. Raises UsageError for files that are not there, or differ in
-    their number of lines.
+    Words are separated by blanks; words in pieces (`transl@@ ation`) are joined before they are scored. Sentences are
+    cut after `context` words. Raises UsageError for files that are missing, or that differ in their number of lines.
     """
     owner = "data set 'parallel'"
     for name, language in (("source", source), ("target", target)):
@@ -29,17 +28,17 @@ def parallel(
     whole(owner, "vocabulary", vocabulary, least=UNKNOWN + 2)
 
     def pairs(split: str) -> list[Pair]:
-        given, wanted = (_lines(Path(path), split, language) for language in (source, target))
-        if len(given) != len(wanted):
+        sources, targets = (_lines(Path(path), split, language) for language in (source, target))
+        if len(sources) != len(targets):
             raise UsageError(
-                f"{owner}: the {split} split in {Path(path).absolute()} has {len(given)} lines in {source} and "
-                f"{len(wanted)} in {target}; each line is to be the translation of the other file's"
+                f"{owner}: the {split} split in {Path(path).absolute()} has {len(sources)} lines in {source} and "
+                f"{len(targets)} in {target}; each line is to be the translation of the other file's"
             )
-        return [(one.split()[:context], other.split()[:context]) for one, other in zip(given, wanted, strict=True)]
+        return [(one.split()[:context], other.split()[:context]) for one, other in zip(sources, targets, strict=True)]
 
     options = {"path": path, "source": source, "target": target, "context": context, "vocabulary": vocabulary}
-    found = {split: pairs(split) for split in SPLITS}
-    return translation("parallel", found, f"From {source} to {target}, in {path}", options, vocabulary=vocabulary)
+    by_split = {split: pairs(split) for split in SPLITS}
+    return translation("parallel", by_split, f"From {source} to {target}, in {path}", options, vocabulary=vocabulary)
 
 
 def _lines(folder: Path, split: str, language: str) -> list[str]:

@@ -1,9 +1,9 @@
-"""CPython's help topics, rid of every repeated passage and split so that no passage stands in two splits.
+"""CPython's help topics without repeated passages, split so that no passage is in two splits.
 
 The topics repeat each other: 'compound' holds the whole of 'class', 'for' and 'function', 'specialnames' the whole of
 'customization'. Split topic by topic as they stand, 48 % of the validation text and 33 % of the test text occur word
 for word in train (CPython 3.11, windows of 60 characters), and a network that memorises looks like one that
-generalises. So the text is first rid of every repetition, of whole paragraphs and of parts of them, and only then
+generalises. So repeated paragraphs, whole or in part, are removed first, and the rest is
 split by topic.
 """
 
@@ -27,30 +27,30 @@ REMNANT = 0.1
 
 @cache
 def texts() -> dict[str, str]:
-    """Give the text of the train, validation and test splits, about 80/10/10 of the characters that are left."""
+    """The text of the train, validation and test splits, about 80/10/10 of the characters that are left."""
     return {name: "\n\n".join(chosen.values()) for name, chosen in split(unique(topics())).items()}
 
 
 def topics() -> dict[str, str]:
-    """Give topic -> text as this CPython has them. Some distributions leave them out: that is a usage error."""
+    """{topic: text} of this CPython. Raises UsageError where a distribution has left them out."""
     try:
-        found: dict[str, str] = import_module("pydoc_data.topics").topics
+        topics: dict[str, str] = import_module("pydoc_data.topics").topics
     except ImportError as error:
         raise UsageError(
             "data set 'pydoc' is made of the module pydoc_data.topics, which this Python lacks "
             "(some distributions package it apart, for example as python3-doc or libpython3-stdlib); "
             "install it, use a Python from python.org or uv, or use --data digits"
         ) from error
-    return found
+    return topics
 
 
 def paragraphs(text: str) -> list[str]:
-    """Cut `text` at its blank lines."""
+    """The paragraphs of a text, which blank lines separate."""
     return [part.rstrip() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def windows(paragraph: str, width: int = OVERLAP) -> set[str]:
-    """Give all runs of `width` characters of a paragraph, white space made even; all of it where it is shorter."""
+    """All substrings of `width` characters, runs of white space being one blank; a shorter paragraph as a whole."""
     even = " ".join(paragraph.split())
     return {even[i : i + width] for i in range(max(1, len(even) - width + 1))}
 
@@ -65,9 +65,9 @@ def unique(source: Mapping[str, str]) -> dict[str, str]:
     for topic in sorted(source, key=lambda t: (-len(source[t]), t)):
         parts = []
         for paragraph in paragraphs(source[topic]):
-            own = windows(paragraph)
-            if seen.isdisjoint(own):
-                seen |= own
+            substrings = windows(paragraph)
+            if seen.isdisjoint(substrings):
+                seen |= substrings
                 parts.append(paragraph)
         text = "\n\n".join(parts)
         if len(text) >= REMNANT * len(source[topic]):
@@ -76,7 +76,7 @@ def unique(source: Mapping[str, str]) -> dict[str, str]:
 
 
 def split(source: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Give each topic whole to the split that lacks most characters, the largest topics first: sizes come out right."""
+    """{split: {topic: text}}: each topic, the longest first, goes to the split that lacks most of its share."""
     total = sum(map(len, source.values()))
     lack = {name: share * total for name, share in SHARES.items()}
     chosen: dict[str, dict[str, str]] = {name: {} for name in SHARES}

@@ -15,21 +15,21 @@ CENTRE = 0.875  # of the shorter side: 224 of 256
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop (Szegedy et al. 2015)
 
 Open = Callable[[int], Any]
-"""The picture of a row, as PIL's."""
+"""A function from a row to its PIL image."""
 
 
 class Pictures:
-    """x float32 [N, 3, side, side] of `rows` of what `opens` gives: centre crops, or random ones."""
+    """Examples x float32 [N, 3, side, side]: crops of the pictures that `opens` opens, one for each of `rows`."""
 
     def __init__(self, opens: Open, rows: Sequence[int], side: int) -> None:
-        pillow()  # refused now rather than at the first batch
+        pillow()  # raises now rather than at the first batch
         self._opens = opens
         self._rows = rows
         self._side = side
 
     @property
     def shape(self) -> torch.Size:
-        """[N, 3, side, side]."""
+        """The shape [N, 3, side, side] of all examples."""
         return torch.Size((len(self), 3, self._side, self._side))
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Pictures:
         return self._stack(chosen, _centre)
 
     def cropped(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """A part of each picture, anywhere and of a size of its own, at the one size, mirrored or not."""
+        """Random crops of these rows, resized to side x side, half of them mirrored (Szegedy et al. 2015)."""
         draws = torch.rand(len(rows), 5, generator=generator).tolist()
         boxes = iter(draws)
         images = self._stack(rows.tolist(), lambda width, height: _random(width, height, next(boxes)))
@@ -56,12 +56,12 @@ class Pictures:
                 box = box_of(*picture.size)
                 images.append(np.asarray(picture.convert("RGB").resize(size, smooth, box)))
         stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255
-        mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
+        mean, std = (torch.tensor(channels)[:, None, None] for channels in (MEAN, STD))
         return ((stacked - mean) / std).contiguous()
 
 
 def random_crop(pictures: Pictures, rows: Tensor, generator: torch.Generator) -> Tensor:
-    """What `Split.augment` does with pictures."""
+    """Random crops of these rows: a `Split`'s augment."""
     return pictures.cropped(rows, generator)
 
 
@@ -85,7 +85,7 @@ def _centre(width: int, height: int) -> tuple[float, ...]:
 def _random(width: int, height: int, draw: Sequence[float]) -> tuple[float, ...]:
     # Where a crop would be wider or higher than the picture, it is as wide or as high.
     area = width * height * (AREA[0] + (AREA[1] - AREA[0]) * draw[0])
-    low, high = (math.log(each) for each in RATIO)
+    low, high = map(math.log, RATIO)
     ratio = math.exp(low + (high - low) * draw[1])
     across, down = min(width, math.sqrt(area * ratio)), min(height, math.sqrt(area / ratio))
     left, top = (width - across) * draw[2], (height - down) * draw[3]

@@ -6,9 +6,9 @@ from stretto.data.text import Level, language
 
 
 def pydoc(*, level: Level = "byte", context: int = 64, vocabulary: int | None = None) -> Dataset:
-    """The topics, split by topic after every repeated passage was taken out: `language` says how they are cut.
+    """The help topics of the running CPython, without repeated passages; the options are those of `language`.
 
-    The text is that of the running CPython, and so are the exact sizes.
+    Sizes differ a little from one version of CPython to the next.
     """
     source = "CPython's help topics, split by topic after every repeated passage was taken out"
     return language("pydoc", texts(), source, level=level, context=context, vocabulary=vocabulary)

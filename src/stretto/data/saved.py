@@ -1,4 +1,4 @@
-"""What Hugging Face's `datasets` saved on disk (`save_to_disk`): pictures with labels, text, or translations."""
+"""Data sets saved on disk by Hugging Face's `datasets` (`save_to_disk`): labelled pictures, translations, or text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,20 +24,20 @@ def saved(
 ) -> Dataset:  # fmt: skip
     """The splits train, validation and test in the folder `path`; their columns decide what the task is.
 
-    An image and a class label: `pictures` of `side` pixels, with random crops unless `augment` is False. A translation:
-    pairs of sentences of at most `context` words (longer ones are cut), from the language that comes first in it, with
-    `vocabulary` tokens at most. Else the first column of text, as data set 'text' has it.
+    With an image and a class label: pictures of `side` x `side`, random crops in training unless `augment` is False.
+    With a translation: pairs of sentences from its first language to the second, cut after `context` words, with at
+    most `vocabulary` tokens. Otherwise: the first column of text, with the options of data set 'text'.
     """
-    found = _read(Path(path))
-    features = found["train"].features
+    stored = _read(Path(path))
+    features = stored["train"].features
     kinds = {type(feature).__name__: column for column, feature in reversed(features.items())}
-    name, given = f"What is saved in {path}", {"path": path}
+    name = f"What is saved in {path}"
     if "Image" in kinds and "ClassLabel" in kinds:
-        made = _pictures(found, kinds["Image"], kinds["ClassLabel"], name, side, augment=augment)
+        made = _pictures(stored, kinds["Image"], kinds["ClassLabel"], name, side, augment=augment)
     elif "Translation" in kinds:
-        made = _pairs(found, kinds["Translation"], name, context, vocabulary)
+        made = _pairs(stored, kinds["Translation"], name, context, vocabulary)
     else:
-        column = next((key for key, each in features.items() if getattr(each, "dtype", None) == "string"), None)
+        column = next((key for key, feature in features.items() if getattr(feature, "dtype", None) == "string"), None)
         if column is None:
             raise UsageError(
                 f"data set 'saved': {path} has the columns {', '.join(features)}; it needs an Image and a ClassLabel, "
@@ -46,14 +46,14 @@ def saved(
         choose("data set 'saved'", "level", level, ("byte", "word", "bpe"))
         if level == "bpe":
             made = tokenized(
-                "saved", {split: _source(found[split], column) for split in SPLITS}, Path(path) / ".tokens", name,
+                "saved", {split: _source(stored[split], column) for split in SPLITS}, Path(path) / ".tokens", name,
                 context=context, vocabulary=vocabulary, tokenizer=tokenizer,
             )  # fmt: skip
         else:
             refuse_tokenizer("saved", tokenizer)
-            texts = {split: "\n".join(found[split][column]) for split in SPLITS}
+            texts = {split: "\n".join(stored[split][column]) for split in SPLITS}
             made = language("saved", texts, name, level=level, context=context, vocabulary=vocabulary)
-    return replace(made, options={**given, **made.options})
+    return replace(made, options={"path": path, **made.options})
 
 
 def _read(folder: Path) -> Any:
@@ -71,52 +71,56 @@ def _read(folder: Path) -> Any:
             "'Salesforce/wikitext', 'wikitext-103-raw-v1'); say where it is: --data-options.path FOLDER"
         )
     try:
-        found = load_from_disk(str(folder))
+        stored = load_from_disk(str(folder))
     except FileNotFoundError as error:
         raise UsageError(f"data set 'saved': {folder.absolute()} holds no data set: {remedy}") from error
-    missing = [split for split in SPLITS if not isinstance(found, dict) or split not in found]
+    missing = [split for split in SPLITS if not isinstance(stored, dict) or split not in stored]
     if missing:
         raise UsageError(f"data set 'saved': {folder.absolute()} lacks {', '.join(missing)}: {remedy}")
-    return found
+    return stored
 
 
-def _pictures(found: Any, image: str, label: str, source: str, side: int, *, augment: bool) -> Dataset:
+def _pictures(stored: Any, image: str, label: str, source: str, side: int, *, augment: bool) -> Dataset:
     whole("data set 'saved'", "side", side)
-    names = found["train"].features[label].names
+    names = stored["train"].features[label].names
 
-    def split(rows: Any, *, changed: bool = False) -> Split:
+    def split_of(rows: Any, *, augmented: bool = False) -> Split:
         pictures = Pictures(lambda row: rows[row][image], range(len(rows)), side)
-        return Split(pictures, torch.tensor(rows[label][:]), random_crop if changed else None)
+        return Split(pictures, torch.tensor(rows[label][:]), random_crop if augmented else None)
 
-    sizes = ", ".join(f"{len(found[each])} {each}" for each in SPLITS)
+    sizes = ", ".join(f"{len(stored[split])} {split}" for split in SPLITS)
     return Dataset(
         name="saved",
         task="classification",
         num_classes=len(names),
-        train=split(found["train"], changed=augment),
-        validation=split(found["validation"]),
-        test=split(found["test"]),
+        train=split_of(stored["train"], augmented=augment),
+        validation=split_of(stored["validation"]),
+        test=split_of(stored["test"]),
         description=f"{source}: {sizes} pictures of {len(names)} classes, {side} x {side}.",
         options={"side": side, "augment": augment},
     )
 
 
-def _pairs(found: Any, column: str, source: str, context: int, vocabulary: int | None) -> Dataset:
+def _pairs(stored: Any, column: str, source: str, context: int, vocabulary: int | None) -> Dataset:
     whole("data set 'saved'", "context", context)
     if vocabulary is not None:
         whole("data set 'saved'", "vocabulary", vocabulary, least=UNKNOWN + 2)
-    given, wanted = found["train"].features[column].languages[:2]
+    source_language, target_language = stored["train"].features[column].languages[:2]
 
     def pairs(rows: Any) -> list[Pair]:
-        return [(each[given].split()[:context], each[wanted].split()[:context]) for each in rows[column]]
+        return [
+            (pair[source_language].split()[:context], pair[target_language].split()[:context]) for pair in rows[column]
+        ]
 
     options = {"context": context, "vocabulary": vocabulary}
-    return translation("saved", {each: pairs(found[each]) for each in SPLITS}, source, options, vocabulary=vocabulary)
+    return translation(
+        "saved", {split: pairs(stored[split]) for split in SPLITS}, source, options, vocabulary=vocabulary
+    )
 
 
 def _source(rows: Any, column: str) -> Source:
     def lines() -> Iterator[Sequence[str]]:
-        for some in rows.iter(batch_size=ROWS):
-            yield [f"{each}\n" for each in some[column]]
+        for batch in rows.iter(batch_size=ROWS):
+            yield [f"{line}\n" for line in batch[column]]
 
     return lines, f"{rows._fingerprint} {column}"

@@ -1,4 +1,4 @@
-"""Which examples of a data set are in which split: the same on every machine."""
+"""The distribution of examples over splits, the same on every machine."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,12 @@ _SEED = 0
 
 
 def stratify(labels: Tensor, cuts: tuple[float, ...]) -> list[Tensor]:
-    """Draw the rows of several splits, each with its share of every class in `labels` [N], shuffled.
+    """The rows of several splits, shuffled, each with its share of every class in `labels`, int64 [N].
 
-    `cuts` are the shares at which one split ends and the next begins.
+    `cuts` are the shares at which one split ends and the next one begins: (0.6, 0.8) for 60/20/20.
     """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))
-    place = torch.empty(len(labels), dtype=torch.float64)  # where an example stands in its class, as a share in [0, 1)
+    place = torch.empty(len(labels), dtype=torch.float64)  # position of an example within its class, in [0, 1)
     for label in range(int(labels.max()) + 1):
         members = order[labels[order] == label]
         place[members] = torch.arange(len(members), dtype=torch.float64) / len(members)

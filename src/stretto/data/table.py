@@ -29,14 +29,14 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
 def load(name: str, **options: object) -> Dataset:
     """Load the data set `name`; its options are the keyword arguments of the function in `DATASETS`.
 
-    Every one of classes also takes `random_labels` (`data/labels.py`): what a network learns of it is by heart.
+    Classification data sets also take `random_labels` (`data/labels.py`).
 
     Raises `UsageError` for an unknown name or option, naming the nearest known one.
     """
     if not isinstance(name, str) or name not in DATASETS:
         raise UsageError(f"unknown data set {shown(name)}; {nearest(str(name), DATASETS)}")
-    own = {key: value for key, value in options.items() if key != RANDOM}
-    resolved = resolve(f"data set {name!r}", DATASETS[name], own)
+    for_dataset = {key: value for key, value in options.items() if key != RANDOM}
+    resolved = resolve(f"data set {name!r}", DATASETS[name], for_dataset)
     with torch.device("cpu"):  # whatever the default device is
         loaded = DATASETS[name](**resolved)
         return randomised(loaded, options[RANDOM]) if RANDOM in options else loaded

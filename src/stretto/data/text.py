@@ -1,4 +1,4 @@
-"""Text as next-token prediction, by byte or by word; and text from files of one's own."""
+"""Text as next-token prediction, by byte, by word or by learned token; and text from the user's files."""
 
 import re
 from collections import Counter
@@ -19,8 +19,7 @@ CHUNK = 2**20  # characters that are read at a time
 SPLITS = ("train", "validation", "test")
 WIKITEXT = "https://wikitext.smerity.com/wikitext-103-raw-v1.zip"
 LM1B_ARCHIVE = "https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"
-# What each split's files may be called: one's own, as WikiText comes, and as LM1B does, whose papers test on the first
-# of the files that were held out.
+# Names of each split's files: the user's own, WikiText's, and LM1B's, whose papers test on the first held-out file.
 LM1B = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"
 FILES = {
     "train": (
@@ -42,37 +41,37 @@ def text(
 ) -> Dataset:  # fmt: skip
     """Text from train.txt, validation.txt and test.txt (UTF-8) in the folder `path`, or WikiText's or LM1B's files.
 
-    What `level`, `context` and `vocabulary` mean, `language` says. At level "bpe" the text may be larger than the
-    memory, and may have a `tokenizer` of its own: `tokenized`. Raises UsageError for a file that is not there.
+    `level`, `context` and `vocabulary` are those of `language`. At level "bpe" the text may be larger than memory, and
+    have its own `tokenizer`: see `tokenized`. Raises UsageError for a missing file.
     """
     choose("data set 'text'", "level", level, ("byte", "word", "bpe"))
     files = {split: _files(Path(path), split) for split in SPLITS}
     if level == "bpe":
         made = tokenized(
-            "text", {split: _source(each) for split, each in files.items()}, Path(path) / ".tokens",
+            "text", {split: _source(paths) for split, paths in files.items()}, Path(path) / ".tokens",
             f"The text in {path}", context=context, vocabulary=vocabulary, tokenizer=tokenizer,
         )  # fmt: skip
         return replace(made, options={"path": path, **made.options})
     refuse_tokenizer("text", tokenizer)
-    texts = {split: "".join(file.read_text(encoding="utf-8") for file in each) for split, each in files.items()}
-    found = language("text", texts, f"The text in {path}", level=level, context=context, vocabulary=vocabulary)
-    return replace(found, options={"path": path, **found.options})
+    texts = {split: "".join(file.read_text(encoding="utf-8") for file in paths) for split, paths in files.items()}
+    made = language("text", texts, f"The text in {path}", level=level, context=context, vocabulary=vocabulary)
+    return replace(made, options={"path": path, **made.options})
 
 
 def language(
     name: str, texts: Mapping[str, str], source: str, *, level: Level, context: int, vocabulary: int | None
 ) -> Dataset:
-    """Cut each split's text into windows that do not overlap: x int64 [N, context], y the same, one token further on.
+    """Cut each split's text into windows that do not overlap: x int64 [N, context], y the same one token later.
 
-    At level "byte" the tokens are the UTF-8 bytes that the train split uses (about a hundred, fewer than all 256), at
-    level "word" its `vocabulary` - 1 most frequent words, numbers, punctuation marks and line ends (`vocabulary` is
-    2000 unless given, and belongs to this level only). Either way id 0 is every other token.
+    At level "byte" the tokens are the UTF-8 bytes that the train split uses (about a hundred of 256), at level "word"
+    its `vocabulary` - 1 most frequent words, numbers, punctuation marks and line ends (`vocabulary` is 2000 by default,
+    and for this level only). At both levels id 0 is every other token.
     """
     owner = f"data set {name!r}"
     options = _options(owner, level, context, vocabulary)
-    tokens = {split: (words if level == "word" else octets)(each) for split, each in texts.items()}
+    tokens = {split: (words if level == "word" else octets)(content) for split, content in texts.items()}
     ids = number(tokens["train"], options.get("vocabulary", 257))
-    parts = {split: _windows(owner, split, [ids.get(each, 0) for each in tokens[split]], context) for split in tokens}
+    parts = {split: _windows(owner, split, [ids.get(token, 0) for token in tokens[split]], context) for split in tokens}
     sizes = ", ".join(f"{len(parts[split])} {split}" for split in parts)
     return Dataset(
         name=name,
@@ -87,30 +86,30 @@ def language(
 
 
 def refuse_tokenizer(name: str, tokenizer: str | None) -> None:
-    """Raise UsageError for one that would not be used."""
+    """Raise UsageError for a tokenizer at a level that does not use one."""
     if tokenizer is not None:
         raise UsageError(f"data set {name!r}: tokenizer={tokenizer!r} belongs to level='bpe'; leave it out, or say so")
 
 
 def words(text: str) -> list[str]:
-    """Cut `text` into words, numbers, runs of one punctuation mark, line ends and paragraph ends; no blanks."""
+    """The words, numbers, runs of one punctuation mark, line ends and paragraph ends of a text, without blanks."""
     return [match.group() for match in _WORD.finditer(text)]
 
 
 def octets(text: str) -> list[str]:
-    """Cut `text` into its UTF-8 bytes, one character (of code 0..255) each."""
+    """The UTF-8 bytes of a text, as characters of code 0..255."""
     return list(text.encode().decode("latin-1"))
 
 
 def number(tokens: Sequence[str], size: int) -> dict[str, int]:
-    """Give ids 1..size-1 to the most frequent tokens, ties by the alphabet; 0 is the unknown's."""
+    """{token: id}: ids 1..size-1 for the most frequent tokens, ties in alphabetical order; 0 is for unknown ones."""
     frequency = Counter(tokens)
     ranked = sorted(frequency, key=lambda token: (-frequency[token], token))
     return {token: i for i, token in enumerate(ranked[: size - 1], start=1)}
 
 
 def _options(owner: str, level: str, context: int, vocabulary: int | None) -> Mapping[str, int]:
-    """Check the options and give the whole numbers among them that count at this level."""
+    """Check the options; the numbers among them that this level uses."""
     choose(owner, "level", level, ("byte", "word"))
     whole(owner, "context", context)
     if level == "word":
@@ -139,9 +138,9 @@ def _windows(owner: str, name: str, ids: Sequence[int], context: int) -> Split:
 
 def _files(folder: Path, split: str) -> list[Path]:
     for pattern in FILES[split]:
-        found = sorted(folder.glob(pattern))
-        if found:
-            return found
+        files = sorted(folder.glob(pattern))
+        if files:
+            return files
     raise UsageError(
         f"data set 'text': the {split} split is not in {folder.absolute()}, which needs {' or '.join(FILES[split])}; "
         "put a text of your own there, or say where it is, or what comes out of "
@@ -153,7 +152,7 @@ def _source(files: Sequence[Path]) -> Source:
     def lines() -> Iterator[Sequence[str]]:
         for file in files:
             with file.open(encoding="utf-8", newline="") as handle:
-                while some := handle.readlines(CHUNK):
-                    yield some
+                while chunk := handle.readlines(CHUNK):
+                    yield chunk
 
     return lines, " ".join(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)

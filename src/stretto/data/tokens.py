@@ -1,4 +1,4 @@
-"""Text of any size as tokens of a byte-pair encoding, kept in files that are read where a batch needs them."""
+"""Text of any size as tokens of a byte-pair encoding, in files that are read when a batch needs them."""
 
 import hashlib
 import os
@@ -18,11 +18,11 @@ VOCABULARY = 4096
 BYTES = 256  # every byte is a token, so that nothing is unknown
 
 Source = tuple[Callable[[], Iterator[Sequence[str]]], str]
-"""What gives a split's text, some lines at a time and from the beginning each time, and a text that changes with it."""
+"""A function that iterates over a split's text, some lines at a time; and a key that changes with the text."""
 
 
 class Windows:
-    """Tokens int64 [N, context] of a file of them, each window where the one before ends, begun `shift` later."""
+    """Windows int64 [N, context] of a stream of tokens, one after the other from token `shift` on."""
 
     def __init__(self, ids: "np.ndarray[Any, Any]", context: int, shift: int) -> None:
         self._ids = ids
@@ -31,7 +31,7 @@ class Windows:
 
     @property
     def shape(self) -> torch.Size:
-        """[N, context]; the last target needs one token more."""
+        """The shape [N, context] of all windows; the last target needs one token more."""
         return torch.Size((len(self), self._context))
 
     def __len__(self) -> int:
@@ -47,24 +47,24 @@ def tokenized(
     name: str, sources: Mapping[str, Source], cache: Path, source: str, *, context: int,
     vocabulary: int | None, tokenizer: str | None,
 ) -> Dataset:  # fmt: skip
-    """Windows that do not overlap: x int64 [N, context], y the same, one token further on.
+    """Cut each split into windows that do not overlap: x int64 [N, context], y the same one token later.
 
-    The tokens are those of the file `tokenizer` (a tokenizer.json), or of a byte-pair encoding with `vocabulary` kinds
-    (4096 unless given, fewer where the text has no more) that is learned from the train split. Both it and the tokens
-    of each split are kept in the folder `cache`, and made anew when the text changes.
+    The tokens are those of the file `tokenizer` (a tokenizer.json), or of a byte-pair encoding that is learned from the
+    train split, with at most `vocabulary` tokens (4096 by default). The encoding and the tokens of each split are kept
+    in the folder `cache`, and made again when the text changes. Raises UsageError for a split that is too short.
     """
     owner = f"data set {name!r}"
     whole(owner, "context", context)
     encoding, options = _encoding(owner, sources["train"], cache, vocabulary, tokenizer)
-    ids = {split: _ids(encoding, each, cache, split) for split, each in sources.items()}
-    for split, each in ids.items():
-        if len(each) <= context:
+    ids = {split: _ids(encoding, text, cache, split) for split, text in sources.items()}
+    for split, stream in ids.items():
+        if len(stream) <= context:
             raise UsageError(
-                f"{owner}: context={context} is too long for split {split!r} of {len(each)} tokens; take a context of "
-                f"at most {max(1, len(each) - 1)}, or more text"
+                f"{owner}: context={context} is too long for split {split!r} of {len(stream)} tokens; take a context "
+                f"of at most {max(1, len(stream) - 1)}, or more text"
             )
-    parts = {split: Split(Windows(each, context, 0), Windows(each, context, 1)) for split, each in ids.items()}
-    sizes = ", ".join(f"{len(each)} {split}" for split, each in parts.items())
+    parts = {split: Split(Windows(stream, context, 0), Windows(stream, context, 1)) for split, stream in ids.items()}
+    sizes = ", ".join(f"{len(part)} {split}" for split, part in parts.items())
     return Dataset(
         name=name,
         task="language",
@@ -80,7 +80,7 @@ def tokenized(
 def _encoding(
     owner: str, train: Source, cache: Path, vocabulary: int | None, tokenizer: str | None
 ) -> tuple[Any, dict[str, object]]:
-    """The tokenizer, and the option that chose it."""
+    """The tokenizer, and the option that determined it."""
     try:
         import tokenizers
     except ImportError as error:
@@ -110,7 +110,7 @@ def _encoding(
 
 
 def _ids(encoding: Any, source: Source, cache: Path, split: str) -> "np.ndarray[Any, Any]":
-    """The tokens of a split, mapped from their file."""
+    """The tokens of a split, memory-mapped from their file."""
     kind = np.uint16 if encoding.get_vocab_size() <= 2**16 else np.uint32
     file = cache / f"{split}-{_digest(encoding.to_str() + source[1])}.ids"
     if not file.is_file():
@@ -121,12 +121,12 @@ def _ids(encoding: Any, source: Source, cache: Path, split: str) -> "np.ndarray[
 def _encode(encoding: Any, source: Source, file: Path, kind: type[np.unsignedinteger[Any]]) -> None:
     with file.open("wb") as handle:
         for lines in source[0]():
-            for each in encoding.encode_batch(list(lines), add_special_tokens=False):
-                handle.write(np.asarray(each.ids, dtype=kind).tobytes())
+            for encoded in encoding.encode_batch(list(lines), add_special_tokens=False):
+                handle.write(np.asarray(encoded.ids, dtype=kind).tobytes())
 
 
 def _write(file: Path, write: Callable[[Path], object]) -> None:
-    """Make a file that is whole or not there, whoever else makes it at the same time."""
+    """Write a file whole or not at all, even if another process writes it at the same time."""
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

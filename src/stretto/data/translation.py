@@ -1,4 +1,4 @@
-"""Pairs of sentences as tensors that an encoder-decoder takes, and tokens as text again."""
+"""Pairs of sentences as tensors for an encoder-decoder, and tokens as text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,9 @@ from stretto.data.text import number
 from stretto.nn.batch import IGNORED
 
 PAD, BEGIN, END, UNKNOWN = range(4)
-"""The first tokens of every vocabulary. What pads is no token to be predicted: targets have -100 there."""
+"""The first tokens of every vocabulary. Padding is not to be predicted: targets have -100 there."""
 
-JOIN = "@@ "  # what stands between the pieces of a word (Sennrich et al. 2016)
+JOIN = "@@ "  # between the pieces of a word (Sennrich et al. 2016)
 
 Pair = tuple[Sequence[str], Sequence[str]]
 """The words of a sentence, and those of its translation."""
@@ -21,19 +21,19 @@ def translation(
     name: str, pairs: Mapping[str, Sequence[Pair]], source: str, options: Mapping[str, object],
     *, vocabulary: int | None = None,
 ) -> Dataset:  # fmt: skip
-    """Of each split x int64 [N, 2, T] and y int64 [N, T], T as long as the longest sentence of all splits and one more.
+    """Splits with x int64 [N, 2, T] and y int64 [N, T]; T is the length of the longest sentence of all splits plus 1.
 
-    x[:, 0] is the sentence; x[:, 1] what the decoder reads, its translation behind BEGIN; y what it is to say, the
-    translation and END. Both languages share one vocabulary, the words of the train split, or the most frequent of
-    them so that there are `vocabulary` tokens.
+    x[:, 0] is the sentence; x[:, 1] the decoder's input, BEGIN and the translation; y the decoder's target, the
+    translation and END. Both languages share one vocabulary: all words of the train split, or its most frequent ones,
+    so that there are `vocabulary` tokens.
     """
     words = [word for pair in pairs["train"] for sentence in pair for word in sentence]
     most = len(words) + 1 if vocabulary is None else vocabulary - UNKNOWN
     ids = {word: UNKNOWN + rank for word, rank in number(words, most).items()}
-    length = 1 + max(len(sentence) for each in pairs.values() for pair in each for sentence in pair)
-    splits = {split: _split(each, ids, length) for split, each in pairs.items()}
+    length = 1 + max(len(sentence) for part in pairs.values() for pair in part for sentence in pair)
+    splits = {split: _split(part, ids, length) for split, part in pairs.items()}
     known = {rank: word for word, rank in ids.items()}
-    sizes = ", ".join(f"{len(each)} {split}" for split, each in splits.items())
+    sizes = ", ".join(f"{len(part)} {split}" for split, part in splits.items())
     return Dataset(
         name=name,
         task="translation",
@@ -52,6 +52,6 @@ def _split(pairs: Sequence[Pair], ids: Mapping[str, int], length: int) -> Split:
         tokens = [*begin, *(ids.get(word, UNKNOWN) for word in words), *end]
         return tokens + [fill] * (length - len(tokens))
 
-    x = [[row(given, (), (), PAD), row(wanted, (BEGIN,), (), PAD)] for given, wanted in pairs]
-    y = [row(wanted, (), (END,), IGNORED) for _, wanted in pairs]
+    x = [[row(source, (), (), PAD), row(target, (BEGIN,), (), PAD)] for source, target in pairs]
+    y = [row(target, (), (END,), IGNORED) for _, target in pairs]
     return Split(torch.tensor(x, dtype=torch.int64), torch.tensor(y, dtype=torch.int64))
