@@ -10,7 +10,7 @@ from stretto.measure.layers import faking
 from stretto.models import build
 from stretto.models.alexnet import alexnet, imagenet_alexnet
 from stretto.models.resnet import cifar_resnet, imagenet_resnet
-from stretto.models.transformer import CausalAttention, turned
+from stretto.models.transformer import CausalAttention, rotated
 from stretto.models.vgg import imagenet_vgg, vgg
 from stretto.nn.chain import Chain
 
@@ -115,11 +115,11 @@ def test_rotary_attention_knows_distances_only():
     def score(i, j):
         q, k = torch.zeros(2, 1, 1, 12, 8, dtype=torch.float64)
         q[:, :, i], k[:, :, j] = query[0, 0, 0], key[0, 0, 0]
-        return (turned(q)[0, 0, i] * turned(k)[0, 0, j]).sum()
+        return (rotated(q)[0, 0, i] * rotated(k)[0, 0, j]).sum()
 
     assert torch.allclose(score(3, 1), score(11, 9))
     assert not torch.allclose(score(3, 1), score(3, 2))
-    assert torch.allclose(turned(query).norm(), query.norm())
+    assert torch.allclose(rotated(query).norm(), query.norm())
 
 
 def test_rotary_positions_are_seen_beyond_the_context():

@@ -124,11 +124,11 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
 def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
     """A user's network, and the example that it came with."""
     from stretto.errors import UsageError
-    from stretto.models.own import own_model
+    from stretto.models.user_model import user_model
 
     if options or data is not None:
         raise UsageError(f"model-options and data are for built-in networks; {name} is a function without arguments")
-    return own_model(name)
+    return user_model(name)
 
 
 def in_words(name: str, found: "Diagnosis") -> list[str]:

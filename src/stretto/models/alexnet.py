@@ -10,27 +10,26 @@ from stretto.models.images import image_of
 from stretto.models.model import Recipe
 
 SIDE = 227
-LEAST = 67  # of which the last pooling leaves one pixel
+LEAST_SIDE = 67  # pixels, of which the last pooling leaves one
 
 
 def alexnet(dataset: Dataset, *, hidden: int = 512) -> Recipe:
-    """`imagenet_alexnet` for images of any side from 67; `hidden` units of the Linear between, 4096 in the paper."""
-    channels, _ = image_of("alexnet", dataset, least=LEAST)
-    height, width = (_left(side) for side in dataset.train.x.shape[2:])
+    """`imagenet_alexnet` for images of 67 x 67 pixels or more; `hidden` are the units of the middle Linear."""
+    channels, _ = image_of("alexnet", dataset, least=LEAST_SIDE)
+    height, width = (_final_side(side) for side in dataset.train.x.shape[2:])
     return imagenet_alexnet(channels=channels, area=height * width, hidden=hidden, classes=dataset.num_classes)
 
 
 def imagenet_alexnet(*, channels: int = 3, area: int = 36, hidden: int = 4096, classes: int = 1000) -> Recipe:
     """15 layers, [N, 3, 227, 227] -> ... -> [N, classes]: two groups in the second, fourth and fifth convolution.
 
-    `area` are the pixels that the last pooling leaves.
-
-    The first two ReLUs are layers of their own, the others change their operand in place; no dropout.
+    `area` is the number of pixels behind the last pooling. The first two ReLUs are separate layers, the others work in
+    place; there is no dropout.
     """
 
     def convolution(inputs: int, outputs: int, kernel: int, *, groups: int = 1, stride: int = 1) -> nn.Module:
         padding = 0 if stride > 1 else kernel // 2
-        return _drawn(nn.Conv2d(inputs, outputs, kernel, stride, padding=padding, groups=groups))
+        return _initialised(nn.Conv2d(inputs, outputs, kernel, stride, padding=padding, groups=groups))
 
     def activated(make: Callable[[], nn.Module]) -> nn.Module:
         return nn.Sequential(make(), nn.ReLU(inplace=True))
@@ -55,19 +54,19 @@ def _flat(inputs: int, outputs: int) -> nn.Module:
 
 
 def _linear(inputs: int, outputs: int) -> nn.Module:
-    return _drawn(nn.Linear(inputs, outputs))
+    return _initialised(nn.Linear(inputs, outputs))
 
 
-def _drawn(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    """Draw weights that keep the signal's size; with torch's own nothing is learned of digits in 60 steps of SGD."""
+def _initialised(layer: nn.Conv2d | nn.Linear) -> nn.Module:
+    """Initialise a layer to keep the variance of its input; with torch's default SGD learns nothing in 60 steps."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
 
 
-def _left(side: int) -> int:
-    """What is left of an image's side: a convolution of 11 by fours, three poolings of 3 by twos."""
+def _final_side(side: int) -> int:
+    """The side behind a convolution of size 11 and stride 4, and three poolings of size 3 and stride 2."""
     side = (side - 11) // 4 + 1
     for _ in range(3):
         side = (side - 3) // 2 + 1

@@ -14,7 +14,7 @@ def cnn(dataset: Dataset, *, depth: int = 6, width: int = 32) -> Recipe:
 
     After one third and two thirds of the depth the image is halved and the width doubled, as long as the image's
     shorter side is 4 or more. The last block also holds the mean over the image and the output Linear. Batch
-    normalisation sees one micro-batch at a time: with it, a micro-batched method is not quite its unsplit original.
+    normalisation uses the statistics of each micro-batch, so a method with micro-batches is not exactly plain training.
     """
     channels, side = image_of("cnn", dataset)
     recipe: Recipe = []

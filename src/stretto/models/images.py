@@ -1,4 +1,4 @@
-"""What the networks of images have in common: the shape of their examples, and the layers they are made of."""
+"""Parts that the networks for images share: the shape of examples, convolutions, normalisations."""
 
 from torch import nn
 
@@ -10,7 +10,7 @@ NORMS = ("batch", "group")
 
 
 def image_of(model: str, dataset: Dataset, *, least: int = 1) -> tuple[int, int]:
-    """An example's channels and shorter side. Raises UsageError if it is no image, or has a side below `least`."""
+    """The channels and the shorter side of examples. Raises UsageError for no images, or a side below `least`."""
     shape = dataset.train.x.shape
     if len(shape) != 4:
         raise UsageError(
@@ -28,20 +28,20 @@ def image_of(model: str, dataset: Dataset, *, least: int = 1) -> tuple[int, int]
 
 
 def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, bias: bool = False) -> nn.Conv2d:
-    """One that leaves the image's size, divided by the stride; a norm behind it would take a bias out."""
-    made = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
-    nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
+    """A padded convolution: the image's size is divided by the stride. A norm behind it makes a `bias` useless."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     if bias:
-        made.bias = nn.Parameter(made.weight.new_zeros(outputs))
-    return made
+        layer.bias = nn.Parameter(layer.weight.new_zeros(outputs))
+    return layer
 
 
 def normalisation(kind: str, channels: int) -> nn.Module:
-    """Over the batch, or over groups of two channels, which single examples need (`stretto.nn.group_norm`)."""
+    """Batch normalisation, or group normalisation with two channels a group (`stretto.nn.group_norm`)."""
     batch = nn.BatchNorm2d(channels)
     return batch if kind == "batch" else like(batch, 2)
 
 
 def activated(channels: int, norm: str) -> nn.Module:
-    """ReLU behind a norm, or alone if it is "none"."""
+    """A norm and ReLU; ReLU alone if `norm` is "none"."""
     return nn.ReLU() if norm == "none" else nn.Sequential(normalisation(norm, channels), nn.ReLU())

@@ -1,4 +1,4 @@
-"""A network as a flat list of blocks, and what the files of this folder hand over to have one built."""
+"""A network as a flat list of blocks, and the recipe from which it is built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(output, target) -> mean loss."""
 
 Recipe: TypeAlias = list[Callable[[], nn.Module]]
-"""One function for each block, in order. Each is called on its own, under a seed of its own."""
+"""One function for each block, in order; each is called under its own seed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Blocks in order, the input of one the output of the one before, and the loss that fits the last one's output."""
+    """Blocks in order, each taking the output of the one before, and the loss for the output of the last."""
 
     name: str
     layers: list[nn.Module]

@@ -1,4 +1,4 @@
-"""Networks of papers, as what plans are made for: their layers and their input, without data."""
+"""Published networks to plan for: their layers and an example of their input, without data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from stretto.models.vgg import imagenet_vgg
 
 
 @dataclass(frozen=True)
-class Published:
-    """Layers in order, an example and its target for any number of examples, and the loss."""
+class PublishedNetwork:
+    """A recipe for the layers; functions from a number of examples to an input batch and its target; and the loss."""
 
     recipe: Recipe
     example: Callable[[int], Tensor]
@@ -26,20 +26,20 @@ class Published:
     loss: Loss
 
     def layers(self) -> list[nn.Module]:
-        """Make them; under `stretto.cost.faking()` without memory for their parameters."""
+        """Build the layers, on the default device; on 'meta' they take no memory."""
         return [make() for make in self.recipe]
 
 
-def published(name: str) -> Published:
-    """A network of a paper by its name. Raises UsageError for one that is not here."""
+def published(name: str) -> PublishedNetwork:
+    """The published network of this name. Raises UsageError for an unknown one."""
     if name not in PUBLISHED:
         raise UsageError(f"unknown network {name!r}: {nearest(name, PUBLISHED)}")
     return PUBLISHED[name]()
 
 
-def images(recipe: Recipe, side: int) -> Published:
-    """A network that says what is on an image."""
-    return Published(
+def images(recipe: Recipe, side: int) -> PublishedNetwork:
+    """A network that classifies images of `side` x `side` pixels."""
+    return PublishedNetwork(
         recipe,
         lambda examples: torch.empty(examples, 3, side, side),
         lambda examples: torch.zeros(examples, dtype=torch.int64),
@@ -47,8 +47,8 @@ def images(recipe: Recipe, side: int) -> Published:
     )
 
 
-def language(*, depth: int, width: int, heads: int, context: int, vocabulary: int) -> Published:
-    """A decoder that says which token comes next."""
+def language(*, depth: int, width: int, heads: int, context: int, vocabulary: int) -> PublishedNetwork:
+    """A decoder-only language model."""
 
     def tokens(examples: int) -> Tensor:
         return torch.zeros(examples, context, dtype=torch.int64)
@@ -57,10 +57,10 @@ def language(*, depth: int, width: int, heads: int, context: int, vocabulary: in
         return cross_entropy(output.flatten(0, 1), target.flatten())
 
     recipe = language_model(vocabulary, context, depth=depth, width=width, heads=heads)
-    return Published(recipe, tokens, tokens, loss)
+    return PublishedNetwork(recipe, tokens, tokens, loss)
 
 
-PUBLISHED: Mapping[str, Callable[[], Published]] = {
+PUBLISHED: Mapping[str, Callable[[], PublishedNetwork]] = {
     "alexnet-227": lambda: images(imagenet_alexnet(), SIDE),
     "vgg16": lambda: images(imagenet_vgg(depth=16), 224),
     "resnet18": lambda: images(imagenet_resnet(depth=18), 224),

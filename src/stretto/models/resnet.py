@@ -1,4 +1,4 @@
-"""ResNets (He et al. 2016): those of ImageNet with a block a layer, those of CIFAR-10 in the finest layers."""
+"""ResNets (He et al. 2016): those for ImageNet by residual blocks, those for CIFAR-10 in the finest layers."""
 
 from functools import partial
 
@@ -15,16 +15,17 @@ CIFAR_DEPTHS = (20, 32, 44, 56, 110)
 
 
 def resnet(dataset: Dataset, *, depth: int = 18, norm: str = "batch") -> Recipe:
-    """As for ImageNet: a stem, blocks and an end, [N, C, H, W] -> ... -> [N, classes], for sides of 32 or more.
+    """A ResNet as for ImageNet, [N, C, H, W] -> ... -> [N, classes], for sides of 32 pixels or more.
 
-    depth: 18 or 34 (two 3x3 convolutions a block), 50, 101 or 152 (bottlenecks). norm: batch or group.
+    Its layers are a stem, residual blocks, and a classifier. depth: 18 or 34 (two 3x3 convolutions a block), 50, 101
+    or 152 (bottlenecks). norm: batch or group.
     """
     channels, _ = image_of("resnet", dataset, least=32)
     return imagenet_resnet(depth=depth, channels=channels, classes=dataset.num_classes, norm=norm)
 
 
 def imagenet_resnet(*, depth: int, channels: int = 3, classes: int = 1000, norm: str = "batch") -> Recipe:
-    """The same without data. Strides are on the 3x3 convolutions, as torchvision has them."""
+    """The same network without data. Strides are on the 3x3 convolutions, as in torchvision."""
     choose("model 'resnet'", "depth", depth, tuple(DEPTHS))
     choose("model 'resnet'", "norm", norm, NORMS)
     kind, growth = (Basic, 1) if depth < 50 else (Bottleneck, 4)
@@ -36,16 +37,18 @@ def imagenet_resnet(*, depth: int, channels: int = 3, classes: int = 1000, norm:
             stride = 2 if group and index == 0 else 1
             recipe.append(partial(kind, inputs, width, stride=stride, norm=norm))
             inputs = growth * width
-    return [*recipe, partial(_end, inputs, classes)]
+    return [*recipe, partial(_classifier, inputs, classes)]
 
 
 def cifar_resnet(dataset: Dataset, *, depth: int = 20, norm: str = "batch") -> Recipe:
-    """As for CIFAR-10: three groups of 16, 32 and 64 channels, [N, C, H, W] -> ... -> [N, classes], sides of 4 or more.
+    """A ResNet as for CIFAR-10, [N, C, H, W] -> ... -> [N, classes], for sides of 4 pixels or more.
 
-    A block is three layers, which pass on what the shortcut needs: both convolutions, each with its norm, and the sum.
-    A shortcut to another group is a layer of its own: every second pixel, new channels of zeros (option A), without
-    parameters. ResNet-20 comes to 34 layers, the number of stages of Kosson et al. 2021; how they count is not said,
-    so this cut is ours. depth: 20, 32, 44, 56 or 110. norm: batch or group.
+    It has three groups of 16, 32 and 64 channels. A block is three layers, which pass the shortcut's tensor on: two
+    convolutions, each with its norm, and the sum. A shortcut to the next group is a layer of its own, without
+    parameters: every second pixel, and new channels of zeros (option A). ResNet-20 has 34 layers, the number of stages
+    of Kosson et al. 2021; they do not say how they count, so these layers are our choice.
+
+    depth: 20, 32, 44, 56 or 110. norm: batch or group.
     """
     channels, _ = image_of("cifar-resnet", dataset, least=4)
     choose("model 'cifar-resnet'", "depth", depth, CIFAR_DEPTHS)
@@ -55,10 +58,10 @@ def cifar_resnet(dataset: Dataset, *, depth: int = 20, norm: str = "batch") -> R
     for width in (16, 32, 64):
         for _ in range((depth - 2) // 6):
             stride = width // inputs
-            recipe += [partial(First, inputs, width, stride, norm), partial(Second, width, norm)]
+            recipe += [partial(FirstConvolution, inputs, width, stride, norm), partial(SecondConvolution, width, norm)]
             if stride > 1:
-                recipe.append(partial(Shortcut, width - inputs))
-            recipe.append(Sum)
+                recipe.append(partial(PaddedShortcut, width - inputs))
+            recipe.append(ResidualSum)
             inputs = width
     return [*recipe, partial(nn.AdaptiveAvgPool2d, 1), nn.Flatten, partial(nn.Linear, 64, dataset.num_classes)]
 
@@ -73,12 +76,12 @@ def _stem(channels: int, norm: str) -> nn.Module:
     )
 
 
-def _end(inputs: int, classes: int) -> nn.Module:
+def _classifier(inputs: int, classes: int) -> nn.Module:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 
 
 class Residual(nn.Module):
-    """A branch beside a shortcut, [N, inputs, H, W] -> [N, outputs, H / stride, W / stride]."""
+    """ReLU of branch + shortcut, [N, inputs, H, W] -> [N, outputs, H / stride, W / stride]."""
 
     def __init__(self, branch: nn.Sequential, inputs: int, outputs: int, *, stride: int, norm: str) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class Residual(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add both ways."""
+        """Add the branch and the shortcut, then ReLU."""
         out: Tensor = self.relu(self.branch(x) + self.shortcut(x))
         return out
 
@@ -116,45 +119,45 @@ class Bottleneck(Residual):
         super().__init__(branch, inputs, 4 * width, stride=stride, norm=norm)
 
 
-class First(nn.Module):
-    """x -> (ReLU of the first convolution, x)."""
+class FirstConvolution(nn.Module):
+    """x -> (h, x), h being ReLU of the normalised convolution of x."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
         self.layers = nn.Sequential(*_normalised(inputs, outputs, 3, stride, norm=norm), nn.ReLU())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Go on, and keep the input."""
+        """Convolve x, and pass x on for the shortcut."""
         return self.layers(x), x
 
 
-class Second(nn.Module):
-    """(h, x) -> (the second convolution of h, x)."""
+class SecondConvolution(nn.Module):
+    """(h, x) -> (normalised convolution of h, x)."""
 
     def __init__(self, channels: int, norm: str) -> None:
         super().__init__()
         self.layers = nn.Sequential(*_normalised(channels, channels, 3, norm=norm))
 
     def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Go on, and keep the input."""
+        """Convolve h, and pass x on for the shortcut."""
         return self.layers(h), x
 
 
-class Shortcut(nn.Module):
-    """(h, x) -> (h, every second pixel of x, and `new` channels of zeros)."""
+class PaddedShortcut(nn.Module):
+    """(h, x) -> (h, every second pixel of x, and `new_channels` channels of zeros)."""
 
-    def __init__(self, new: int) -> None:
+    def __init__(self, new_channels: int) -> None:
         super().__init__()
-        self.new = new
+        self.new_channels = new_channels
 
     def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Bring x to the shape of h."""
-        return h, pad(x[..., ::2, ::2], (0, 0, 0, 0, 0, self.new))
+        """Subsample x and pad its channels, so that it has the shape of h."""
+        return h, pad(x[..., ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
 
 
-class Sum(nn.Module):
+class ResidualSum(nn.Module):
     """(h, x) -> ReLU of their sum."""
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:
-        """End the block."""
+        """Add the branch and the shortcut, then ReLU: the output of the block."""
         return relu(h + x)

@@ -1,4 +1,4 @@
-"""The built-in models by name, and how one is built."""
+"""The built-in models by name, and the function that builds one."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -37,9 +37,10 @@ _TASKS = dict.fromkeys(MODELS, "classification") | {
 
 
 def padded_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy where targets are padded: the mean over examples of each one's mean over its own tokens.
+    """Cross entropy of padded targets: the mean over examples of the mean over the tokens of an example.
 
-    So micro-batches add up to their minibatch, however long their examples are.
+    output [N, T, V], target int64 [N, T]. It is a mean over examples, so the losses of micro-batches average to that of
+    their minibatch, whatever the lengths of their examples.
     """
     losses = cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view_as(target)
     return (losses.sum(1) / (target != IGNORED).sum(1)).mean()
@@ -81,7 +82,7 @@ def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> M
 
 
 def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make a block under its own seed. torch.manual_seed would reseed the GPUs too, which nothing here restores."""
+    """Make a block under its own seed. torch.manual_seed would also seed GPUs, whose state is not restored here."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return make()

@@ -18,9 +18,9 @@ def transformer(
 ) -> Recipe:
     """`depth` blocks of attention and MLP, tokens [N, T] -> [N, T, width] -> ... -> logits [N, T, V].
 
-    The first block also holds the embedding, the last one also the final normalisation and the unembedding, which are
-    not tied: tied weights would join the two ends of the pipeline. positions: learned, added to the embedding; or
-    rotary, in each attention.
+    The first block also holds the embedding, the last one also the final normalisation and the unembedding. They are
+    not tied: tied weights would join the two ends of the pipeline. positions: "learned", added to the embedding; or
+    "rotary", in each attention.
     """
     choose("model 'transformer'", "positions", positions, ("learned", "rotary"))
     check_heads("transformer", width, heads)
@@ -46,7 +46,7 @@ def transformer(
 
 
 def check_heads(model: str, width: int, heads: int) -> None:
-    """Refuse heads that do not divide the width."""
+    """Raise UsageError if the number of heads does not divide the width."""
     if width % heads:
         fitting = [h for h in range(1, width + 1) if width % h == 0]
         raise UsageError(
@@ -56,15 +56,15 @@ def check_heads(model: str, width: int, heads: int) -> None:
 
 
 def language_model(vocabulary: int, context: int, *, depth: int, width: int, heads: int) -> Recipe:
-    """The same network without data, in finer layers: the embedding, `depth` blocks, the unembedding."""
+    """The same network without data, in `depth` + 2 layers: the embedding, the blocks, the unembedding."""
     block = partial(Block, width, heads, depth)
     return [partial(Embedding, vocabulary, context, width), *[block] * depth, partial(Unembedding, vocabulary, width)]
 
 
 class Embedding(nn.Module):
-    """Tokens int64 [N, T] -> [N, T, width]: what the token is plus where it stands, for T up to `context`.
+    """Tokens int64 [N, T] -> [N, T, width]: token embedding plus position embedding, for T up to `context`.
 
-    Without a context, where it stands is not said.
+    With `context` None there is no position embedding.
     """
 
     def __init__(self, vocabulary: int, context: int | None, width: int) -> None:
@@ -87,11 +87,11 @@ class Embedding(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Each token looks at itself and those before it, [N, T, width] -> [N, T, width].
+    """Causal self-attention, [N, T, width] -> [N, T, width].
 
-    Query, key and value are layers of their own, and the number of heads is read off their output: a process that
-    holds the rows of some heads only runs this same forward. `rotary` positions turn queries and keys. Where it is not
-    `whole`, its output layer is somebody else's.
+    Query, key and value are separate layers, and the number of heads is computed from their outputs: so a process that
+    holds the rows of some heads only can run the same forward. `rotary` applies rotary positions to queries and keys.
+    If not `whole`, the output layer is left to another module.
     """
 
     def __init__(self, width: int, heads: int, *, rotary: bool = False, whole: bool = True) -> None:
@@ -104,19 +104,19 @@ class CausalAttention(nn.Module):
         self.output = nn.Linear(width, width) if whole else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix the values of the tokens up to each one."""
+        """Attend from each token to itself and the tokens before it."""
         query, key, value = (
             layer(x).unflatten(2, (-1, self.head_width)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
         if self.rotary:
-            query, key = turned(query), turned(key)
+            query, key = rotated(query), rotated(key)
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
 
 
-def turned(x: Tensor) -> Tensor:
-    """[N, heads, T, d] with pair i of each token, (i, i + d/2), turned by token * 10000^(-2i/d) (Su et al. 2021)."""
+def rotated(x: Tensor) -> Tensor:
+    """x [N, heads, T, d] with pair (i, i + d/2) of each token rotated by position * 10000^(-2i/d) (Su et al. 2021)."""
     length, width = x.shape[2:]
     rates = 10_000.0 ** (torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / -width)
     angle = torch.outer(torch.arange(length, dtype=torch.float64, device=x.device), rates)
@@ -134,7 +134,7 @@ class Block(nn.Module):
         self.attention = CausalAttention(width, heads, rotary=rotary)
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = mlp(width)
-        draw(self, ("attention.output", "mlp.2"), depth)
+        initialise(self, ("attention.output", "mlp.2"), depth)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add both branches to the residual stream."""
@@ -144,14 +144,14 @@ class Block(nn.Module):
 
 
 def mlp(width: int) -> nn.Sequential:
-    """What follows attention in a block."""
+    """The two-layer perceptron of a block, with 4 `width` hidden units."""
     return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
 
-def draw(block: nn.Module, writers: Sequence[str], depth: int) -> None:
-    """Draw the weights of a block's Linear layers.
+def initialise(block: nn.Module, writers: Sequence[str], depth: int) -> None:
+    """Initialise a block's Linear layers to keep the variance of their inputs.
 
-    Those that write into the residual stream share its variance with those of all `depth` blocks.
+    The layers named in `writers` add to the residual stream: those of all `depth` blocks share its variance.
     """
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear):
@@ -160,23 +160,23 @@ def draw(block: nn.Module, writers: Sequence[str], depth: int) -> None:
             nn.init.zeros_(module.bias)
 
 
-def scoring(vocabulary: int, width: int) -> nn.Linear:
-    """The layer that scores every token of the vocabulary."""
+def unembedding(vocabulary: int, width: int) -> nn.Linear:
+    """A Linear without bias from features to the logits of all tokens."""
     score = nn.Linear(width, vocabulary, bias=False)
     nn.init.normal_(score.weight, std=0.02)
     return score
 
 
 class Unembedding(nn.Module):
-    """Normalise and score every token of the vocabulary, [N, T, width] -> logits [N, T, V]."""
+    """Final normalisation and logits, [N, T, width] -> [N, T, V]."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.score = scoring(vocabulary, width)
+        self.score = unembedding(vocabulary, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Score the tokens that may come next."""
+        """The logits of the next token at every position."""
         logits: Tensor = self.score(self.norm(x))
         return logits
 

@@ -1,7 +1,7 @@
-"""U-Net (Ronneberger et al. 2015), in its finest layers: what is said of each pixel.
+"""U-Net (Ronneberger et al. 2015) for segmentation, in its finest layers.
 
-What a level of the contracting path found is passed on, beside what the next levels make of it, to the level of the
-expanding path that is as wide. So the network is a row of layers, and each may be a stage.
+The output of each level of the contracting path is passed on, through all layers between, to the level of the expanding
+path with the same image size. So the network is a sequence of layers, each of which may be a stage.
 """
 
 from functools import partial
@@ -43,17 +43,17 @@ def unet(dataset: Dataset, *, depth: int = 2, width: int = 16, norm: str = "batc
     return [*recipe, partial(nn.Conv2d, width, dataset.num_classes, 1)]
 
 
-class First(nn.Module):
-    """(h, *others) -> (layers of h, *others)."""
+class ConvolutionLayer(nn.Module):
+    """(h, *others) -> (convolution, norm and ReLU of h, *others)."""
 
     def __init__(self, inputs: int, outputs: int, norm: str) -> None:
         super().__init__()
         self.layers = nn.Sequential(convolution(inputs, outputs, bias=norm == "none"), activated(outputs, norm))
 
     def forward(self, h: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Go on, and keep what later layers need."""
-        made: Tensor = self.layers(h)
-        return (made, *others) if others else made
+        """Convolve h, and pass on the tensors for the expanding path."""
+        output: Tensor = self.layers(h)
+        return (output, *others) if others else output
 
 
 class Down(nn.Module):
@@ -64,22 +64,22 @@ class Down(nn.Module):
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Keep h for the layer that comes back to its side."""
+        """Halve the image, and pass h on for the expanding path."""
         return self.pool(h), h, *others
 
 
 class Up(nn.Module):
-    """(h, kept, *others) -> (what was kept and h at twice its side, *others)."""
+    """(h, kept, *others) -> (kept and h at twice its side, joined, *others)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.up = nn.ConvTranspose2d(inputs, outputs, 2, stride=2)
 
     def forward(self, h: Tensor, kept: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Join both along the channels."""
-        made = torch.cat([kept, self.up(h)], dim=1)
-        return (made, *others) if others else made
+        """Double the image, and join it with `kept` along the channels."""
+        output = torch.cat([kept, self.up(h)], dim=1)
+        return (output, *others) if others else output
 
 
 def _convolutions(inputs: int, outputs: int, norm: str) -> Recipe:
-    return [partial(First, inputs, outputs, norm), partial(First, outputs, outputs, norm)]
+    return [partial(ConvolutionLayer, inputs, outputs, norm), partial(ConvolutionLayer, outputs, outputs, norm)]

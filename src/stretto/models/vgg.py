@@ -18,10 +18,10 @@ NORMS = (*images.NORMS, "none")
 def vgg(dataset: Dataset, *, depth: int = 11, norm: str = "batch", hidden: int = 512) -> Recipe:
     """3x3 convolutions, poolings and three Linear, [N, C, H, W] -> ... -> [N, classes], for sides of 32 or more.
 
-    Each convolution, each norm with its ReLU, and all else is a layer: VGG-11, 13 and 16 come to 29, 33 and 39.
-    29 is the number of stages of Kosson et al. 2021; how they count is not said, so this cut is ours.
+    Each convolution, each norm with its ReLU, and every other module is a layer: VGG-11, 13 and 16 have 29, 33 and 39.
+    29 is the number of stages of Kosson et al. 2021; they do not say how they count, so these layers are our choice.
 
-    depth: 11, 13 or 16. norm: batch, group, or none, as in the paper. hidden: units of the Linear between, 4096 in
+    depth: 11, 13 or 16. norm: batch, group, or none, as in the paper. hidden: units of the middle Linear, 4096 in
     the paper, for images of 224 x 224.
     """
     channels, _ = image_of("vgg", dataset, least=32)
@@ -34,7 +34,7 @@ def vgg(dataset: Dataset, *, depth: int = 11, norm: str = "batch", hidden: int =
 def imagenet_vgg(
     *, depth: int, norm: str = "none", hidden: int = 4096, channels: int = 3, area: int = 49, classes: int = 1000
 ) -> Recipe:
-    """The same without data; `area` are the pixels that the last pooling leaves."""
+    """The same network without data; `area` is the number of pixels behind the last pooling."""
     choose("model 'vgg'", "depth", depth, tuple(CONVOLUTIONS))
     choose("model 'vgg'", "norm", norm, NORMS)
     recipe: Recipe = []

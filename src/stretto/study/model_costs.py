@@ -120,13 +120,13 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
 def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Costed:
     """Count the costs of a user's own network, a layer for each piece `stretto.split` can cut; without its loss."""
     from stretto.measure.layers import layer_costs
-    from stretto.models.own import own_model
+    from stretto.models.user_model import user_model
     from stretto.nn.batch import several
     from stretto.splitting import pieces
 
     if model_options:
         raise UsageError(f"model_options are for built-in networks; {name} is a function without arguments")
-    model, example = own_model(name)
+    model, example = user_model(name)
     if example is None:
         raise UsageError(f"{name} gives no example of its input: return (module, example) with one input batch")
     inputs = several(example)

@@ -1,4 +1,4 @@
-"""A user's own model: a function in a file or a package of theirs that makes it."""
+"""The user's own model, made by a function in a file or a package."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ from stretto.errors import UsageError
 from stretto.options.import_object import import_object
 
 
-def own_model(text: str) -> tuple[nn.Module, Any]:
+def user_model(text: str) -> tuple[nn.Module, Any]:
     """Call the function `package.module:function` or `path/to/file.py:function`.
 
-    Returns the module, and the example input that the function gives beside it, None if it gives none. Raises
-    UsageError where there is no such function, where it raises, and where it returns something else.
+    Returns the module and the example input that the function returned with it, or None. Raises UsageError if there is
+    no such function, if it raises an error, or if it returns anything else.
     """
     build = import_object(text)
     try:
-        made = build()
+        result = build()
     except Exception as error:
         raise UsageError(f"{text} raised {type(error).__name__}: {error}") from error
-    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    model, example = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     inputs = example if isinstance(example, tuple) else (example,)
     if not isinstance(model, nn.Module) or not (example is None or all(isinstance(part, Tensor) for part in inputs)):
         raise UsageError(
-            f"{text} returned {type(made).__name__}: return an nn.Module, or (module, example) with one input batch, a "
-            "tensor or a tuple of tensors"
+            f"{text} returned {type(result).__name__}: return an nn.Module, or (module, example) with one input batch, "
+            "a tensor or a tuple of tensors"
         )
     return model, example
