@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from stretto.errors import ScheduleError
 from stretto.options.checks import of_kind, whole
 from stretto.schedule.action import Action
+from stretto.schedule.proof import proved
 from stretto.schedule.rules import Edge, Rules
 from stretto.schedule.schedule import MOST_TURNS, Schedule
 
@@ -15,9 +16,10 @@ SENDS = ("buffered", "rendezvous")
 def check(schedule: Schedule, rules: Rules, turns: int | None = None) -> None:
     """Raise ScheduleError, naming the first offending action, unless `schedule` is complete and free of deadlock.
 
-    The schedule is unrolled for `turns` turns (default: enough for fill, steady state and drain). Complete: every
-    stage runs every micro-batch forward once, again where the rules recompute it, backward once (B, or I and W where
-    they split it), and every update once. Free of deadlock: it runs to its end under both kinds of sends.
+    Complete: every stage runs every micro-batch forward once, again where the rules recompute it, backward once (B, or
+    I and W where they split it), and every update once. Free of deadlock: it runs to its end under both kinds of sends.
+    With `turns` the schedule is run for so many turns, without tensors; else it holds for any number of them, as one
+    turn proves (`proof`) or as a run with fill, steady state and drain shows.
 
     *buffered*: a value is there once it is made. *rendezvous*: the values of one kind from one stage to another travel
     through one channel in the order they are made, and one leaves the channel only when the receiver reaches an action
@@ -29,7 +31,15 @@ def check(schedule: Schedule, rules: Rules, turns: int | None = None) -> None:
     of_kind("rules", rules, Rules, "stretto.schedule.Rules.of(schedule, reach)")
     if turns is not None:
         whole("turns", turns, 0, MOST_TURNS)
-    turns = 2 * schedule.drain + 3 + rules.lookback if turns is None else turns
+        run(schedule, rules, turns)
+        return
+    enough = 2 * schedule.drain + 3 + rules.lookback  # fill, steady state and drain
+    if enough > MOST_TURNS or not proved(schedule, rules, enough):
+        run(schedule, rules, enough)
+
+
+def run(schedule: Schedule, rules: Rules, turns: int) -> None:
+    """Raise ScheduleError unless so many turns, one after the other, are complete and end under both kinds of sends."""
     complete(schedule, rules, turns)
     try:
         run_dry(schedule, rules, turns, "rendezvous")  # what gets through here does with buffers, where all is sooner

@@ -1,0 +1,207 @@
+"""Law 9, second half: what one turn proves is what running the turns finds out, for sound schedules and broken ones."""
+
+import random
+from collections import Counter
+
+import pytest
+
+import stretto
+from stretto.errors import ScheduleError, StrettoError
+from stretto.schedule import Action, Reach, Rules, Schedule
+from stretto.schedule.proof import proved
+from stretto.schedule.rules import Tie
+from stretto.schedule.validity import run
+
+ANY = [
+    "backprop", "greedy", "overlapping", "overlapping(delay=1)", "chunked", "pb", "pipedream", "paci",
+    "pb(recompute=True)", "pipedream(recompute=2)",
+]  # fmt: skip
+CUT = [
+    "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "pipedream-2bw", "1f1b(recompute=True)",
+    "gpipe(recompute=True)", "zb-h1(recompute=True)",
+]  # fmt: skip
+
+
+def with_microbatches(method, count):
+    return method.replace("(", f"(microbatches={count},") if "(" in method else f"{method}(microbatches={count})"
+
+
+def turns_of(schedule, rules):
+    return 2 * schedule.drain + 3 + rules.lookback
+
+
+def is_proved(schedule, rules):
+    return proved(schedule, rules, turns_of(schedule, rules))
+
+
+def runs(schedule, rules):
+    try:
+        run(schedule, rules, turns_of(schedule, rules))
+    except ScheduleError:
+        return False
+    return True
+
+
+def planned(method, num_stages, workers, **options):
+    """A method's schedule and rules, or None where it cannot be laid out so."""
+    try:
+        return stretto.method(method).plan(num_stages, workers, **options)
+    except StrettoError:
+        return None
+
+
+@pytest.mark.parametrize("num_stages", range(1, 13))
+def test_every_schedule_of_the_library_is_proved_by_one_turn(num_stages):
+    counts = sorted({1, 3, num_stages, num_stages + 5})
+    options = [{}, {"reduce": True, "agreement": "A"}, {"agreement": "AM"}, {"agreement": "M"}]
+    options += [{"ties": [(0, num_stages - 1)]}] * (num_stages > 1)
+    laid = 0
+    for method in [*ANY, *(with_microbatches(method, count) for method in CUT for count in counts)]:
+        for workers in {(num_stages + 1) // 2, num_stages}:
+            plan = planned(method, num_stages, workers, **options[laid % len(options)])
+            if plan is not None:
+                laid += 1
+                assert is_proved(*plan), (method, workers)
+    assert laid >= 17
+
+
+def test_weights_that_are_read_now_and_then():
+    for every in range(1, 5):
+        assert is_proved(*stretto.method("greedy").plan(4, reads=[(3, 0, every), (3, 2, every)]))
+        assert is_proved(*stretto.method("overlapping(delay=1)").plan(4, 2, reads=[(3, 1, every)]))
+
+
+# -- broken at random -------------------------------------------------------------------------------------------------
+
+
+def some_plan(rng):
+    """A schedule of the library, at random."""
+    while True:
+        num_stages = rng.randint(1, 5)
+        method = rng.choice([*ANY, *(with_microbatches(method, rng.randint(1, 5)) for method in CUT)])
+        options = {"agreement": rng.choice([None, None, "A", "M", "AM"]), "reduce": rng.random() < 0.2}
+        if num_stages > 1 and rng.random() < 0.3:
+            low, high = sorted(rng.sample(range(num_stages), 2))
+            asynchronous = method in ("greedy", "overlapping", "overlapping(delay=1)")
+            options |= {"reads": [(high, low, rng.randint(1, 4))]} if asynchronous else {"ties": [(low, high)]}
+        plan = planned(method, num_stages, rng.randint(1, num_stages), **options)
+        if plan is not None:
+            return plan
+
+
+def swap(rng, body, per_turn):
+    first = rng.randrange(len(body))
+    second = min(len(body) - 1, max(0, first + rng.choice([-2, -1, 1, 2])))
+    body[first], body[second] = body[second], body[first]
+
+
+def drop(rng, body, per_turn):
+    del body[rng.randrange(len(body))]
+
+
+def double(rng, body, per_turn):
+    action = rng.choice(body)
+    earlier = action._replace(microbatch=action.microbatch - rng.randint(1, 2 * per_turn))
+    body.insert(rng.randrange(len(body) + 1), earlier)
+
+
+def move_one(rng, body, per_turn):
+    index = rng.randrange(len(body))
+    body[index] = body[index]._replace(microbatch=body[index].microbatch + rng.choice([-per_turn, -1, 1]))
+
+
+def move_all_of_a_kind(rng, body, per_turn):
+    kind, stage, _ = rng.choice(body)
+    by = rng.choice([-2, -1, 1]) * rng.choice([1, per_turn])
+    body[:] = [Action(k, s, m + by) if (k, s) == (kind, stage) else Action(k, s, m) for k, s, m in body]
+
+
+def move_a_stage(rng, body, per_turn):
+    stage, by = rng.choice(body).stage, -rng.randint(1, 2) * per_turn
+    body[:] = [action._replace(microbatch=action.microbatch + by * (action.stage == stage)) for action in body]
+
+
+def begin_elsewhere(rng, body, per_turn):
+    first = rng.randrange(len(body))
+    by = rng.choice([0, -per_turn])
+    body[:] = body[first:] + [action._replace(microbatch=action.microbatch + by) for action in body[:first]]
+
+
+def shuffle_microbatches(rng, body, per_turn):
+    kind, stage, _ = rng.choice(body)
+    places = [place for place, action in enumerate(body) if (action.kind, action.stage) == (kind, stage)]
+    for place, action in zip(places, rng.sample([body[place] for place in places], len(places)), strict=True):
+        body[place] = action
+
+
+CHANGES = [swap, swap, swap, drop, double, move_one, move_all_of_a_kind, move_a_stage, begin_elsewhere,
+           shuffle_microbatches]  # fmt: skip
+
+
+def changed(rng, schedule, rules):
+    """The schedule with up to three changes, or None where it is none any more; now and then other rules, too."""
+    bodies = [list(body) for body in schedule.body]
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
+        rng.choice(CHANGES)(rng, rng.choice([body for body in bodies if body]), schedule.per_turn)
+    try:
+        other = Schedule(tuple(map(tuple, bodies)), schedule.per_turn)
+    except (ScheduleError, IndexError):
+        return None
+    per_update = rng.randint(1, 4) if rng.random() < 0.1 else rules.per_update
+    ties = rules.ties
+    if rng.random() < 0.2:
+        ties = tuple(tie._replace(behind=tuple(max(0, b + rng.randint(-2, 2)) for b in tie.behind)) for tie in ties)
+    return other, Rules.of(other, rules.reach, per_update, ties)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_one_turn_proves_runs(seed):
+    """And what runs is proved, but for a few, such as those whose workers number their turns differently."""
+    rng = random.Random(seed)
+    verdicts = Counter()
+    while verdicts.total() < 600:
+        schedule, rules = some_plan(rng)
+        for _ in range(5):
+            found = changed(rng, schedule, rules)
+            if found is not None and found[0].drain < 20:
+                verdict = is_proved(*found), runs(*found)
+                assert verdict != (True, False), found
+                verdicts[verdict] += 1
+    assert verdicts[True, True] > 100
+    assert verdicts[False, False] > 100
+    assert verdicts[False, True] < 60
+
+
+# -- what it does not prove -------------------------------------------------------------------------------------------
+
+
+def schedule(*workers, per_turn=1):
+    return Schedule(
+        tuple(tuple(Action(t[1], int(t[0]), int(t[2:])) for t in worker.split()) for worker in workers), per_turn
+    )
+
+
+@pytest.mark.parametrize(("found", "reach"), [
+    (schedule("0F0 0F1 0B0 0B1 0U1", "1F1 1F0 1B1 1B0 1U1", per_turn=2), (0, 0)),  # a channel out of order
+    (schedule("0F0 0B0 0U0 2F0 2B0 2U0", "1F0 1B0 1U0"), (None, None, 2)),  # a cycle through two workers
+    (schedule("0F0 0F1 0B0 0B1 0U0", per_turn=2), (0,)),  # an update in the middle of a minibatch
+    (schedule("0F0 0B0 0U0"), (None, 1)),  # a stage is missing
+])  # fmt: skip
+def test_what_is_broken_is_not_proved(found, reach):
+    rules = Rules.of(found, Reach(reach))
+    assert not is_proved(found, rules)
+    assert not runs(found, rules)
+
+
+def test_a_worker_that_numbers_its_turns_differently_is_run():
+    found = schedule("0F-1 0B-1 0U-1", "1F0 1B0 1U0")
+    rules = Rules.of(found, Reach((None, 1)))
+    assert not is_proved(found, rules)
+    assert runs(found, rules)
+
+
+def test_a_long_period_is_not_unrolled():
+    found = schedule("0F0 0B0 0U0", "1F0 1B0 1U0")
+    ties = tuple(Tie(1, 0, (2,), trains=False, every=every) for every in (7, 11, 13))
+    rules = Rules.of(found, Reach((0, 0)), ties=ties)
+    assert not is_proved(found, rules)
