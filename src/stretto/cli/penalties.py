@@ -44,14 +44,14 @@ def methods_of(
 ) -> tuple[str, ...]:
     """The methods to try; those that never came to the loss in a study are not, unless their penalty is given."""
     from stretto.errors import UsageError
-    from stretto.plan.clock import clocks
+    from stretto.plan.planned_methods import names_of
 
     if wanted == ("synchronous",) and objective == "loss":
         wanted = ("all",) if seen is None else ("synchronous", *seen.penalties, *given)
     if seen is None:
         return wanted
     never = {*seen.never.values()} - {*seen.penalties, *given}
-    left = tuple(name for name in clocks(wanted) if name not in never)
+    left = tuple(name for name in names_of(wanted) if name not in never)
     if not left:
         raise UsageError(
             f"none of {', '.join(wanted)} came to a train loss of {seen.loss:g} in the study: name others in "
@@ -62,7 +62,7 @@ def methods_of(
 
 def weighed(problem: "Problem", aim: "Objective", seen: "MeasuredPenalties | None") -> dict[str, Any]:
     """Where penalties are from, as plain data: method by method, and what the study says beside them."""
-    from stretto.plan.clock import CLOCKS
+    from stretto.plan.planned_methods import planned
 
     rows: list[dict[str, Any]] = []
     for name in problem.names:
@@ -71,7 +71,7 @@ def weighed(problem: "Problem", aim: "Objective", seen: "MeasuredPenalties | Non
         elif name in aim.measured:
             rows += [{"method": name, "factor": each.factor, "error": each.error, "is": each.source,
                       "losses": each.losses, "delay": each.delay} for each in aim.measured[name]]  # fmt: skip
-        elif not CLOCKS[name].drains:
+        elif not planned(name).drains:
             rows.append({"method": name, "factor": None, "is": "assumed"})
     told: dict[str, Any] = {"critical_batch": aim.critical_batch, "least_steps": aim.least_steps, "methods": rows}
     if seen is not None:

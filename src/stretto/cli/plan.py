@@ -173,12 +173,12 @@ def costs_of(
     dtype: str, methods: Sequence[str],
 ) -> "Costed":  # fmt: skip
     """What a model costs, heads included if some method has any."""
-    from stretto.plan.clock import CLOCKS, clocks
+    from stretto.plan.planned_methods import names_of, planned
     from stretto.settings.runs import DEFAULTS
     from stretto.study.model_costs import costed
 
     usual = DEFAULTS[model].data if model in DEFAULTS else "digits"
-    heads = any(CLOCKS[name].family == "local" for name in clocks(tuple(methods)))
+    heads = any(planned(name).family == "local" for name in names_of(methods))
     return costed(model, model_options, data or usual, data_options, optimizer, dtype=dtype, heads=heads)
 
 

@@ -15,6 +15,6 @@ The layers of the heads of Laskin, Metz et al. 2020 could not be retrieved; the 
 """
 
 from stretto.heads.head import LocalLoss, Site
-from stretto.heads.table import HEADS, build
+from stretto.heads.table import HEADS, build, register
 
-__all__ = ["HEADS", "LocalLoss", "Site", "build"]
+__all__ = ["HEADS", "LocalLoss", "Site", "build", "register"]

@@ -1,5 +1,8 @@
 """The heads by name."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
@@ -8,20 +11,57 @@ from stretto.heads.auglocal import auglocal
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
 from stretto.heads.infopro import infopro
 from stretto.heads.solo import solo
-from stretto.options.checks import of_kind, refuse, whole
+from stretto.options.checks import of_kind, refuse, shown, whole
+from stretto.options.import_object import import_object
 from stretto.options.named import resolve
 from stretto.options.parse import parse
 
+Build = TypeVar("Build", bound=Callable[..., nn.Module])
+ANYTHING = "what a stage gives -> what the model gives"
 HEADS: dict[str, HeadKind] = {
     "linear": HeadKind(lambda f, o: f == 2 and o == 2, plain.linear, "[N, d] -> [N, K]", plain=True),
     "pooled": HeadKind(lambda f, o: f >= 3 and o == 2, plain.pooled, "[N, C, ...] -> [N, K]", plain=True),
     "sequence": HeadKind(lambda f, o: f == 3 and o == 2, plain.sequence, "[N, T, d] -> [N, K]", plain=True),
     "language": HeadKind(lambda f, o: f == 3 and o == 3, plain.language, "[N, T, d] -> [N, T, V]", plain=True),
     "two-layer": HeadKind(plain.layered, plain.two_layer, "[N, ...] -> [N, K] or [N, T, d] -> [N, T, V]"),
-    "auglocal": HeadKind(lambda f, o: True, auglocal, "what a stage gives -> what the model gives", several=True),
+    "auglocal": HeadKind(lambda f, o: True, auglocal, ANYTHING, several=True),
     "infopro": HeadKind(plain.layered, infopro, "[N, ...] -> [N, K]", several=True),
     "solo": HeadKind(lambda f, o: f == 3 and o == 3, solo, "[N, T, d] -> [N, T, V]", several=True),
 }
+
+
+def register(
+    name: str, *, takes: str = ANYTHING, dims: Callable[[int, int], bool] = lambda stage, model: True
+) -> Callable[[Build], Build]:
+    """Put a head in the table: `@stretto.heads.register("mine")` above a function of a `Site` that returns a module.
+
+    dims: whether it goes from a stage's tensor of so many dimensions to the model's output of so many; takes: the same
+    in words. It has to be done in every process; `head=path/to/file.py:function` names a head without it. Raises
+    UsageError for a name that another function has.
+    """
+
+    def registered(build: Build) -> Build:
+        taken = HEADS.get(name)
+        same = taken is not None and identity(taken.build) == identity(build)
+        if name == "auto" or (taken is not None and not same):
+            raise UsageError(f"there is a head {name!r} already: choose another name")
+        HEADS[name] = HeadKind(dims, build, takes)
+        return build
+
+    return registered
+
+
+def identity(build: Callable[..., nn.Module]) -> tuple[str, str]:
+    """A function's module and name: the same when its file, or a notebook's cell, is run again."""
+    return build.__module__, build.__qualname__
+
+
+def own_head(text: str) -> HeadKind:
+    """A head of a user's own: the function `path/to/file.py:function`, of a `Site`, with keyword-only options."""
+    function = import_object(text, "head")
+    if not callable(function):
+        raise UsageError(f"head {text!r} is {shown(function)}: give a function of a stretto.heads.Site")
+    return HeadKind(lambda stage, model: True, function, ANYTHING)
 
 
 def build(
@@ -44,13 +84,14 @@ def build(
         if not all(each.dim() for each in tensors):
             refuse(what, tensors, "tensors whose first dimension is the examples'")
     bare, options = parse(name, "head")
-    if bare != "auto" and bare not in HEADS:
+    own = own_head(bare) if ":" in bare else None
+    if own is None and bare != "auto" and bare not in HEADS:
         raise UsageError(f"unknown head {bare!r}: {nearest(bare, [*HEADS, 'auto'])}")
     at = Site(stage, features, output, network)
     first = features[0]
     fitting = [kind for kind in HEADS.values() if kind.plain and kind.dims(first.dim(), output.dim())]
     if bare != "auto":
-        chosen = HEADS[bare]
+        chosen = own or HEADS[bare]
         if not chosen.dims(first.dim(), output.dim()):
             raise UsageError(f"head {bare!r} goes {chosen.takes}, but {at.shapes}; {REMEDY}")
     elif len(fitting) == 1 and first.is_floating_point():
@@ -60,4 +101,6 @@ def build(
         why = f"say {names}" if fitting else "none of the built-in heads fits"
         raise UsageError(f"cannot choose a head: {at.shapes}; {why}. {REMEDY}")
     head = chosen.build(at, **resolve(f"head {bare!r}", chosen.build, options))
+    if not isinstance(head, nn.Module):
+        raise UsageError(f"head {bare!r} returned {shown(head)}: return an nn.Module")
     return head if len(features) == 1 or chosen.several else First(head)

@@ -1,21 +1,18 @@
 """Backpropagation: one loss at the top, whose gradient reaches every stage."""
 
 from stretto.methods.definition import Method
-from stretto.schedule import Reach
+from stretto.methods.planning import Planning
 from stretto.schedule.library import local
 
-
-def whole_network(num_stages: int) -> Reach:
-    """One head at the top, whose gradient reaches every stage."""
-    return Reach((*[None] * (num_stages - 1), num_stages - 1))
+BASELINE = "backprop"  # the name of what every other method is compared with
 
 
 def backprop() -> Method:
-    """The reference that every other method is compared with."""
+    """One loss, whose gradient reaches every stage before the next minibatch enters."""
     return Method(
-        name="backprop",
+        name=BASELINE,
         summary="one loss at the top, its gradient reaches every stage",
-        reach=whole_network,
         schedule=local.one_sweep,
         synchronous=True,
+        planning=Planning(workers=(1, 1)),
     )

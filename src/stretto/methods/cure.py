@@ -51,3 +51,16 @@ class Cure:
     spike: bool = False
     reschedule: int | None = None
     optimizer: str | None = None
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """The optimizers that it works with, as plans and settings call them; none where any will do.
+
+        Velocities are read off SGD alone, an optimizer's own steps off SGD and Adam's kin.
+        """
+        forms = {each.form for each in (self.forward, self.backward, self.recompute) if isinstance(each, Prediction)}
+        if self.optimizer is not None:
+            return (self.optimizer.lower(),)
+        if self.spike or "velocity" in forms:
+            return ("sgd",)
+        return ("sgd", "adam", "adamw") if "step" in forms else ()

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from stretto.errors import UsageError
 from stretto.methods.cure import Cure
 from stretto.methods.phases import Phases
+from stretto.methods.planning import Planning
 from stretto.options.checks import MOST_STAGES, flag, is_whole, of_kind, one_of, sequence, shown, whole
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
 from stretto.schedule.library.one_f_one_b import one_f_one_b
@@ -14,6 +15,7 @@ from stretto.schedule.norm_reduction import with_reduce
 from stretto.schedule.recompute import with_recompute
 from stretto.schedule.replicated import Agreement, with_agreement
 
+Family = Literal["synchronous", "asynchronous", "local"]
 Pairs = Sequence[tuple[int, int]]
 Readings = Sequence[tuple[int, int, int]]  # (owner, reader, after how many updates)
 
@@ -23,24 +25,30 @@ def one_each(num_stages: int) -> int:
     return num_stages
 
 
+def whole_network(num_stages: int) -> Reach:
+    """One head at the top, whose gradient reaches every stage."""
+    return Reach((*[None] * (num_stages - 1), num_stages - 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A way to train, for any number of stages.
 
-    `reach(num_stages)` says where heads stand and how far their gradients travel. `schedule(num_stages, num_workers)`
-    says who does what in which order. `weights` names a policy of `stretto.weights`, `cure` what is done about delay.
-    `combine` says whether several losses that train the same stage are summed or averaged. `head` names how auxiliary
-    heads are built (`stretto.heads`). `recompute` says that forwards are run again for their backward, in segments of
-    so many stages, or (True) of as many as suit the schedule (`schedule/recompute.py`). `workers(num_stages)` is how
-    many suit it. A synchronous method finishes every minibatch before the next one enters; another may do so in some
-    `phases`.
+    `schedule(num_stages, num_workers)` says who does what in which order. A synchronous method finishes every minibatch
+    before the next one enters; another may do so in some `phases`. `reach(num_stages)` says where heads stand and how
+    far their gradients travel: one head at the top that trains all stages, unless it is given. `weights` names a policy
+    of `stretto.weights`, `cure` what is done about delay. `combine` says whether several losses that train the same
+    stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`). `recompute` says that
+    forwards are run again for their backward, in segments of so many stages, or (True) of as many as suit the schedule
+    (`schedule/recompute.py`). `workers(num_stages)` is how many suit it. `planning` is what `stretto plan` has to know
+    beside all this (`methods/planning.py`).
     """
 
     name: str
     summary: str
-    reach: Callable[[int], Reach]
     schedule: Callable[[int, int], Schedule]
     synchronous: bool
+    reach: Callable[[int], Reach] = whole_network
     weights: Literal["current", "stash", "double-buffered", "live"] = "current"
     cure: Cure = field(default_factory=Cure)
     combine: Literal["sum", "mean"] = "sum"
@@ -48,6 +56,7 @@ class Method:
     recompute: int | bool = False
     workers: Callable[[int], int] = one_each
     phases: Phases = field(default_factory=Phases)
+    planning: Planning | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -58,6 +67,13 @@ class Method:
     def _written(self, key: str) -> str:
         # So that a name reads back as what it was.
         return repr(self.options[key]) if key in ("path", "digest") else str(self.options[key])
+
+    @property
+    def family(self) -> Family:
+        """synchronous: plain training. asynchronous: one loss, old gradients. local: several losses, for parts each."""
+        if self.synchronous:
+            return "synchronous"
+        return "asynchronous" if self.reach is whole_network else "local"
 
     def lag(self, num_stages: int) -> int:
         """How many minibatches `Trainer.step`'s loss is behind: no worker runs further ahead than that."""

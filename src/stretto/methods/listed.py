@@ -4,7 +4,6 @@ import hashlib
 from pathlib import Path
 
 from stretto.errors import UsageError
-from stretto.methods.backprop import whole_network
 from stretto.methods.definition import Method
 from stretto.options.checks import of_kind
 from stretto.schedule import Schedule
@@ -38,7 +37,6 @@ def csv(*, path: str | None = None, digest: str | None = None) -> Method:
     return Method(
         name="csv",
         summary="a list of actions from a file",
-        reach=whole_network,
         schedule=lay,
         synchronous=True,
         workers=lambda _: schedule.num_workers,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from stretto.errors import UsageError
 from stretto.methods.definition import Method
+from stretto.methods.planning import Planning
 from stretto.schedule import Reach
 from stretto.schedule.library import local
 
@@ -21,6 +22,7 @@ def greedy(*, head: str = "auto") -> Method:
         schedule=lambda num_stages, num_workers: local.one_sweep(num_stages, num_workers, chunks=num_stages),
         synchronous=False,
         head=head,
+        planning=Planning(messages="hidden"),
     )
 
 
@@ -48,6 +50,19 @@ def overlapping(*, combine: Literal["sum", "mean"] = "sum", delay: int = 0, head
         weights="stash" if delay else "current",
         combine=combine,
         head=head,
+        planning=overlapping_planning(delay),
+    )
+
+
+def overlapping_planning(delay: int) -> Planning:
+    """With a delay a stage keeps one micro-batch more and waits for nobody; plans prefer that."""
+    return Planning(
+        variants=("delay=1", "delay=0"),
+        held=lambda at: 1 + delay * (at.stages > 1),
+        delay=lambda at: delay * (at.stages > 1),
+        messages="hidden",
+        split=True,
+        waits=None if delay else "hop",
     )
 
 
@@ -75,4 +90,5 @@ def chunked(*, chunks: int = 2, head: str = "auto") -> Method:
         schedule=lambda num_stages, num_workers: local.one_sweep(num_stages, num_workers, min(chunks, num_stages)),
         synchronous=False,
         head=head,
+        planning=Planning(losses="chunks", messages="hidden", waits="chunk"),
     )

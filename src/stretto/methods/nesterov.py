@@ -1,8 +1,8 @@
 """Nesterov-asynchronous training (AsyncPP, 2025, arXiv 2505.01099): look-ahead momentum against delay."""
 
-from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Cure
 from stretto.methods.definition import Method
+from stretto.methods.pipedream import ASYNCHRONOUS_1F1B
 from stretto.schedule.library.pipedream import pipedream
 
 
@@ -11,9 +11,9 @@ def nesterov() -> Method:
     return Method(
         name="nesterov",
         summary="asynchronous 1F1B with stashed weights and NAdam",
-        reach=whole_network,
         schedule=pipedream,
         synchronous=False,
         weights="stash",
+        planning=ASYNCHRONOUS_1F1B,
         cure=Cure(optimizer="NAdam"),
     )

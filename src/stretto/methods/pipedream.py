@@ -6,12 +6,14 @@ by updating only once as many micro-batches are through as there are stages.
 """
 
 from stretto.errors import UsageError
-from stretto.methods.backprop import whole_network
 from stretto.methods.definition import Method
 from stretto.methods.pipelines import check_count
+from stretto.methods.planning import Planning
 from stretto.schedule import Schedule
 from stretto.schedule.library.pipedream import pipedream as pipedream_schedule
 from stretto.schedule.library.pipedream import pipedream_2bw as pipedream_2bw_schedule
+
+ASYNCHRONOUS_1F1B = Planning(held=lambda at: at.above + 1, delay=lambda at: at.above)
 
 
 def pipedream() -> Method:
@@ -19,10 +21,10 @@ def pipedream() -> Method:
     return Method(
         name="pipedream",
         summary="asynchronous 1F1B with stashed weights",
-        reach=whole_network,
         schedule=pipedream_schedule,
         synchronous=False,
         weights="stash",
+        planning=ASYNCHRONOUS_1F1B,
     )
 
 
@@ -46,8 +48,13 @@ def pipedream_2bw(*, microbatches: int | None = None) -> Method:
     return Method(
         name="pipedream-2bw",
         summary="asynchronous 1F1B, two versions of the weights",
-        reach=whole_network,
         schedule=schedule,
         synchronous=False,
         weights="double-buffered",
+        planning=Planning(
+            cut="microbatches",
+            allows=lambda microbatches, workers: microbatches >= workers,
+            held=lambda at: at.above + 1,
+            delay=lambda at: 1 if at.stages > 1 else 0,
+        ),
     )

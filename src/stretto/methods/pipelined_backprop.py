@@ -7,14 +7,15 @@ gradients 2(S-1-s) updates old. A backward sees the weights as they stand, or wi
 from typing import Literal
 
 from stretto.errors import UsageError
-from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.methods.definition import Method
 from stretto.methods.pipelines import check_count, check_flag
+from stretto.methods.planning import Planning
 from stretto.schedule.library.pipedream import paci as paci_schedule
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
 Form = Literal["velocity", "weight", "step"]
+PB_CLOCK = Planning(held=lambda at: 2 * at.above + 1, delay=lambda at: 2 * at.above, messages="hidden")
 
 
 def decayed(place: Place) -> float:
@@ -63,11 +64,11 @@ def pb(
     return Method(
         name="pb",
         summary=f"Pipelined Backpropagation{' with ' if cures else ''}{', '.join(cures)}",
-        reach=whole_network,
         schedule=pipelined_backprop,
         synchronous=False,
         weights="stash" if stash else "live",
         cure=Cure(forward=prediction(predict, horizon), spike=spike),
+        planning=PB_CLOCK,
     )
 
 
@@ -100,8 +101,8 @@ def paci(*, every: int = 2) -> Method:
     return Method(
         name="paci",
         summary=f"asynchronous 1F1B, one update in {every} micro-batches",
-        reach=whole_network,
         schedule=lambda num_stages, num_workers: paci_schedule(num_stages, num_workers, every),
         synchronous=False,
         weights="live",
+        planning=Planning(cut="every", held=lambda at: at.above + 1, delay=lambda at: at.above / at.microbatches),
     )

@@ -7,10 +7,11 @@ They give plain training's gradients and differ in bubble, memory and messages: 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from stretto.errors import UsageError
-from stretto.methods.backprop import whole_network
 from stretto.methods.definition import Method, one_each
+from stretto.methods.planning import Planning, StageAt
 from stretto.options.checks import is_whole, shown
 from stretto.schedule import Schedule
 from stretto.schedule.library.gpipe import gpipe as gpipe_schedule
@@ -38,17 +39,22 @@ def check_flag(name: str, option: str, value: object) -> None:
 
 
 def synchronous(
-    name: str, summary: str, lay: Lay, microbatches: int | None, workers: Callable[[int], int] = one_each
+    name: str,
+    summary: str,
+    lay: Lay,
+    microbatches: int | None,
+    planning: Planning,
+    workers: Callable[[int], int] = one_each,
 ) -> Method:
     """A pipeline that drains at the end of each minibatch. Micro-batches: one a worker, at least 4, or as told."""
     check_count(name, "microbatches", microbatches)
     return Method(
         name=name,
         summary=summary,
-        reach=whole_network,
         schedule=lambda stages, workers: lay(stages, workers, microbatches or max(4, workers)),
         synchronous=True,
         workers=workers,
+        planning=replace(planning, cut="microbatches"),
     )
 
 
@@ -59,29 +65,51 @@ def two_each(num_stages: int) -> int:
 
 def gpipe(*, microbatches: int | None = None) -> Method:
     """All forwards, then all backwards."""
-    return synchronous("gpipe", "all forwards, then all backwards", gpipe_schedule, microbatches)
+    planning = Planning(held=lambda at: at.microbatches, messages="streamed")
+    return synchronous("gpipe", "all forwards, then all backwards", gpipe_schedule, microbatches, planning)
 
 
 def one_f_one_b(*, microbatches: int | None = None) -> Method:
     """After a warm-up one forward, one backward: GPipe's bubble with the activations of S micro-batches at most."""
-    return synchronous("1f1b", "one forward, one backward, then a flush", one_f_one_b_schedule, microbatches)
+    planning = Planning(workers=(1, None), held=lambda at: min(at.microbatches, at.above + 1))
+    return synchronous("1f1b", "one forward, one backward, then a flush", one_f_one_b_schedule, microbatches, planning)
 
 
 def interleaved(*, microbatches: int | None = None) -> Method:
     """1F1B with several stages on each worker, in turn: a smaller bubble for more messages. Two a worker by default."""
     summary = "1F1B with several stages on each worker, in turn"
-    return synchronous("interleaved", summary, interleaved_schedule, microbatches, two_each)
+    planning = Planning(
+        held=interleaved_held,
+        stages_per_worker=2,
+        order="loop",
+        allows=lambda count, workers: count % max(1, count // workers) == 0,  # rounds are equally long
+    )
+    return synchronous("interleaved", summary, interleaved_schedule, microbatches, planning, two_each)
+
+
+def interleaved_held(at: StageAt) -> float:
+    """A stage's share of its worker's ((v-1) W + 2 (W-1-w) + 1) forwards before the first backward, v = 2."""
+    workers = at.stages // 2
+    return min(at.microbatches, (workers + 2 * (workers - 1 - at.stage % workers) + 1) / 2)
 
 
 def looped_bfs(*, microbatches: int | None = None) -> Method:
     """GPipe with several stages on each worker: every micro-batch passes a stage before the next one starts."""
     summary = "GPipe with several stages on each worker, breadth first"
-    return synchronous("looped-bfs", summary, looped_bfs_schedule, microbatches, two_each)
+    planning = Planning(
+        held=lambda at: at.microbatches,
+        messages="streamed",
+        stages_per_worker=2,
+        order="breadth first",
+        allows=lambda count, workers: count >= workers,  # fewer are GPipe with more messages
+    )
+    return synchronous("looped-bfs", summary, looped_bfs_schedule, microbatches, planning, two_each)
 
 
 def zb_h1(*, microbatches: int | None = None) -> Method:
     """1F1B whose weight gradients wait until the bubble: less of it, with the same memory."""
-    return synchronous("zb-h1", "1F1B with weight gradients in the bubble", zb_h1_schedule, microbatches)
+    planning = Planning(held=lambda at: min(at.microbatches, at.stages), split=True, fills_bubble=True)
+    return synchronous("zb-h1", "1F1B with weight gradients in the bubble", zb_h1_schedule, microbatches, planning)
 
 
 def zb_v(*, microbatches: int | None = None) -> Method:
@@ -95,6 +123,13 @@ def zb_v(*, microbatches: int | None = None) -> Method:
                              f"use {num_stages - 1} or {num_stages + 1} stages")  # fmt: skip
         return zb_v_schedule(num_stages, num_workers, count)
 
-    return synchronous(
-        "zb-v", "two stages a worker in a V, weight gradients in the bubble", lay, microbatches, two_each
+    planning = Planning(
+        held=lambda at: min(at.microbatches, at.stages // 2),  # both stages of a worker together hold 2W forwards
+        messages="hidden",
+        split=True,
+        stages_per_worker=2,
+        order="v",
+        allows=lambda count, workers: count >= 2 * workers - 1,  # fewer leave a bubble that no closed form has
     )
+    summary = "two stages a worker in a V, weight gradients in the bubble"
+    return synchronous("zb-v", summary, lay, microbatches, planning, two_each)

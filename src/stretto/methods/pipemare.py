@@ -8,9 +8,9 @@ more, (2(S-s)-1)/N.)
 
 from functools import partial
 
-from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Correction, Cure
 from stretto.methods.definition import Method
+from stretto.methods.pipelined_backprop import PB_CLOCK
 from stretto.methods.pipelines import check_count, check_flag
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
@@ -23,10 +23,10 @@ def pipemare(*, reschedule: int | None = None, correct: bool = True, microbatche
     return Method(
         name="pipemare",
         summary="the PB clock with a corrected backward" + (" and rescheduled steps" if reschedule else ""),
-        reach=whole_network,
         schedule=partial(pipelined_backprop, microbatches=microbatches),
         synchronous=False,
         weights="live",
+        planning=PB_CLOCK if microbatches == 1 else None,
         cure=Cure(
             backward=Correction(lambda place: place.delay) if correct else None,
             reschedule=reschedule,

@@ -1,8 +1,8 @@
 """PipeOptim (Guan et al. 2023, arXiv 2312.00839): forwards look ahead along the step of whatever optimizer there is."""
 
-from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Cure, Prediction
 from stretto.methods.definition import Method
+from stretto.methods.pipedream import ASYNCHRONOUS_1F1B
 from stretto.schedule.library.pipedream import pipedream
 
 
@@ -13,9 +13,9 @@ def pipeoptim() -> Method:
     return Method(
         name="pipeoptim",
         summary="asynchronous 1F1B, forwards on weights predicted along the optimizer's step",
-        reach=whole_network,
         schedule=pipedream,
         synchronous=False,
         weights="live",
+        planning=ASYNCHRONOUS_1F1B,
         cure=Cure(forward=Prediction("step", lambda place: place.delay)),
     )

@@ -1,8 +1,8 @@
 """SpecTrain (Chen et al. 2018, arXiv 1809.02839): forward and backward of a minibatch aim at the same version."""
 
-from stretto.methods.backprop import whole_network
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.methods.definition import Method
+from stretto.methods.pipedream import ASYNCHRONOUS_1F1B
 from stretto.schedule.library.pipedream import pipedream
 
 
@@ -21,9 +21,9 @@ def spectrain() -> Method:
     return Method(
         name="spectrain",
         summary="asynchronous 1F1B, both passes on predicted weights",
-        reach=whole_network,
         schedule=pipedream,
         synchronous=False,
         weights="live",
+        planning=ASYNCHRONOUS_1F1B,
         cure=Cure(forward=Prediction("velocity", forward_horizon), backward=Prediction("velocity", backward_horizon)),
     )

@@ -1,16 +1,18 @@
 """The table of names: from what a user writes to a method."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from stretto.errors import UsageError, nearest
-from stretto.methods.backprop import backprop, whole_network
+from stretto.methods.backprop import BASELINE, backprop
 from stretto.methods.definition import Method
 from stretto.methods.listed import csv
 from stretto.methods.local_updates import chunked, greedy, overlapping
 from stretto.methods.nesterov import nesterov
+from stretto.methods.own import own_method
 from stretto.methods.phases import Phases
 from stretto.methods.pipedream import pipedream, pipedream_2bw
 from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc
@@ -22,8 +24,9 @@ from stretto.methods.spectrain import spectrain
 from stretto.options.checks import shown
 from stretto.options.parse import parse
 
+Build = TypeVar("Build", bound=Callable[..., Method])
 METHODS: dict[str, Callable[..., Method]] = {
-    "backprop": backprop,
+    BASELINE: backprop,
     "greedy": greedy,
     "overlapping": overlapping,
     "chunked": chunked,
@@ -49,11 +52,15 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 FROM_FILES: dict[str, Callable[..., Method]] = {"csv": csv}  # they need a file: no part of `--methods all`
+NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 PHASES = ("warmup", "finish")  # options of every asynchronous pipeline
 
 
 def method(name: str | Method, **options: Any) -> Method:
     """The method called `name`, with its options; also written as one string, `"chunked(chunks=4)"`.
+
+    A method of one's own is named by its function, `path/to/file.py:function` or `package.module:function`, or by the
+    name that it was registered under.
 
     Every method takes `recompute` (`methods/recompute.py`). Every asynchronous pipeline also takes `warmup` and
     `finish`: the minibatches before the one and from the other on are trained synchronously.
@@ -67,13 +74,11 @@ def method(name: str | Method, **options: Any) -> Method:
     if not isinstance(name, str):
         raise UsageError(f"method={shown(name)}: give a name, or what stretto.method(name, ...) returns")
     bare, written = parse(name)
-    build = METHODS.get(bare) or FROM_FILES.get(bare)
-    if build is None:
-        raise UsageError(f"unknown method {bare!r}: {nearest(bare, [*METHODS, *FROM_FILES])}")
+    build = builder(bare)
     chosen = {**written, **options}
     own = inspect.signature(build).parameters
     built = build(**{key: value for key, value in chosen.items() if key in own})
-    delayed = not built.synchronous and built.reach is whole_network
+    delayed = built.family == "asynchronous"
     known = [*own, "recompute", *PHASES] if delayed else [*own, "recompute"]
     for key in chosen:
         if key in PHASES and not delayed:
@@ -93,13 +98,51 @@ def method(name: str | Method, **options: Any) -> Method:
     return recomputing(named, chosen.get("recompute", False))
 
 
+def register(name: str) -> Callable[[Build], Build]:
+    """Put a method in the table: `@stretto.methods.register("mine")` above the function that returns it.
+
+    It has to be done in every process; `path/to/file.py:function` names a method without it. Raises UsageError for a
+    name that another function has.
+    """
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+        raise UsageError(f"method name {shown(name)}: give letters, digits and hyphens, such as 'my-method'")
+
+    def registered(build: Build) -> Build:
+        taken = METHODS.get(name) or FROM_FILES.get(name)
+        if taken is not None and identity(taken) != identity(build):
+            raise UsageError(f"there is a method {name!r} already, {'.'.join(identity(taken))}: choose another name")
+        METHODS[name] = build
+        return build
+
+    return registered
+
+
+def identity(build: Callable[..., Method]) -> tuple[str, str]:
+    """A function's module and name: the same when its file, or a notebook's cell, is run again."""
+    return build.__module__, build.__qualname__
+
+
+def builder(name: str) -> Callable[..., Method]:
+    """The function behind a method's name: of the table, or of a user's own, `path/to/file.py:function`.
+
+    Raises UsageError where there is none.
+    """
+    if ":" in name:
+        return own_method(name)
+    build = METHODS.get(name) or FROM_FILES.get(name)
+    if build is None:
+        known = nearest(name, [*METHODS, *FROM_FILES])
+        raise UsageError(f"unknown method {name!r}: {known}")
+    return build
+
+
 def with_microbatches(chosen: Method, count: int) -> Method:
     """A synchronous method with its minibatch cut into `count` micro-batches, if it takes so many and none are given.
 
     Any other method as it is: a turn of it takes as many as it takes, and more micro-batches are more turns.
     """
-    build = METHODS.get(chosen.name)
-    free = build is not None and "microbatches" in inspect.signature(build).parameters
+    known = chosen.name in METHODS or ":" in chosen.name
+    free = known and "microbatches" in inspect.signature(builder(chosen.name)).parameters
     if not chosen.synchronous or not free or chosen.options.get("microbatches") is not None:
         return chosen
     return method(chosen.name, **{**chosen.options, "microbatches": count})

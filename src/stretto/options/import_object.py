@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,15 +29,24 @@ def load(place: str, text: str, what: str) -> ModuleType:
     by_path = file.suffix == ".py"
     if by_path and not file.is_file():
         raise UsageError(f"{what} {text!r}: there is no file {place}")
-    sys.path.insert(0, str(file.parent.resolve() if by_path else Path.cwd()))
+    neighbours = str(file.parent.resolve() if by_path else Path.cwd())
+    if sys.path[0] != neighbours:
+        sys.path.insert(0, neighbours)
     try:
-        return from_file(file) if by_path else importlib.import_module(place)
+        return from_file(file.resolve(), *stamp(file)) if by_path else importlib.import_module(place)
     except (Exception, SystemExit) as error:
         raise UsageError(f"cannot import {place}: {type(error).__name__}: {error}") from error
 
 
-def from_file(file: Path) -> ModuleType:
-    """Run a file as a module of a name that no other module has."""
+def stamp(file: Path) -> tuple[int, int]:
+    """When a file was changed, and its length."""
+    known = file.stat()
+    return known.st_mtime_ns, known.st_size
+
+
+@cache
+def from_file(file: Path, _changed: int, _length: int) -> ModuleType:
+    """Run a file as a module of a name that no other module has; again only once it has changed."""
     spec = importlib.util.spec_from_file_location(f"stretto_model_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None

@@ -10,13 +10,14 @@ from stretto.errors import UsageError
 def parse(text: str, what: str = "method") -> tuple[str, dict[str, Any]]:
     """Split "chunked(chunks=4)" in its name and its options; a value is a Python literal, or a bare word.
 
-    A word may be hyphenated, and have options of its own: `head=two-layer(width=64)`.
+    A word may be hyphenated, and have options of its own: `head=two-layer(width=64)`; or name a function of the user's,
+    `head=path/to/file.py:function`.
     """
     bare, parenthesis, rest = text.strip().partition("(")
     if not parenthesis:
         return bare, {}
     try:
-        call = ast.parse(f"f({PATH.sub(quoted, rest)}", mode="eval").body
+        call = ast.parse(f"f({FUNCTION.sub(quoted, PATH.sub(quoted, rest))}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("options are written name=value")
         names = [keyword.arg or "**" for keyword in call.keywords]
@@ -31,9 +32,11 @@ def parse(text: str, what: str = "method") -> tuple[str, dict[str, Any]]:
 
 PATH = re.compile(r"(\bpath\s*=\s*)([^\s'\",()]+)")
 
+FUNCTION = re.compile(r"(=\s*)([^\s'\",(){}\[\]=:]+:\w+(?:\([^()]*\))?)")
+
 
 def quoted(found: re.Match[str]) -> str:
-    """A file's name that stands without quotation marks, with them."""
+    """A name of a file, or of a function in one, that stands without quotation marks, with them."""
     return f"{found[1]}{found[2]!r}"
 
 

@@ -74,7 +74,7 @@ Passes = Literal["whole", "split", "late"]  # the backward of a stage above the 
 
 def returns(c: Candidate) -> bool:
     """Whether every stage but the first sends a gradient down."""
-    return c.clock.returns and c.clock.waits != "chunk"
+    return c.gradients.everywhere
 
 
 class Bounds:
@@ -142,11 +142,11 @@ class Bounds:
 
     def seconds(self, c: Candidate) -> float:
         """A step takes at least that long: stages as even as their sums allow."""
-        mesh, clock, axes, stages = c.mesh, c.clock, self.axes(c.mesh, c.pipeline), c.stages
+        mesh, planning, axes, stages = c.mesh, c.planning, self.axes(c.mesh, c.pipeline), c.stages
         least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
         inside, travel, _ = self.told(mesh, c.pipeline, c.examples)
         whole, parts, own = (least.whole if returns(c) else least.separate) + inside, float(stages), self.own(c, axes)
-        if clock.split and stages > 1:
+        if planning.split and stages > 1:
             parts_with_inputs = parts + least.input_share
             together = (least.split - stages * least.gap) / parts_with_inputs
             if together > least.separate / parts:
@@ -157,12 +157,12 @@ class Bounds:
             whole, parts = whole + least.forward, parts + least.forward_share
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
-        turn = whole + own + (2 * travel * clock.chunks if clock.messages == "exposed" else 0.0)
+        turn = whole + own + (2 * travel * planning.stages_per_worker if planning.messages == "exposed" else 0.0)
         turns = count(c)
-        mean = (turns * turn + clock.chunks * self.ends(c, axes, least)) / parts
-        if clock.waits == "chunk":  # some chunk has its share of everything
+        mean = (turns * turn + planning.stages_per_worker * self.ends(c, axes, least)) / parts
+        if planning.waits == "chunk":  # some chunk has its share of everything
             mean = max(mean, turn / c.losses)
-        if clock.late and stages > 1:  # all but the first stage wait for a forward at least, and that one runs M
+        if planning.fills_bubble and stages > 1:  # all but the first wait for a forward at least, and that one runs M
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + own, travel) + mean) * SLACK
 
@@ -170,24 +170,24 @@ class Bounds:
         """What the runtime takes at least for a micro-batch on all stages together: its actions, ends of messages."""
         ends = self.told(c.mesh, c.pipeline, c.examples).ends
         ways = 2 if returns(c) else 1
-        return 2 * c.stages * axes.per_action + ways * c.clock.chunks * ends
+        return 2 * c.stages * axes.per_action + ways * c.planning.stages_per_worker * ends
 
     def fill(self, c: Candidate, whole: float, travel: float) -> float:
         """At least what filling the pipeline takes."""
         if not fills(c):
             return 0.0
-        return 2 * travel if c.clock.late and c.stages > 1 else whole + 2 * travel
+        return 2 * travel if c.planning.fills_bubble and c.stages > 1 else whole + 2 * travel
 
     def tighter(self, c: Candidate) -> float:
         """The same from the exact bottleneck of computing alone, which knows how large layers are."""
         mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline)
         least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
         inside, travel, _ = self.told(mesh, c.pipeline, c.examples)
-        passes: Passes = "split" if c.clock.split and c.stages > 1 else "whole" if returns(c) else "late"
+        passes: Passes = "split" if c.planning.split and c.stages > 1 else "whole" if returns(c) else "late"
         largest = self.bottleneck(axes.kinds, mesh.tensor, mesh.space, c.examples, c.stages, passes, c.recompute)
         largest += 2 * axes.per_action
         load = count(c) * largest
-        if c.clock.late and c.stages > 1:
+        if c.planning.fills_bubble and c.stages > 1:
             load = max(load, least.forward + (c.microbatches - 1) * largest)
         return (self.fill(c, least.whole + inside + self.own(c, axes), travel) + load) * SLACK
 
@@ -232,12 +232,12 @@ class Bounds:
         """
         last, memory = len(self.prices.problem.layers), self.prices.where(c).memory
         kept = self.kept(c.mesh.tensor, c.mesh.space, c.examples)
-        start = 0
+        method, planning, start = c.planned, c.planning, 0
         for s in range(c.stages):
             at = c.at(s)
-            held = 1.0 if c.recomputes(s) else c.clock.held(at)
-            static = self.static(c.mesh.tensor, c.shard, c.mesh.data, c.clock.versions(at))
-            room = memory[c.home(s)] / c.clock.chunks
+            held = 1.0 if c.recomputes(s) else planning.held(at)
+            static = self.static(c.mesh.tensor, c.shard, c.mesh.data, method.versions(at))
+            room = memory[c.home(s)] / planning.stages_per_worker
             taken = (static[start, start:] + held * kept[start, start:]) * SLACK
             start += int(np.searchsorted(taken, room, side="right")) - 1
             if start >= last:
@@ -264,8 +264,8 @@ def share(part: Numbers, whole: Numbers) -> float:
 
 def count(c: Candidate) -> float:
     """How many turns of the busiest stage a step has, but for what fills it."""
-    if c.clock.order == "v":
-        return c.microbatches * c.clock.chunks + (c.pipeline - 1) / 3  # the longest of F, I and W
-    if c.clock.chunks > 1:
-        return c.microbatches * c.clock.chunks + c.pipeline - 1
-    return c.microbatches - (fills(c) and not c.clock.late)
+    if c.planning.order == "v":
+        return c.microbatches * c.planning.stages_per_worker + (c.pipeline - 1) / 3  # the longest of F, I and W
+    if c.planning.stages_per_worker > 1:
+        return c.microbatches * c.planning.stages_per_worker + c.pipeline - 1
+    return c.microbatches - (fills(c) and not c.planning.fills_bubble)

@@ -220,30 +220,30 @@ class Prices:
 
     def stage(self, c: Candidate, s: int) -> Stage:
         """Stage s for all [i, j)."""
-        worker, at, clock, place = c.home(s), c.at(s), c.clock, self.where(c)
-        workers, chunks = place.workers, clock.chunks
+        worker, place, versions = c.home(s), self.where(c), c.planned.versions(c.at(s))
+        workers, stages_per_worker = place.workers, c.planning.stages_per_worker
         t, z = self.slowest(c, worker), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
-        static, gradients, each = z.parameters * clock.versions(at) + z.state, z.gradients, z.held
+        static, gradients, each = z.parameters * versions + z.state, z.gradients, z.held
         if s and not c.returns(s - 1):
             t = t._replace(backward=t.weight_gradient)
-        if clock.heads(at):
+        if s in c.gradients.heads:
             head = self.head(c, worker)
             t = with_head(t, head.times)
             static, gradients, each = static + head.static, gradients + head.gradients, each + head.held
         ups, downs = (between(values) for values in self.inside(c.mesh, c.pipeline, worker, c.examples))
-        backward = t.input_gradient + t.weight_gradient if clock.split and s else t.backward
+        backward = t.input_gradient + t.weight_gradient if c.planning.split and s else t.backward
         if c.microbatches > 1:
             backward = backward + t.accumulate
         none, action = np.zeros_like(ups), workers.per_action(worker)
         again, once = (t.forward + ups, each) if c.recomputes(s) else (none, none)
-        update = t.update + (workers.copying(worker, 1.0) * gradients if clock.versions(at) > 1 else 0.0)
+        update = t.update + (workers.copying(worker, 1.0) * gradients if versions > 1 else 0.0)
         among, links = c.mesh.data * c.mesh.space[0] * c.mesh.space[1], place.replicas[worker]
         links = links if c.mesh.space == (1, 1) else (*links, *place.parts[worker])
         made = Stage(
             t.forward + ups, backward + downs + again, ups, downs, none, none, again, none, none, t.weight_gradient,
             none + message(c.link(s, place), z.output), all_reduce(links, among, gradients, place.gamma), update,
-            none + self.losses(c.mesh, c.pipeline, c.home(c.stages - 1))[worker] / chunks,
-            none + action + workers.per_step(worker) / chunks, static + gradients,
+            none + self.losses(c.mesh, c.pipeline, c.home(c.stages - 1))[worker] / stages_per_worker,
+            none + action + workers.per_step(worker) / stages_per_worker, static + gradients,
             none + z.input[:, None] if c.recomputes(s) else each, once,
         )  # fmt: skip
         return self.run(c, s, made if c.shard == "none" else self.sharded(c, s, made))
@@ -257,7 +257,7 @@ class Prices:
         taken = receiving(above, z.input) * c.returns(s)
         several = c.backwards(s)
         back = several + c.recomputes(s)
-        later = taken if several == 2 and not c.clock.drains else 0.0  # who has it from its own head sends it before
+        later = taken if several == 2 and not c.planned.drains else 0.0  # who has it from its own head sends it before
         return bare._replace(
             forward=bare.forward + ups + action, backward=bare.backward + given + taken + back * action,
             talking=bare.talking + ups + given + taken, own=bare.own + (1 + back) * action,
@@ -299,34 +299,35 @@ class Prices:
 
     def tables(self, c: Candidate) -> list[Row]:
         """Fill, load and bytes of every stage; loads are infinite where a worker's memory is too small."""
-        place, rows = self.where(c), []
+        place, method, heads, rows = self.where(c), c.planned, c.gradients.heads, []
+        planning, last = method.planning, c.stages - 1
+        losses = self.losses(c.mesh, c.pipeline, c.home(last))
         known: dict[Hashable, tuple[Stage, Table, Table]] = {}
         for s in range(c.stages):
-            worker = c.home(s)
+            worker, at = c.home(s), c.at(s)
             key = (
                 place.machines[worker], *(tuple(map(id, links[worker])) for links in (place.replicas, place.parts)),
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.returns(s - 1), c.returns(s),
-                self.losses(c.mesh, c.pipeline, c.home(c.stages - 1))[worker], s == 0, s == c.stages - 1,
-                c.clock.versions(c.at(s)), c.recomputes(s), c.clock.heads(c.at(s)),
+                losses[worker], s == 0, s == last, method.versions(at), c.recomputes(s), s in heads,
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
                 fill, load = times_of(c, s, stage)
                 known[key] = stage, np.where(self.valid, fill, inf), np.where(self.valid, load, inf)
             stage, fill, load = known[key]
-            taken = stage.static + c.clock.held(c.at(s)) * stage.each + stage.once
-            room = place.memory[worker] / c.clock.chunks
-            both = waits_of(c, s, stage) if c.clock.waits else (None, None)
+            taken = stage.static + planning.held(at) * stage.each + stage.once
+            room = place.memory[worker] / planning.stages_per_worker
+            both = waits_of(c, s, stage) if planning.waits else (None, None)
             rows.append(Row(fill, np.where(taken <= room, load, inf), taken, *both))
         return rows
 
     def cut(self, c: Candidate, rows: Sequence[Row]) -> Partition | None:
         """The fastest way to cut the layers; None if none fits."""
         load = [row.load for row in rows]
-        if c.clock.waits:
+        if c.planning.waits:
             before = [row.before for row in rows if row.before is not None]
             after = [row.after for row in rows if row.after is not None]
-            return partition_waiting(load, before, after, waiting(c), onward=c.clock.waits == "chunk")
+            return partition_waiting(load, before, after, waiting(c), onward=c.planning.waits == "chunk")
         return partition(load, [row.fill for row in rows] if fills(c) else None)
 
     def least_memory(self, rows: Sequence[Row]) -> Partition | None:
@@ -346,7 +347,7 @@ class Prices:
         priced = [times_of(c, s, stage) for s, stage in enumerate(own)]
         busiest = max(range(len(own)), key=lambda s: priced[s][1])
         x, load = own[busiest], priced[busiest][1]
-        turns, ends = c.microbatches * c.clock.chunks, c.clock.chunks
+        turns, ends = c.microbatches * c.planning.stages_per_worker, c.planning.stages_per_worker
         parts = dict.fromkeys(TERMS, 0.0) | {
             "computing again": turns * x.again,
             "inside stages": turns * (x.ups + x.downs),
@@ -356,7 +357,7 @@ class Prices:
             "runtime": turns * x.own + ends * x.stepping,
         }
         total = load + (sum(each for each, _ in priced) if fills(c) else 0.0)
-        if c.clock.waits:
+        if c.planning.waits:
             total = max(load, waited([waits_of(c, s, stage) for s, stage in enumerate(own)], waiting(c), c))
         work = turns * (x.forward + x.backward) + ends * x.end
         parts["messages"] = turns * (turn_of(c, x) - x.forward - x.backward + x.talking) + ends * x.telling
@@ -383,32 +384,30 @@ UPDATE = 4  # the column of `LayerTimes`
 
 def fills(c: Candidate) -> bool:
     """Whether the sum of fills is part of a step; interleaved has it in its load."""
-    return c.clock.drains and c.clock.chunks == 1
+    return c.planned.drains and c.planning.stages_per_worker == 1
 
 
 def turn_of(c: Candidate, x: Stage) -> Table:
     """What a micro-batch keeps a stage busy for, messages that nothing hides included."""
     work = x.forward + x.backward
-    if c.clock.messages == "exposed":
+    if c.planning.messages == "exposed":
         return work + 2 * x.message
-    if c.clock.messages == "streamed":
+    if c.planning.messages == "streamed":
         return np.maximum(x.forward, x.message) + np.maximum(x.backward, x.message)
     return np.maximum(work, x.message)
 
 
 def waiting(c: Candidate) -> list[bool]:
     """Of each stage, whether it waits for the one above it in every turn."""
-    if c.clock.waits == "hop":
-        return [s < c.stages - 1 for s in range(c.stages)]
-    return [not c.at(s).ends_chunk for s in range(c.stages)]
+    return [c.returns(s) for s in range(c.stages)]
 
 
 def waits_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
     """Of a stage that may wait for the one above it: what it takes beside, and what the one below it waits for."""
     work = x.forward + x.backward
-    if c.clock.waits == "hop":
+    if c.planning.waits == "hop":
         return x.forward + 2 * x.message + x.late + x.end, work - x.late
-    turn = np.maximum(work, x.message) if c.at(s).ends_chunk else work + 2 * x.message
+    turn = np.maximum(work, x.message) if not c.returns(s) else work + 2 * x.message
     return turn + x.end, turn
 
 
@@ -418,27 +417,27 @@ def waited(stages: Sequence[tuple[Table, Table]], waits: Sequence[bool], c: Cand
     for (before, after), is_waiting in reversed(list(zip(stages, waits, strict=True))):
         given = wait if is_waiting else np.zeros(())
         longest = np.maximum(longest, before + given)
-        wait = after + (given if c.clock.waits == "chunk" else 0.0)
+        wait = after + (given if c.planning.waits == "chunk" else 0.0)
     return longest
 
 
 def times_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
     """Fill and load of a stage, as the text above has them."""
     turn, end, work = turn_of(c, x), x.end, x.forward + x.backward
-    if c.clock.late:
+    if c.planning.fills_bubble:
         inputs = x.backward - x.late
         least = np.maximum.reduce([x.forward, inputs, x.forward + inputs - x.late])
         bubble = 0.0 * work if not s else least if c.microbatches >= c.stages else work
         return bubble + 2 * x.message, c.microbatches * turn + end
-    if c.clock.order == "v":
+    if c.planning.order == "v":
         ahead = (c.pipeline - 1) * (gap(x) + 5 * x.message)
         return work, 2 * c.microbatches * turn + ahead + 2 * end
-    if c.clock.order == "breadth first":
-        return work, phase(c, x.forward, x.message) + phase(c, x.backward, x.message) + c.clock.chunks * end
-    if c.clock.chunks > 1:
-        count = c.microbatches * c.clock.chunks + c.pipeline - 1
-        return work, count * turn + c.clock.chunks * end
-    count = c.microbatches - 1 if c.clock.drains else c.microbatches
+    several = c.planning.stages_per_worker
+    if c.planning.order == "breadth first":
+        return work, phase(c, x.forward, x.message) + phase(c, x.backward, x.message) + several * end
+    if several > 1:
+        return work, (c.microbatches * several + c.pipeline - 1) * turn + several * end
+    count = c.microbatches - 1 if c.planned.drains else c.microbatches
     return work + 2 * x.message, count * turn + end
 
 
@@ -454,7 +453,7 @@ def gap(x: Stage) -> Table:
 
 def phase(c: Candidate, each: Table, message: Table) -> Table:
     """All forwards, or all backwards, of looped-bfs: a worker takes up its next stage when the first one is through."""
-    beat, loops = np.maximum(each, message), c.clock.chunks - 1
+    beat, loops = np.maximum(each, message), c.planning.stages_per_worker - 1
     again = np.maximum(c.microbatches * beat, c.pipeline * (each + message))
     found: Table = loops * again + (c.microbatches - 1) * beat + c.pipeline * each + (c.pipeline - 1) * message
     return found

@@ -114,7 +114,7 @@ def misfit(problem: Problem) -> str:
     own = prices.at(c, best.bounds)
     for s in stages:
         parts["weights, gradients and optimizer state"] += float(own[s].static)
-        parts["activations"] += float(c.clock.held(c.at(s)) * own[s].each + own[s].once)
+        parts["activations"] += float(c.planning.held(c.at(s)) * own[s].each + own[s].once)
     spans = list(pairwise(best.bounds))
     layers = ", ".join(f"{spans[s][0]} to {spans[s][1] - 1}" for s in stages)
     made = " and ".join(f"{size(value)} of {name}" for name, value in parts.items())

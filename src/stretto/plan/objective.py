@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from stretto.errors import UsageError, nearest
-from stretto.plan.clock import CLOCKS, Clock
+from stretto.plan.planned_methods import catalogue, planned
 from stretto.plan.search_space import Candidate
 
 Goal = Literal["step", "money", "memory", "loss"]
@@ -44,19 +44,27 @@ PER_UPDATE, LOCAL = (
 
 def mean_delay(candidate: Candidate) -> float:
     """How old gradients are, mean over stages."""
-    return sum(candidate.clock.delay(candidate.at(s)) for s in range(candidate.stages)) / candidate.stages
+    return sum(candidate.planning.delay(candidate.at(s)) for s in range(candidate.stages)) / candidate.stages
 
 
 def num_losses(candidate: Candidate) -> int:
     """How many losses train the model."""
-    return 1 + sum(candidate.clock.heads(candidate.at(s)) for s in range(candidate.stages))
+    return 1 + len(candidate.gradients.heads)
 
 
-def assumed(clock: Clock, candidate: Candidate) -> Penalty:
+def assumed(candidate: Candidate) -> Penalty:
     """Where nobody has measured: a guess that grows with delay; synchronous methods are plain training, exactly."""
-    if clock.drains or candidate.stages == 1:
+    if candidate.planned.drains or candidate.stages == 1:
         return Penalty(1.0, "law")
-    return Penalty(1 + PER_UPDATE * mean_delay(candidate) + LOCAL * (clock.family == "local"), "assumed")
+    return Penalty(1 + PER_UPDATE * mean_delay(candidate) + LOCAL * (candidate.planned.family == "local"), "assumed")
+
+
+def check_known(method: str) -> None:
+    """Refuse a penalty of a method that no plan can have."""
+    try:
+        planned(method)
+    except UsageError as error:
+        raise UsageError(f"a penalty for the unknown method {method!r}: {nearest(method, catalogue())}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +94,7 @@ class Objective:
             if value is not None and not 0 < value < float("inf"):
                 raise UsageError(f"{name}={value:g}: choose a positive number")
         for method, penalty in self.penalties.items():
-            if method not in CLOCKS:
-                raise UsageError(f"a penalty for the unknown method {method!r}: {nearest(method, CLOCKS)}")
+            check_known(method)
             if not 0 < penalty.factor < float("inf"):
                 raise UsageError(f"penalty {method}={penalty.factor:g}: choose a positive number, 1 for none")
 
@@ -97,7 +104,7 @@ class Objective:
             return Penalty(1.0, "law")
         given, measured = self.penalties.get(candidate.method), self.measured.get(candidate.method, ())
         if given is not None or not measured:
-            return given or assumed(candidate.clock, candidate)
+            return given or assumed(candidate)
         losses, delay = num_losses(candidate), mean_delay(candidate)
         return min(measured, key=lambda each: (abs(each.losses - losses), abs(each.delay - delay))).at(candidate)
 

@@ -7,7 +7,7 @@ from stretto.cost.cluster import Cluster
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.predict import optimizer_of
 from stretto.errors import UsageError
-from stretto.plan.clock import CLOCKS, FAMILIES, clocks
+from stretto.plan.planned_methods import FAMILIES, names_of, planned
 
 SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
 
@@ -44,12 +44,13 @@ class Problem:
 
     def __post_init__(self) -> None:
         optimizer_of(self.optimizer)
-        clocks(self.methods)
-        for name in self.methods:
-            if name in CLOCKS and not self.drives(name):
+        names_of(self.methods)
+        for name in (each for each in self.methods if each not in (*FAMILIES, "all")):
+            optimizers = planned(name).optimizers
+            if optimizers and self.optimizer not in optimizers:
                 raise UsageError(
-                    f"method {name!r} is built on {' or '.join(CLOCKS[name].optimizers)}, and the optimizer is "
-                    f"{self.optimizer!r}: choose another method, or optimizer {CLOCKS[name].optimizers[0]!r}"
+                    f"method {name!r} is built on {' or '.join(optimizers)}, and the optimizer is "
+                    f"{self.optimizer!r}: choose another method, or optimizer {optimizers[0]!r}"
                 )
         if not 1 <= self.workers <= self.cluster.num_workers:
             raise UsageError(
@@ -61,19 +62,20 @@ class Problem:
                 if value < 1:
                     raise UsageError(f"{name} lists {value}: whole numbers of at least 1")
 
-    def drives(self, name: str) -> bool:
-        """Whether a method works with the optimizer."""
-        return not CLOCKS[name].optimizers or self.optimizer in CLOCKS[name].optimizers
-
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The methods that the optimizer drives.
 
         Those with heads only where it is known what heads cost, and where no stages share weights.
         """
         local = self.heads is not None and not self.costs.ties
-        every = (name for name in clocks(self.methods) if self.drives(name))
-        return tuple(name for name in every if local or name not in FAMILIES["local"])
+        every = (name for name in names_of(self.methods) if planned(name).drives(self.optimizer))
+        return tuple(name for name in every if local or planned(name).family != "local")
+
+    @cached_property
+    def plain(self) -> tuple[str, ...]:
+        """Those of them that are tried on a single worker."""
+        return tuple(name for name in self.names if planned(name).suits(1))
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
-from stretto.plan.clock import CLOCKS, At, Clock
+from stretto.methods import BASELINE, Planning, StageAt
 from stretto.plan.places import Places
+from stretto.plan.planned_methods import Gradients, PlannedMethod, gradients, planned
 from stretto.plan.problem import Problem
 
 
@@ -20,16 +21,26 @@ class Candidate(NamedTuple):
     pipeline: int
     mesh: Mesh
     batch: int
-    method: str = "backprop"
+    method: str = BASELINE
     microbatches: int = 1
     recompute: bool = False
     shard: str = "none"
     losses: int = 1
 
     @property
-    def clock(self) -> Clock:
-        """What is known of its method."""
-        return CLOCKS[self.method]
+    def planned(self) -> PlannedMethod:
+        """Its method."""
+        return planned(self.method)
+
+    @property
+    def planning(self) -> Planning:
+        """The closed forms of its method."""
+        return planned(self.method).planning
+
+    @property
+    def gradients(self) -> Gradients:
+        """How far gradients travel."""
+        return gradients(planned(self.method), self.pipeline, self.losses)
 
     @property
     def workers(self) -> int:
@@ -39,7 +50,7 @@ class Candidate(NamedTuple):
     @property
     def stages(self) -> int:
         """How many parts the model is cut into."""
-        return self.pipeline * CLOCKS[self.method].chunks
+        return self.pipeline * self.planning.stages_per_worker
 
     @property
     def examples(self) -> float:
@@ -51,20 +62,20 @@ class Candidate(NamedTuple):
         """What decides between equals: fewer workers, shorter pipelines, simpler ways."""
         return (self.workers, *self._replace(mesh=self.mesh.tensor), self.mesh.space)  # type: ignore[arg-type]
 
-    def at(self, stage: int) -> At:
-        """A stage."""
-        return At(stage, self.stages, self.microbatches, self.losses)
+    def at(self, stage: int) -> StageAt:
+        """What closed forms are asked about."""
+        return StageAt(stage, self.stages, self.microbatches)
 
     def home(self, stage: int) -> int:
         """The worker that a stage lives on."""
-        if self.clock.order == "v" and stage >= self.pipeline:
+        if self.planning.order == "v" and stage >= self.pipeline:
             return 2 * self.pipeline - 1 - stage
         return stage % self.pipeline
 
     def way(self, stage: int) -> int | None:
         """The worker behind which lies the link from a stage to the next one; None where both live on one worker."""
         here, there = self.home(stage), self.home(stage + 1)
-        return None if here == there else min(here, there) if self.clock.order == "v" else here
+        return None if here == there else min(here, there) if self.planning.order == "v" else here
 
     def link(self, stage: int, places: Places) -> Link | None:
         """What lies between a stage and the next one; None where both live on one worker, or where there is none."""
@@ -75,25 +86,21 @@ class Candidate(NamedTuple):
 
     def returns(self, stage: int) -> bool:
         """Whether a gradient comes to a stage from the one above it."""
-        ends = self.clock.waits == "chunk" and self.at(stage).ends_chunk
-        return 0 <= stage < self.stages - 1 and self.clock.returns and not ends
+        return stage >= 0 and self.gradients.arrive[stage]
 
     def backwards(self, stage: int) -> int:
         """How many actions the backward of a micro-batch is."""
-        return 2 if self.clock.split and (stage or not self.clock.drains) else 1
+        return 2 if self.planning.split and (stage or not self.planned.drains) else 1
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage runs its forwards again: where it keeps more than one micro-batch, else nothing is gained."""
-        return self.recompute and self.clock.held(self.at(stage)) > 1
+        return self.recompute and self.planning.held(self.at(stage)) > 1
 
     def __str__(self) -> str:
         """The method as `stretto.method` reads it."""
-        cut = self.clock.cut
-        options = [f"{cut}={self.microbatches}"] if cut else []
-        options += [f"chunks={self.losses}"] if self.clock.waits == "chunk" else []
-        options += [self.clock.options] if self.clock.options else []
-        options += ["recompute=True"] if self.recompute else []
-        return f"{self.method}({', '.join(options)})" if options else self.method
+        chosen = {self.planning.cut: self.microbatches, self.planning.losses: self.losses}
+        options = [f"{option}={value}" for option, value in chosen.items() if option is not None]
+        return self.planned.written(*options, *(["recompute=True"] if self.recompute else []))
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
@@ -123,22 +130,22 @@ def inner(problem: Problem, workers: int) -> Iterator[tuple[int, tuple[int, int]
 def ways(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
     """The methods on given axes, with their options."""
     for method in problem.names:
-        clock = CLOCKS[method]
-        stages = axes.pipeline * clock.chunks
-        if stages > len(problem.layers) or not suits(method, axes.pipeline):
+        tried = planned(method)
+        stages = axes.pipeline * tried.planning.stages_per_worker
+        if stages > len(problem.layers) or not tried.suits(axes.pipeline):
             continue
         if problem.stages is not None and stages not in problem.stages:
             continue
         apart = stages == 1 or not problem.costs.ties  # no weights that several stages use
         shards = (
             problem.shards
-            if clock.drains and apart and shareable(axes.mesh)
+            if tried.drains and apart and shareable(axes.mesh)
             else [x for x in problem.shards if x == "none"]
         )
-        chunks = range(2, stages) if clock.waits == "chunk" else (1,)  # one is backprop, as many as stages greedy
+        chunks = range(2, stages) if tried.planning.losses else (1,)  # one is backprop, as many as stages greedy
         for count, losses in product(counts_of(problem, axes, method), chunks):
             found = axes._replace(method=method, microbatches=count, losses=losses)
-            gains = clock.drains and found._replace(recompute=True).recomputes(0)
+            gains = tried.drains and found._replace(recompute=True).recomputes(0)
             for recompute, shard in product(problem.recompute, shards):
                 if gains or not recompute:
                     yield found._replace(recompute=recompute, shard=shard)
@@ -149,29 +156,19 @@ def shareable(mesh: Mesh) -> bool:
     return mesh.data > 1 and mesh.space == (1, 1)
 
 
-def suits(method: str, pipeline: int) -> bool:
-    """One stage is plain training, whatever the method: only those are tried that are written for it."""
-    if pipeline == 1:
-        return method in ("backprop", "1f1b")
-    return method != "backprop"
-
-
 def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:
     """Into how many micro-batches a replica's share of a minibatch may be cut."""
-    clock, share = CLOCKS[method], axes.batch // axes.mesh.data
-    if clock.cut is None:
+    planning, share = planned(method).planning, axes.batch // axes.mesh.data
+    if planning.cut is None:
         yield 1
         return
     for count in divisors(share):
         if problem.microbatches is not None and count not in problem.microbatches:
             continue
-        if count == 1 and axes.pipeline == 1 and "backprop" in problem.names:
-            continue  # backprop, by another name
-        if count < clock.least(axes.pipeline):
-            continue
-        if method == "interleaved" and count % max(1, count // axes.pipeline):
-            continue  # rounds must be equally long
-        yield count
+        if count == 1 and axes.pipeline == 1 and any(planned(name).planning.cut is None for name in problem.plain):
+            continue  # plain training, by another name
+        if planning.allows(count, axes.pipeline):
+            yield count
 
 
 def divisors(number: int) -> list[int]:

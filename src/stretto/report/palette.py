@@ -8,6 +8,7 @@ there are more methods than colors, a color returns with another shape for point
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stretto.methods import BASELINE
 from stretto.report.record import family
 
 NEUTRAL = "#747b87"
@@ -46,7 +47,7 @@ def styles(methods: Sequence[str]) -> dict[str, Style]:
 
     Backprop is a grey circle. With more methods than colors, colors return with other shapes and dashes.
     """
-    grey = next((method for method in methods if family(method) == "backprop"), None)
+    grey = next((method for method in methods if family(method) == BASELINE), None)
     chosen: dict[str, int] = {}
     for method in methods:
         wish = _FIXED.get(family(method))

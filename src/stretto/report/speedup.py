@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stretto.methods import BASELINE
 from stretto.report import units
 from stretto.report.metric import Metric
 from stretto.report.panel import Arrival, Panel
 from stretto.report.record import family
 
-BASELINE = "backprop"
 NOT_REACHED = {"head": "not reached", "lines": [], "best": False, "missing": True}  # a cell of a table of cut-offs
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stretto.errors import ScheduleError, UsageError
-from stretto.methods import METHODS
+from stretto.methods import BASELINE, METHODS
 from stretto.methods.cure import Correction, Place, Prediction
 from stretto.settings.runs import CompareSettings, known
 from stretto.study.prepare import Prepared, prepare, resolve, with_optimizer
 
 ALL = "all"
-NOT_COMPARED = ("name", "summary", "options")  # fields of a method that do not change what it does
+NOT_COMPARED = ("name", "summary", "options", "planning")  # fields of a method that do not change what it does
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def choose(settings: CompareSettings) -> Choice:
         for name in resolved.methods:
             attempt(resolved, name)
         return Choice(resolved, {})
-    resolved = resolve(replace(settings, methods=named or ("backprop",)))
+    resolved = resolve(replace(settings, methods=named or (BASELINE,)))
     behaviors = {name: behavior(attempt(resolved, name)) for name in (resolved.methods if named else ())}
     added, left_out = others(resolved, behaviors)
     if not named and not added:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from stretto.analysis.batch_tradeoff import fit
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.methods.table import METHODS, method
+from stretto.methods.backprop import BASELINE
+from stretto.methods.table import builder, method
 from stretto.options.parse import parse
-from stretto.plan.clock import CLOCKS
 from stretto.plan.objective import Penalty, mean_delay, num_losses
+from stretto.plan.planned_methods import catalogue, planned
 from stretto.plan.search_space import Candidate
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def baseline_of(names: Sequence[str], where: str) -> str:
             f"{where} has {', '.join(names) or 'no runs'}, and no backprop to compare steps with: {REPEAT} again with "
             "backprop among --methods"
         )
-    return min(plain, key=lambda name: name != "backprop")
+    return min(plain, key=lambda name: name != BASELINE)
 
 
 def hardest_cutoff(records: "Sequence[Record]", baseline: str, where: str) -> float:
@@ -199,22 +200,27 @@ def planned_as(name: str, stages: int, workers: int | None) -> Candidate | None:
     """The planner's candidate for a method of a study; None for options or shared workers that it does not plan."""
     base, written = parse(name)
     options = {**defaults(base), **written}
-    for key, clock in CLOCKS.items():
-        planned_base, fixed = parse(f"{key}({clock.options})" if clock.options else key)
-        free = {clock.cut, "head", "combine"}
-        wanted = {**defaults(planned_base), **fixed}
-        if planned_base == base and all(options.get(k) == wanted.get(k) for k in {*options, *wanted} - free):
-            pipeline = stages // clock.chunks
+    known = {**catalogue(), **({base: planned(base)} if says_how(base) else {})}
+    for key, tried in known.items():
+        cut, free = tried.planning.cut, {tried.planning.cut, "head", "combine"}
+        wanted = {**defaults(tried.base), **tried.method.options}
+        if tried.base == base and all(options.get(k) == wanted.get(k) for k in {*options, *wanted} - free):
+            pipeline = stages // tried.planning.stages_per_worker
             if workers not in (None, pipeline):
                 return None
-            count = options.get(clock.cut) if clock.cut else 1
+            count = options.get(cut) if cut else 1
             return Candidate(pipeline, Mesh(), 1, key, count or stages)
     return None
 
 
+def says_how(base: str) -> bool:
+    """Whether a method from a user's own file says how to plan it."""
+    return ":" in base and method(base).planning is not None
+
+
 def defaults(name: str) -> dict[str, object]:
     """{option of a method: its default}."""
-    return {key: parameter.default for key, parameter in inspect.signature(METHODS[name]).parameters.items()}
+    return {key: parameter.default for key, parameter in inspect.signature(builder(name)).parameters.items()}
 
 
 def sizes(steps: Steps) -> list[int]:

@@ -1,4 +1,4 @@
-"""What plans know of methods in closed form against the schedules that the methods lay out."""
+"""What methods say of themselves in closed form against the schedules that they lay out."""
 
 import random
 
@@ -7,40 +7,38 @@ import pytest
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.plan import Candidate
-from stretto.plan.candidate_costs import Stage, times_of, waited, waiting, waits_of
-from stretto.plan.clock import CLOCKS
+from stretto.plan.candidate_costs import Stage, fills, times_of, waited, waiting, waits_of
+from stretto.plan.planned_methods import catalogue, planned
 from stretto.simulate import period, simulate
 
 SHAPES = [(2, 1), (2, 4), (3, 3), (3, 6), (4, 2), (4, 8)]
 
 
 def candidate(name, pipeline, microbatches):
-    cut = CLOCKS[name].cut
-    microbatches = max(microbatches, CLOCKS[name].least(pipeline))
-    if name == "interleaved" and microbatches % max(1, microbatches // pipeline):
-        microbatches = pipeline
-    losses = pipeline - 1 if CLOCKS[name].waits == "chunk" else 1
-    return Candidate(pipeline, Mesh(), 64, name, microbatches if cut else 1, losses=losses)
+    planning = planned(name).planning
+    while not planning.allows(microbatches, pipeline):
+        microbatches += 1
+    losses = pipeline - 1 if planning.losses else 1
+    return Candidate(pipeline, Mesh(), 64, name, microbatches if planning.cut else 1, losses=losses)
 
 
 @pytest.mark.parametrize(("pipeline", "microbatches"), SHAPES)
-@pytest.mark.parametrize("name", [name for name in CLOCKS if name != "backprop"])
+@pytest.mark.parametrize("name", [name for name in catalogue() if planned(name).suits(2)])
 def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
     c = candidate(name, pipeline, microbatches)
     chosen = method(str(c))
     schedule, rules = chosen.plan(c.stages, c.pipeline)
-    assert chosen.synchronous == c.clock.drains
+    assert chosen.synchronous == c.planned.drains
     assert [c.home(s) for s in range(c.stages)] == [schedule.worker_of[s] for s in range(c.stages)]
-    heads = tuple(s for s in range(c.stages - 1) if c.clock.heads(c.at(s)))
-    assert rules.reach.heads[:-1] == heads
+    assert rules.reach.heads[:-1] == tuple(sorted(c.gradients.heads))
     assert [c.returns(s) for s in range(c.stages)] == [bool(rules.reach.arriving(s)) for s in range(c.stages)]
     assert [c.backwards(s) - 1 for s in range(c.stages)] == [s in rules.split for s in range(c.stages)]
     assert schedule.per_turn == c.microbatches
-    assert list(chosen.versions(schedule)) == [c.clock.versions(c.at(s)) for s in range(c.stages)]
-    assert list(chosen.delays(schedule).mean) == [c.clock.delay(c.at(s)) for s in range(c.stages)]
+    assert list(chosen.versions(schedule)) == [c.planned.versions(c.at(s)) for s in range(c.stages)]
+    assert list(chosen.delays(schedule).mean) == [c.planning.delay(c.at(s)) for s in range(c.stages)]
     timeline = simulate(schedule, rules, schedule.drain + 2)
-    held = [c.clock.held(c.at(s)) for s in range(c.stages)]
-    if c.clock.chunks > 1:  # a worker's chunks share what it holds
+    held = [c.planning.held(c.at(s)) for s in range(c.stages)]
+    if c.planning.stages_per_worker > 1:  # a worker's chunks share what it holds
         by_worker = [sum(held[w :: c.pipeline]) for w in range(c.pipeline)]
         assert all(real <= told for real, told in zip(timeline.peak_activations, by_worker, strict=True))
     elif name == "zb-h1":
@@ -50,7 +48,7 @@ def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
         assert list(timeline.peak_graphs) == held
 
 
-@pytest.mark.parametrize("name", [name for name in CLOCKS if CLOCKS[name].drains and name != "backprop"])
+@pytest.mark.parametrize("name", [name for name in catalogue() if planned(name).drains and planned(name).suits(2)])
 def test_stages_that_recompute(name):
     c = candidate(name, 3, 6)._replace(recompute=True)
     schedule, _ = method(str(c)).plan(c.stages, c.pipeline)
@@ -84,9 +82,9 @@ def test_equal_stages_take_what_the_closed_form_says(name, pipeline, microbatche
     dice = random.Random(seed)
     c = candidate(name, pipeline, microbatches)
     forward, inputs, weights = (dice.randint(1, 16) for _ in range(3))
-    x = stage_of(forward, inputs, weights, end=0 if CLOCKS[name].split else dice.randint(0, 3))
+    x = stage_of(forward, inputs, weights, end=0 if planned(name).planning.split else dice.randint(0, 3))
     priced = [times_of(c, s, x) for s in range(c.stages)]
-    told = max(load for _, load in priced) + (sum(fill for fill, _ in priced) if c.clock.chunks == 1 else 0)
+    told = max(load for _, load in priced) + (sum(fill for fill, _ in priced) if fills(c) else 0)
     schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
     found = simulate(schedule, rules, 1, durations([x] * c.stages)).makespan
     assert told == found
@@ -98,7 +96,7 @@ def test_short_messages_between_equal_stages(name):
     x = stage_of(4.0, 4.0, 4.0, message=1.0)
     stages = [x._replace(message=0.0) if s == c.stages - 1 or c.way(s) is None else x for s in range(c.stages)]
     priced = [times_of(c, s, stage) for s, stage in enumerate(stages)]
-    told = max(load for _, load in priced) + (sum(fill for fill, _ in priced) if c.clock.chunks == 1 else 0)
+    told = max(load for _, load in priced) + (sum(fill for fill, _ in priced) if fills(c) else 0)
     schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
     assert told == simulate(schedule, rules, 1, durations(stages), latency=1.0).makespan
 

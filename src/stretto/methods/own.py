@@ -1,0 +1,99 @@
+"""Methods of a user's own: a function in a file or a package of theirs, `path/to/file.py:name`.
+
+The name is all that other processes, run folders and checkpoints need to build the method again.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from stretto.errors import ScheduleError, UsageError
+from stretto.methods.definition import Method
+from stretto.options.checks import shown
+from stretto.options.import_object import import_object
+from stretto.schedule import Schedule
+
+GIVE = (
+    "a function with keyword-only options that returns a stretto.Method, or a function of num_stages and num_workers "
+    "(and microbatches) that returns a stretto.schedule.Schedule"
+)
+COUNTS = ("num_stages", "num_workers", "microbatches")
+
+
+def own_method(text: str) -> Callable[..., Method]:
+    """What builds the method that `text` names: the function itself, or one that trains by its schedule.
+
+    Raises UsageError where there is no such function, and, when it is called, where it returns something else.
+    """
+    found = import_object(text, "method")
+    if not callable(found):
+        raise UsageError(f"method {text!r} is {shown(found)}: give {GIVE}")
+    parameters = inspect.signature(found).parameters.values()
+    needed = tuple(p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD)
+    if not needed:
+        return checked(text, found)
+    if needed == COUNTS[:2]:
+        return of_schedule(text, found)
+    if needed == COUNTS:
+        return of_minibatch(text, found)
+    raise UsageError(f"method {text!r} takes {', '.join(needed)}: give {GIVE}")
+
+
+def checked(text: str, build: Callable[..., Any]) -> Callable[..., Method]:
+    """The function, whose errors and results are told by its name."""
+
+    @wraps(build)
+    def built(**options: Any) -> Method:
+        made = attempted(text, build, **options)
+        if not isinstance(made, Method):
+            raise UsageError(f"method {text!r} returned {shown(made)}: give {GIVE}")
+        return made
+
+    return built
+
+
+def of_schedule(text: str, lay: Callable[[int, int], Any]) -> Callable[..., Method]:
+    """Plain training in the order of a schedule."""
+
+    def built() -> Method:
+        return trained_by(text, lay)
+
+    return built
+
+
+def of_minibatch(text: str, lay: Callable[[int, int, int], Any]) -> Callable[..., Method]:
+    """Plain training in the order of a schedule of so many micro-batches: one a worker, at least 4, or as told."""
+
+    def built(*, microbatches: int | None = None) -> Method:
+        return trained_by(text, lambda stages, workers: lay(stages, workers, microbatches or max(4, workers)))
+
+    return built
+
+
+def trained_by(text: str, lay: Callable[[int, int], Any]) -> Method:
+    """Plain training by a schedule that finishes every minibatch."""
+
+    def laid(num_stages: int, num_workers: int) -> Schedule:
+        schedule = attempted(text, lay, num_stages, num_workers)
+        if not isinstance(schedule, Schedule):
+            raise UsageError(f"method {text!r} returned {shown(schedule)}: give {GIVE}")
+        if schedule.drain:
+            raise UsageError(
+                f"schedule {text!r} on {num_stages} stages works on a minibatch for {schedule.drain} more turns after "
+                "the one that it enters in, and does not say which weights its backwards see: give a function that "
+                "returns a Method with this schedule, synchronous=False and weights= (CONTRIBUTING.md)"
+            )
+        return schedule
+
+    return Method(name=text, summary="a schedule of one's own, trained as backprop", schedule=laid, synchronous=True)
+
+
+def attempted(text: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a user's function gives. Its own errors become UsageError."""
+    try:
+        return function(*arguments, **options)
+    except (UsageError, ScheduleError):
+        raise
+    except Exception as error:
+        raise UsageError(f"method {text!r} failed with {type(error).__name__}: {error}") from error

@@ -1,0 +1,65 @@
+"""What `stretto plan` asks of a method beside its schedule: closed forms, which cost less than laying a schedule out.
+
+Everything else that plans need is read off the `Method`: its losses, the weights that it keeps, its optimizers. A
+method that says nothing here trains, simulates and compares as any other one, and `plan` refuses it by name. Tests
+compare the closed forms with the schedules that the methods lay out (tests/plan/test_closed_forms.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Messages = Literal["exposed", "streamed", "hidden"]
+Order = Literal["line", "loop", "breadth first", "v"]
+Waits = Literal["chunk", "hop"]
+
+
+class StageAt(NamedTuple):
+    """Stage `stage` of `stages`, where a turn has so many micro-batches."""
+
+    stage: int
+    stages: int
+    microbatches: int = 1
+
+    @property
+    def above(self) -> int:
+        """How many stages come after it: S-1-s."""
+        return self.stages - 1 - self.stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """The closed forms of a method's schedule.
+
+    cut: the option that takes the micro-batches of a turn; None where a turn is one micro-batch. losses: the option
+    that takes the number of chunks of stages that a loss each trains, if there is one.
+    allows(microbatches, workers): whether the closed forms hold, and the schedule exists, for so many micro-batches.
+    workers: the fewest and the most (None: any) workers of a pipeline for which the method is tried. One stage is plain
+    training by any method, so that only those are tried on one worker that are meant for it.
+    variants: options under which plans try the method, "delay=1"; the first of them under its bare name.
+
+    held(stage): the micro-batches whose activations a stage keeps. delay(stage): how many updates old its gradients
+    are, mean over the micro-batches of an update.
+    messages: "exposed" ones add to every turn (no more micro-batches are under way than there are stages), "streamed"
+    ones only where they take longer than a forward or a backward, "hidden" ones where they take longer than both.
+    split: whether all stages (the first excepted, where minibatches drain) run I and W where others run B.
+    fills_bubble: whether W fills 1F1B's bubble, as in ZB-H1.
+    stages_per_worker, order: how many stages each worker has, and in which order it takes them up: "line" is one a
+    worker, "loop" interleaved 1F1B, "breadth first" looped-bfs, "v" ZB-V.
+    waits: whether in every turn a stage waits for the gradient of those above it in its chunk, or of the one above it
+    ("hop").
+    """
+
+    cut: str | None = None
+    losses: str | None = None
+    allows: Callable[[int, int], bool] = lambda microbatches, workers: True
+    workers: tuple[int, int | None] = (2, None)
+    variants: tuple[str, ...] = ("",)
+    held: Callable[[StageAt], float] = lambda at: 1
+    delay: Callable[[StageAt], float] = lambda at: 0
+    messages: Messages = "exposed"
+    split: bool = False
+    fills_bubble: bool = False
+    stages_per_worker: int = 1
+    order: Order = "line"
+    waits: Waits | None = None
