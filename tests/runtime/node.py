@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.runtime import membership
-from stretto.runtime.launch import Place, launch
+from stretto.runtime.launch import LaunchSettings, launch
 from stretto.runtime.rendezvous.signed_store import given_secret
 
 
@@ -31,5 +31,5 @@ def work(folder):
 
 if __name__ == "__main__":
     port, folder = sys.argv[1:]
-    place = Place(workers=2, nodes=2, rendezvous=f"127.0.0.1:{port}", restarts=2, secret=given_secret(None))
+    place = LaunchSettings(workers=2, nodes=2, rendezvous=f"127.0.0.1:{port}", restarts=2, secret=given_secret(None))
     launch(work, [Path(folder)], place)

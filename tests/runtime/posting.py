@@ -6,14 +6,14 @@ import torch
 import torch.distributed as dist
 
 from stretto.runtime import membership
-from stretto.runtime.channel import Inbox, Line, Outbox
+from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
 
 
 def given_up(numbers):
     """Process 0 sends values and keeps nothing of them; process 1 receives them a moment later."""
     member = membership()
     rank, store = member.world.rank, member.world.store
-    line = Line(member.world.group(60), 1 - rank, 77, "values", member.status)
+    line = ChannelEnd(member.world.group(60), 1 - rank, 77, "values", member.status)
     if rank == 0:
         outbox = Outbox(line, depth=8)
         for number in range(numbers):

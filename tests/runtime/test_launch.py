@@ -17,7 +17,7 @@ from runtime.nursery import Forked
 from runtime.processes import ended, free_port
 from stretto.errors import UsageError
 from stretto.processes import fork_server
-from stretto.runtime.launch import Place, WorkerFailedError, launch, reason
+from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch, reason
 from stretto.runtime.world import join
 
 NODE = str(Path(__file__).with_name("node.py"))
@@ -47,7 +47,7 @@ def test_what_a_worker_has_said_counts_also_if_it_was_told_to_end_before_it_had(
 def test_who_has_nothing_to_say_lets_others_be_heard_first():
     """Process 0 ends at once because process 1 fails, which needs some time to say why."""
     with pytest.raises(WorkerFailedError, match=r"^no room$") as caught:
-        launch(one_fails, [0.5], Place(workers=2))
+        launch(one_fails, [0.5], LaunchSettings(workers=2))
     assert caught.value.kind == "UsageError"
 
 
@@ -69,16 +69,16 @@ def test_a_fork_server_that_is_lost_while_workers_start_is_a_failed_attempt(tmp_
 
     monkeypatch.setattr(fork_server, "prepare", lose)
     with pytest.raises(WorkerFailedError, match="the process from which workers are forked has gone"):
-        launch(tell, [tmp_path], Place(workers=2))
+        launch(tell, [tmp_path], LaunchSettings(workers=2))
     assert list(tmp_path.iterdir()) == []
     lost.clear()
-    launch(tell, [tmp_path], Place(workers=2, restarts=1))
+    launch(tell, [tmp_path], LaunchSettings(workers=2, restarts=1))
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
 def test_a_worker_that_never_comes_is_named():
     with pytest.raises(WorkerFailedError, match=r"^worker 1 has not connected within 3 s: it hangs, or has gone"):
-        launch(one_comes, [timedelta(seconds=3)], Place(workers=2))
+        launch(one_comes, [timedelta(seconds=3)], LaunchSettings(workers=2))
 
 
 def one_comes(timeout):
@@ -90,10 +90,10 @@ def one_comes(timeout):
 def test_processes_see_the_environment_of_now(monkeypatch, tmp_path):
     for value in ("one", "two"):
         monkeypatch.setenv("STRETTO_TEST", value)
-        launch(tell, [tmp_path], Place(workers=2))
+        launch(tell, [tmp_path], LaunchSettings(workers=2))
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": value, "1": value}
     monkeypatch.delenv("STRETTO_TEST")
-    launch(tell, [tmp_path], Place(workers=1))
+    launch(tell, [tmp_path], LaunchSettings(workers=1))
     assert (tmp_path / "0").read_text() == "None"
 
 
@@ -105,6 +105,6 @@ def test_signals_and_logs_are_as_before():
     names = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api")
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
     loud = [logging.getLogger(name).disabled for name in names]
-    launch(max, [1, 2], Place(workers=1))
+    launch(max, [1, 2], LaunchSettings(workers=1))
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
     assert [logging.getLogger(name).disabled for name in names] == loud

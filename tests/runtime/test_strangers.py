@@ -18,7 +18,7 @@ from runtime.nursery import Forked
 from runtime.processes import ended, free_port
 from stretto.errors import StrettoError, UsageError
 from stretto.runtime.rendezvous import addresses, nodes
-from stretto.runtime.rendezvous.nodes import Meeting, MeetingError
+from stretto.runtime.rendezvous.nodes import MeetingError, NodesRendezvous
 from stretto.runtime.rendezvous.signed_store import ForgedError, Secret, Signed, given_secret, of_round
 
 SECRET, OTHER = Secret("the secret of this test"), Secret("the secret of another")
@@ -40,7 +40,7 @@ def stranger(port):
 
 
 def at(port, secret=SECRET, nodes=2, seconds=20):
-    return Meeting(f"127.0.0.1:{port}", nodes, secret, timedelta(seconds=seconds))
+    return NodesRendezvous(f"127.0.0.1:{port}", nodes, secret, timedelta(seconds=seconds))
 
 
 def outcome(act):
@@ -134,7 +134,7 @@ def test_launchers_meet_and_meet_again():
         leaves.join()
     assert len(set(rounds)) == 2
     with ThreadPoolExecutor(3) as threads:
-        assert all(threads.map(Meeting.shutdown, launchers))
+        assert all(threads.map(NodesRendezvous.shutdown, launchers))
 
 
 def test_another_launcher_takes_the_place_of_one_that_has_gone(monkeypatch):
@@ -145,7 +145,7 @@ def test_another_launcher_takes_the_place_of_one_that_has_gone(monkeypatch):
     assert isinstance(outcome(gone.next_rendezvous), MeetingError)  # nobody has called yet
     with ThreadPoolExecutor(1) as threads:
         begun = threads.submit(first.next_rendezvous)
-        board = gone._board
+        board = gone._meeting
         while not (call := board.signed.get("call").decode()):
             time.sleep(0.01)
         board.answer(call, "the number of one that has gone")
@@ -207,7 +207,7 @@ WRONG = {
 @pytest.mark.parametrize("rendezvous", WRONG)
 def test_places_where_nobody_can_meet(rendezvous):
     with pytest.raises(UsageError, match=WRONG[rendezvous]):
-        Meeting(rendezvous, 2, SECRET, timedelta(seconds=1))
+        NodesRendezvous(rendezvous, 2, SECRET, timedelta(seconds=1))
 
 
 def test_a_name_that_only_this_machine_takes_for_itself(monkeypatch):
@@ -216,7 +216,7 @@ def test_a_name_that_only_this_machine_takes_for_itself(monkeypatch):
         addresses.socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, 1, 6, "", ("127.0.1.1", 29400))]
     )
     with pytest.raises(UsageError, match=r"'node7' stands for 127\.0\.1\.1, which the others do not reach"):
-        Meeting("node7:29400", 2, SECRET, timedelta(seconds=1))
+        NodesRendezvous("node7:29400", 2, SECRET, timedelta(seconds=1))
 
 
 @pytest.mark.parametrize("text", ["", "short", "a line\nand another one"])
@@ -236,7 +236,7 @@ def test_something_else_listens_there():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(addresses, "KNOCK", 0.5)
+            patch.setattr(addresses, "ANSWER_TIMEOUT", 0.5)
             error = outcome(at(listener.getsockname()[1]).next_rendezvous)
     assert "answers, but no stretto job listens there" in str(error)
 
@@ -254,7 +254,7 @@ def test_values_of_another_job_with_the_same_secret_lead_nowhere(monkeypatch):
     }  # fmt: skip
     old = launchers[0].get_run_id()
     for each in launchers:
-        each._board = each._round = None
+        each._meeting = each._round = None
     del listener, each, launchers
     first, second = at(port, seconds=2), at(port, seconds=2)
     again = stranger(port)

@@ -10,7 +10,7 @@ import safetensors.torch
 from stretto.errors import UsageError
 from stretto.models.greedy_decode import find_bleu, score
 from stretto.nn.chain import Chain
-from stretto.runtime.launch import Place
+from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import compare, open_study, run
 from stretto.study.launch import run_on_processes
@@ -50,7 +50,9 @@ def test_bleu_is_that_of_the_weights_and_is_written(emulated):
 
 def test_on_processes_it_is_the_same(emulated, tmp_path):
     settings = resolve(replace(SETTINGS, workers=2))
-    run_on_processes(settings, tmp_path / "run", lambda *_: None, Place(workers=2), costs_of(prepare(settings)))
+    run_on_processes(
+        settings, tmp_path / "run", lambda *_: None, LaunchSettings(workers=2), costs_of(prepare(settings))
+    )
     record = read_run(tmp_path / "run")[1]
     assert record.test_loss == pytest.approx(emulated[1].test_loss, rel=1e-5)
     assert record.test_bleu == pytest.approx(emulated[1].test_bleu, rel=1e-5)

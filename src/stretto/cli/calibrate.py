@@ -209,12 +209,12 @@ def measured(
     what: str, options: Mapping[str, Any], workers: int | None, on_step: Callable[[int], None]
 ) -> dict[str, Any] | None:
     """Measure on processes of its own, or among those that are there already."""
-    from stretto.runtime.launch import Place
+    from stretto.runtime.launch import LaunchSettings
     from stretto.study.calibration_processes import measure_here, measure_on_processes
 
     if workers is None:
         return measure_here(what, options, on_step)
-    return measure_on_processes(what, options, Place(workers=workers), on_step)
+    return measure_on_processes(what, options, LaunchSettings(workers=workers), on_step)
 
 
 def fastest(result: "Calibration") -> dict[str, str]:

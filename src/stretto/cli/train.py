@@ -17,7 +17,7 @@ from stretto.settings.command_line import NUMBER, WHOLE
 from stretto.settings.runs import TrainSettings, known
 
 if TYPE_CHECKING:
-    from stretto.runtime.launch import Place
+    from stretto.runtime.launch import LaunchSettings
     from stretto.study.prepare import Prepared
 
 
@@ -157,15 +157,15 @@ def place_of(
     restarts: int,
     timeout: float | None,
     launched: bool,
-) -> "Place | None":
+) -> "LaunchSettings | None":
     """Where processes of the run's own go; None if it is to have none. Raises UsageError for what cannot be."""
-    from stretto.runtime.launch import Place
+    from stretto.runtime.launch import LaunchSettings
     from stretto.runtime.rendezvous.signed_store import given_secret
 
     if secret_file is not None and rendezvous is None:
         raise UsageError(f"--secret-file {secret_file}: it is for nodes that meet; give --rendezvous HOST:PORT, too")
     secret = None if rendezvous is None else given_secret(secret_file)
-    place = Place(
+    place = LaunchSettings(
         workers=settings.workers or nodes,
         nodes=nodes,
         rendezvous=rendezvous,
@@ -186,7 +186,7 @@ def place_of(
 def make(
     prepared: "Prepared",
     folder: Path,
-    place: "Place | None",
+    place: "LaunchSettings | None",
     *,
     silent: bool,
     trace: bool,

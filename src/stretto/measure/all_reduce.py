@@ -31,9 +31,9 @@ def measure(
     A time is that of the slowest process, the median over calls; algorithms take turns.
     """
     assert group.size() > 1, "one process has nobody to send to"
-    tell, per_node = tell or nobody, nodes_of(group.size(), per_node)
-    messages = [(size, ping_pong(group, size)) for size in told(sizes, tell)]
-    additions = [(size, adding(group, size)) for size in told(sizes, tell)]
+    tell, per_node = tell or ignore, nodes_of(group.size(), per_node)
+    messages = [(size, ping_pong(group, size)) for size in with_progress(sizes, tell)]
+    additions = [(size, adding(group, size)) for size in with_progress(sizes, tell)]
     latency, per_byte = line(messages).rates
     _, reduction = line(additions).rates
     rows = tuple(all_reduces(group, size, per_node, tell) for size in sizes)
@@ -41,7 +41,7 @@ def measure(
     return Calibration(workers=group.size(), per_node=per_node, link=link, measured=rows)
 
 
-def nobody() -> None:
+def ignore() -> None:
     """Tell nobody."""
 
 
@@ -50,7 +50,7 @@ def steps_of(sizes: Sequence[int]) -> int:
     return len(sizes) * (len(ALGORITHMS) + 3)
 
 
-def told(sizes: Sequence[int], tell: OnMeasured) -> Iterator[int]:
+def with_progress(sizes: Sequence[int], tell: OnMeasured) -> Iterator[int]:
     """Each size, and tell after each."""
     for size in sizes:
         yield size
@@ -68,13 +68,13 @@ def ping_pong(group: dist.ProcessGroup, num_bytes: int) -> float:
             elif rank < 2:
                 group.recv([tensor], sender, 0).wait()
 
-    return timed(group, {"": there_and_back}, nobody)[""] / 2
+    return timed(group, {"": there_and_back}, ignore)[""] / 2
 
 
 def adding(group: dist.ProcessGroup, num_bytes: int) -> float:
     """Seconds to add so many bytes to others, as all processes do at the same time."""
     tensor, addend = torch.zeros(max(1, num_bytes // ITEM)), torch.zeros(max(1, num_bytes // ITEM))
-    return timed(group, {"": lambda: tensor.add_(addend)}, nobody)[""]
+    return timed(group, {"": lambda: tensor.add_(addend)}, ignore)[""]
 
 
 def all_reduces(group: dist.ProcessGroup, num_bytes: int, per_node: int, tell: OnMeasured) -> SizeTimes:

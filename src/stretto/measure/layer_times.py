@@ -2,7 +2,6 @@
 
 import copy
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from stretto.errors import UsageError
 from stretto.measure.fit import fit
 from stretto.measure.layers import Loss
 from stretto.nn.preserve import home, members, undisturbed
+from stretto.nn.stopwatch import as_leaves, timed
 from stretto.runtime.process_memory import keep_memory
 
 Inputs = tuple[Tensor, ...]
@@ -64,25 +64,25 @@ def with_times(
     measure at the same time: no contention is then added to these times. Raises UsageError for fewer than two batch
     sizes.
     """
-    given = [each if isinstance(each, tuple) else (each,) for each in examples]
-    sizes = sorted({each[0].shape[0] for each in given})
+    batches = [x if isinstance(x, tuple) else (x,) for x in examples]
+    sizes = sorted({batch[0].shape[0] for batch in batches})
     if len(sizes) < 2 or sizes[0] < 1:
         raise UsageError(f"examples of the batch sizes {sizes}: a line takes two different ones, of 1 example or more")
-    if loss is not None and len(targets) != len(given):
-        raise UsageError(f"{len(targets)} targets for {len(given)} examples: give one for each, or no loss")
+    if loss is not None and len(targets) != len(batches):
+        raise UsageError(f"{len(targets)} targets for {len(batches)} examples: give one for each, or no loss")
     keep_memory()
     samples: Samples = defaultdict(list)
     device = home(layers)
-    own = [prepared(layer, optimizer) for layer in copy.deepcopy(list(layers))]
-    with undisturbed([each.module for each in own], device), torch.enable_grad():
-        for each in own:
-            each.module.train()
+    copies = [prepared(layer, optimizer) for layer in copy.deepcopy(list(layers))]
+    with undisturbed([layer.module for layer in copies], device), torch.enable_grad():
+        for layer in copies:
+            layer.module.train()
         for turn in range(1 + repeats):
-            for number, inputs in enumerate(given):
+            for number, inputs in enumerate(batches):
                 ends = [] if loss is None else [Timed(Loss(loss, targets[number].to(device)), [], None)]
-                sweep([*own, *ends], tuple(x.to(device) for x in inputs), samples if turn else defaultdict(list))
+                sweep([*copies, *ends], tuple(x.to(device) for x in inputs), samples if turn else defaultdict(list))
     start, step = starting(samples), 0.0 if optimizer is None else stepping(optimizer, samples)
-    number = len(own) + (loss is not None)
+    number = len(copies) + (loss is not None)
     rows = [
         replace(row, measured=replace(measured(index, samples, sizes, updates=optimizer is not None), crowded=crowded))
         if index < number
@@ -104,16 +104,16 @@ def prepared(module: nn.Module, optimizer: MakeOptimizer | None) -> Timed:
 
 
 def starting(samples: Samples) -> float:
-    """What starting a backward takes, and take it off those of layers: a stage starts one for all of its layers."""
+    """Seconds of starting a backward; takes them off the samples of layers: a stage starts one for all its layers."""
     leaf = torch.zeros(1, requires_grad=True)
-    start = usual(partial(torch.autograd.grad, leaf * 1, leaf, retain_graph=True))
+    start = median_seconds(partial(torch.autograd.grad, leaf * 1, leaf, retain_graph=True))
     take_off(samples, ("B", "I", "W", AGAIN), start)
     return start
 
 
 def stepping(optimizer: MakeOptimizer, samples: Samples) -> float:
-    """The same of a step of the optimizer: what it takes for one number, less what each further number adds."""
-    one, five = (usual(small_step(optimizer, number)) for number in (1, 5))
+    """Seconds of starting a step of the optimizer, taken off the samples likewise: one number's, less what more add."""
+    one, five = (median_seconds(small_step(optimizer, number)) for number in (1, 5))
     step = max(0.0, one - (five - one) / 4)
     take_off(samples, ("U",), step)
     return step
@@ -128,16 +128,16 @@ def small_step(optimizer: MakeOptimizer, number: int) -> Callable[[], object]:
     return made
 
 
-def usual(call: Callable[[], object]) -> float:
-    """The median of some calls."""
-    least: list[float] = []
+def median_seconds(call: Callable[[], object]) -> float:
+    """Seconds of a call on the CPU: the median of some, after two that warm up."""
+    samples: list[float] = []
     for _ in range(2 + 3 * REPEATS):
-        timed(call, least)
-    return statistics.median(least[2:])
+        sample(call, torch.device("cpu"), samples)
+    return statistics.median(samples[2:])
 
 
 def take_off(samples: Samples, kinds: Sequence[str], start: float) -> None:
-    """Samples of these kinds without what any call takes."""
+    """Subtract from the samples of these kinds what any call takes; a tenth of each sample stays at least."""
     for (_, kind, _), taken in samples.items():
         if kind in kinds:
             taken[:] = [max(seconds - start, seconds / 10) for seconds in taken]
@@ -158,7 +158,7 @@ def sweep(layers: Sequence[Timed], inputs: Inputs, samples: Samples) -> None:
             gradients = backward(run, gradients, into(run.number, kind))
     for index, layer in enumerate(layers):
         if layer.step is not None:
-            timed(layer.step, into(index, "U"))
+            sample(layer.step, inputs[0].device, into(index, "U"))
     drop_gradients(layers)
     runs = forwards(layers, inputs, into)
     for kind in ("I", "W"):
@@ -168,7 +168,7 @@ def sweep(layers: Sequence[Timed], inputs: Inputs, samples: Samples) -> None:
 
 
 def drop_gradients(layers: Sequence[Timed]) -> None:
-    """As after an update."""
+    """Set all gradients to None, as after an update."""
     for layer in layers:
         for parameter in layer.trained:
             parameter.grad = None
@@ -178,8 +178,8 @@ def forwards(layers: Sequence[Timed], inputs: Inputs, into: Callable[[int, str],
     """Time a forward of every layer."""
     runs, tensors = [], inputs
     for index, layer in enumerate(layers):
-        leaves = tuple(t.detach().requires_grad_(index > 0 and t.is_floating_point()) for t in tensors)
-        outputs = members(timed(partial(layer.module, *leaves), into(index, "F")))
+        leaves = as_leaves(tensors, first=index == 0)
+        outputs = members(sample(partial(layer.module, *leaves), leaves[0].device, into(index, "F")))
         runs.append(Run(index, layer, leaves, outputs))
         tensors = tuple(tensor.detach() for tensor in outputs)
     return runs
@@ -194,7 +194,7 @@ def backward(run: Run, arrived: Sequence[Tensor | None], samples: list[float]) -
     ]
     if pairs and (run.layer.trained or any(leaf.requires_grad for leaf in run.leaves)):
         roots, gradients = (list(each) for each in zip(*pairs, strict=True))
-        timed(partial(torch.autograd.backward, roots, gradients), samples)
+        sample(partial(torch.autograd.backward, roots, gradients), roots[0].device, samples)
     return [leaf.grad for leaf in run.leaves]
 
 
@@ -205,23 +205,14 @@ def half(run: Run, kind: str, samples: list[float]) -> None:
     if roots and wanted:
         gradients = [torch.ones_like(root) for root in roots]
         call = partial(torch.autograd.backward, roots, gradients, inputs=wanted, retain_graph=kind == "I")
-        timed(call, samples)
+        sample(call, roots[0].device, samples)
 
 
-def timed(call: Callable[[], T], samples: list[float]) -> T:
-    """Add the seconds of a call to its samples; gives what it gave."""
-    synchronize()
-    begin = time.perf_counter()
-    made = call()
-    synchronize()
-    samples.append(time.perf_counter() - begin)
-    return made
-
-
-def synchronize() -> None:
-    """Wait for what a GPU has been given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def sample(call: Callable[[], T], device: torch.device, samples: list[float]) -> T:
+    """What a call returns; its seconds are added to the samples."""
+    result, nanoseconds = timed(call, device)
+    samples.append(nanoseconds / 1e9)
+    return result
 
 
 def measured(index: int, samples: Samples, sizes: Sequence[int], *, updates: bool) -> Measured:
@@ -249,5 +240,5 @@ def affine(points: Sequence[tuple[float, float]]) -> tuple[Affine, float]:
     """t0 + b t1 through (b, t), neither negative, and its residual."""
     if not points:
         return Affine(), 0.0
-    found = fit([(1, size) for size, _ in points], [seconds for _, seconds in points])
-    return Affine(*found.rates), found.residual
+    line = fit([(1, size) for size, _ in points], [seconds for _, seconds in points])
+    return Affine(*line.rates), line.residual

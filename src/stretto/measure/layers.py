@@ -17,10 +17,11 @@ from stretto.measure.operators import Operators
 from stretto.nn import tied_weights
 from stretto.nn.batch import size as examples
 from stretto.nn.preserve import home, members, undisturbed
-from stretto.nn.shapes import describe
+from stretto.nn.stopwatch import as_leaves, attempt
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
 
 Inputs = tuple[Tensor, ...]
+REMEDY = "Mend the layer or the example; give fake=False if its shapes depend on its numbers"
 Held = tuple[Sequence[int], ...]  # bytes moment by moment: of a forward, a backward, one that finds gradients
 Amounts = Mapping[str, Sequence[float]]  # of each sort of operator: calls, FLOPs, bytes
 
@@ -261,7 +262,7 @@ def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
     tensors = inputs
     with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # what is compiled stays so: counter.py
         for index, layer in enumerate(layers):
-            leaves = tuple(t.detach().requires_grad_(index > 0 and t.is_floating_point()) for t in tensors)
+            leaves = as_leaves(tensors, first=index == 0)
             key = (layer.alike, tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in leaves))
             found = known.get(key) if layer.alike is not None else None
             if found is None:
@@ -335,7 +336,7 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
         return tensor.detach()  # the very tensor would keep its own graph alive
 
     with Operators() as operators, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = members(attempt(layer.name, layer.call, leaves))
+        outputs = members(attempt(layer.call, f"layer {layer.name}", leaves, REMEDY))
     passes = {"F": dict(operators.done)} | backwards(layer, leaves, outputs)
     places, made = [storage(leaf) for leaf in leaves], [storage(output) for output in outputs]
     return TracedLayer(
@@ -431,14 +432,3 @@ def plain(value: Any) -> Hashable:
     if isinstance(value, dict | set | list) and not value:
         return ()
     return "object", id(value)
-
-
-def attempt(name: str, layer: Callable[..., Any], given: Inputs) -> Any:
-    """Call a layer, or say what it could not take."""
-    try:
-        return layer(*given)
-    except Exception as error:
-        raise UsageError(
-            f"layer {name} cannot take what reaches it for the example, {'; '.join(describe((x,)) for x in given)}: "
-            f"{error}. Mend the layer or the example; give fake=False if its shapes depend on its numbers"
-        ) from error

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from stretto.runtime.channel import Inbox, Line, Outbox
+from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
 from stretto.runtime.wait_report import Status
 
 WORK, BESIDE = 2e-3, 1.2e-3  # seconds of work, and of what goes on beside a message
@@ -37,7 +37,7 @@ class Ends:
     """This process's two ends, and something to compute."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        line = Line(group, 1 - group.rank(), TAG, "measured message", Status())
+        line = ChannelEnd(group, 1 - group.rank(), TAG, "measured message", Status())
         self._box, self._out = Inbox(line, torch.device("cpu")), Outbox(line, depth=3)
         self._value = torch.zeros(1)
         self._matrix = torch.randn(192, 192)

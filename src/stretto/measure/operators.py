@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-from stretto.nn.flop_counter import CPU_KERNELS
+from stretto.nn.flop_counter import flops_of
 
 SORTS = (  # what stands in an operator's name, the first that fits
     ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
@@ -34,9 +33,6 @@ PRODUCTS = (  # whole names
 )
 SHORT = ("exp", "log", "erf")
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "item")
-FORMULAS: dict[Any, Any] = dict(flop_registry)
-for _kernel, _formula in CPU_KERNELS.items():
-    FORMULAS[_kernel] = shape_wrapper(_formula)  # type: ignore[no-untyped-call]
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -52,8 +48,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **kwargs)
         space, _, name = func._schema.name.partition("::")
         if space != "prim" and name not in FREE and not is_view(func):
-            formula = FORMULAS.get(func._overloadpacket)
-            flops = 0 if formula is None else formula(*args, **kwargs, out_val=made)
+            flops = flops_of(func, args, kwargs, made)
             taken = self.done[sort(name)]
             for index, amount in enumerate((1, flops, moved(name, args, kwargs, made))):
                 taken[index] += amount

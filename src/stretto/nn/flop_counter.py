@@ -1,11 +1,17 @@
-"""torch's FLOP counter, with the kernels of the CPU that it does not know (torch 2.13)."""
+"""FLOPs: torch's counter and its formulas, with the kernels of the CPU that it does not know (torch 2.13)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+    shape_wrapper,
+)
 
 
 @contextmanager
@@ -77,3 +83,12 @@ CPU_KERNELS: dict[Any, Callable[..., int]] = {
     _aten.mkldnn_rnn_layer: recurrence,
     _aten.mkldnn_rnn_layer_backward: recurrence_backward,
 }
+FORMULAS: dict[Any, Any] = dict(flop_registry)
+for _kernel, _formula in CPU_KERNELS.items():
+    FORMULAS[_kernel] = shape_wrapper(_formula)  # type: ignore[no-untyped-call]
+
+
+def flops_of(operator: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """FLOPs of one call of an operator (an OpOverload), by the formulas that `counting` uses; 0 where there is none."""
+    formula = FORMULAS.get(operator._overloadpacket)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))

@@ -7,7 +7,7 @@ the value. No object is pickled.
 The receiving end always has one receive posted, so that a value travels while its receiver still computes; the sending
 end copies each value, so that nobody waits for a send, until too many are on their way.
 
-Between devices that reach each other (`direct.py`) a value travels by itself, from device to device, after its prefix.
+Between devices that reach each other (`nccl.py`) a value travels by itself, from device to device, after its prefix.
 """
 
 import struct
@@ -29,14 +29,14 @@ HEADER = struct.Struct("=qq")  # what a message is, and the micro-batch; the res
 VALUE, LAYOUT, MARK = 1, 2, 3
 
 
-class Letter(NamedTuple):
+class Received(NamedTuple):
     """What arrived: a value, and the micro-batch it belongs to."""
 
     microbatch: int
     value: Any
 
 
-class Line(NamedTuple):
+class ChannelEnd(NamedTuple):
     """One direction between this process and another: the group, the other's rank in it, a tag, and a name for people.
 
     `status` is where this process says what it waits for. `direct` is its end of a channel of these two alone, through
@@ -51,7 +51,7 @@ class Line(NamedTuple):
     direct: Direct | None = None
 
 
-class Parcel:
+class MessageBuffer:
     """The memory of a message with a value of one layout. It is filled again and again: fresh pages cost more than
     copying into them.
     """
@@ -73,7 +73,7 @@ class Sent(NamedTuple):
     """A message under way, the memory that must not change until it has been taken, and how many values it holds."""
 
     work: Any
-    memory: Parcel | Tensor
+    memory: MessageBuffer | Tensor
     values: int
 
 
@@ -87,14 +87,14 @@ class Outbox:
     it is given up.
     """
 
-    def __init__(self, line: Line, depth: int) -> None:
+    def __init__(self, line: ChannelEnd, depth: int) -> None:
         self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._depth = depth
         self._layout: Layout | None = None
         self._under_way: deque[Sent] = deque()
         weakref.finalize(self, _given_up.extend, self._under_way).atexit = False
         self._values = 0  # under way
-        self._free: Parcel | None = None
+        self._free: MessageBuffer | None = None
 
     def send(self, value: Any, microbatch: int = 0) -> None:
         """Send a value. Waits only if `depth` values have not been taken then."""
@@ -104,9 +104,9 @@ class Outbox:
         if self._direct is not None:
             self._send_directly(self._direct, value, microbatch, size_of(layout))
         else:
-            parcel = self._parcel(layout)
-            parcel.fill(value, microbatch)
-            self._post(parcel, values=1)
+            message = self._buffer(layout)
+            message.fill(value, microbatch)
+            self._post(message, values=1)
         while self._values >= self._depth:  # now, when the receiver has something to do
             self._wait_for_oldest()
 
@@ -125,13 +125,13 @@ class Outbox:
             oldest.work.wait()
         self._under_way.popleft()
         self._values -= oldest.values
-        if isinstance(oldest.memory, Parcel):
+        if isinstance(oldest.memory, MessageBuffer):
             self._free = oldest.memory
 
-    def _parcel(self, layout: Layout) -> Parcel:
+    def _buffer(self, layout: Layout) -> MessageBuffer:
         # That of a value that has been taken, if it fits.
         free, self._free = self._free, None
-        return free if free is not None and free.layout == layout else Parcel(layout)
+        return free if free is not None and free.layout == layout else MessageBuffer(layout)
 
     def _send_directly(self, direct: Direct, value: Any, microbatch: int, size: int) -> None:
         self._post(prefix(VALUE, microbatch), values=0 if size else 1)
@@ -146,8 +146,8 @@ class Outbox:
         self._post(numbers.view(torch.uint8))
         self._layout = layout
 
-    def _post(self, memory: Parcel | Tensor, values: int = 0) -> None:
-        buffer = memory.buffer if isinstance(memory, Parcel) else memory
+    def _post(self, memory: MessageBuffer | Tensor, values: int = 0) -> None:
+        buffer = memory.buffer if isinstance(memory, MessageBuffer) else memory
         with reaching(self._peer):
             work = self._group.send([buffer], self._peer, self._tag)
         self._under_way.append(Sent(work, memory, values))
@@ -157,18 +157,18 @@ class Outbox:
 class Inbox:
     """The receiving end. Values go to `device`; on the CPU they are where they arrived, uncopied."""
 
-    def __init__(self, line: Line, device: torch.device) -> None:
+    def __init__(self, line: ChannelEnd, device: torch.device) -> None:
         self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._device = device
         self._form = Form(None, 0)
         self._posted = self._post(torch.empty(PREFIX, dtype=torch.uint8))
 
-    def receive(self, what: str | None = None) -> Letter:
+    def receive(self, what: str | None = None) -> Received:
         """The next value; waits for it. `what` is said to be waited for."""
         with self._status.waiting(what or self._name, self._peer):
             kind, number, message = self._next()
             assert kind == VALUE, f"a message of kind {kind} from rank {self._peer}, where a value should be"
-            return Letter(number, self._value(message))
+            return Received(number, self._value(message))
 
     def clear(self) -> None:
         """Drop everything up to the next mark."""

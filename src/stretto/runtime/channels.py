@@ -1,4 +1,4 @@
-"""What the workers of a schedule send each other: one channel for each kind of value, its source and who gets it."""
+"""What the workers of a schedule send each other: a channel for each kind of value, its source and its receiver."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from stretto.runtime.channel import Inbox, Letter, Line, Outbox
+from stretto.runtime.channel import ChannelEnd, Inbox, Outbox, Received
 from stretto.runtime.nccl import Direct
 from stretto.runtime.wait_report import Status
 from stretto.schedule import Edge, Rules, Schedule
@@ -88,17 +88,17 @@ class Mailbox:
             name = f"{channel.value}s of stage {channel.stage}"
             if source == me:
                 depth = used[channel] + SPARE
-                line = Line(group, ranks[channel.worker], tag, name, status, direct.get(channel))
+                line = ChannelEnd(group, ranks[channel.worker], tag, name, status, direct.get(channel))
                 self._outboxes[channel] = Outbox(line, depth)
             elif channel.worker == me:
-                line = Line(group, ranks[source], tag, name, status, direct.get(channel))
+                line = ChannelEnd(group, ranks[source], tag, name, status, direct.get(channel))
                 self._inboxes[channel] = Inbox(line, device)
 
     def send(self, channel: Channel, value: Any, microbatch: int) -> None:
-        """Send a value."""
+        """Send a value on a channel; waits only if too many are under way there."""
         self._outboxes[channel].send(value, microbatch)
 
-    def receive(self, channel: Channel, what: str | None = None) -> Letter:
+    def receive(self, channel: Channel, what: str | None = None) -> Received:
         """The next value of a channel; waits for it. `what` is said to be waited for."""
         return self._inboxes[channel].receive(what)
 

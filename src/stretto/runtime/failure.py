@@ -49,7 +49,7 @@ class reaching:  # noqa: N801 (a word of a with statement, as contextlib.suppres
 
 
 @dataclass(frozen=True)
-class Said:
+class ReportedFailure:
     """A failure, as the first process that has failed tells it to the others."""
 
     rank: int
@@ -59,12 +59,12 @@ class Said:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, error: BaseException, rank: int) -> "Said":
+    def of(cls, error: BaseException, rank: int) -> "ReportedFailure":
         """An error of this process."""
         refusal = isinstance(error, StrettoError) and not isinstance(error, WorkerLostError)
         return cls(rank, type(error).__name__, f"{error}", refusal, list(getattr(error, "__notes__", ())))
 
-    def like(self, other: "Said") -> bool:
+    def like(self, other: "ReportedFailure") -> bool:
         """Whether it is the same failure, on any process."""
         return (self.kind, self.text) == (other.kind, other.text)
 
@@ -96,7 +96,7 @@ class Failures:
         """What this process is to raise for an error; `doing` is what it did, `chain` tells who waits for whom."""
         if not isinstance(error, PeerLostError):
             error.add_note(f"on worker {self._rank}, {here()}")
-            mine = Said.of(error, self._rank)
+            mine = ReportedFailure.of(error, self._rank)
             first = self._publish(mine)
             if first.rank == self._rank:
                 return error
@@ -105,7 +105,7 @@ class Failures:
             return SystemExit(1) if first.like(mine) else error  # all have made the same mistake, and another says it
         lost = self._roll_call(error.among) if len(error.among) > 1 else [error.worker]
         who = " or ".join(map(str, lost))
-        mine = Said(self._rank, "lost", f"worker {who} is lost")
+        mine = ReportedFailure(self._rank, "lost", f"worker {who} is lost")
         told = self._published(GRACE) or self._publish(mine)
         if told != mine:  # somebody else has said why
             return told.again() if told.refusal else SystemExit(1)
@@ -122,7 +122,7 @@ class Failures:
         That a peer is gone, its own thread or another process will find out.
         """
         if not isinstance(error, PeerLostError):
-            self._publish(Said.of(error, self._rank))
+            self._publish(ReportedFailure.of(error, self._rank))
 
     def known(self) -> bool:
         """Whether some process has failed."""
@@ -144,7 +144,7 @@ class Failures:
             return list(among)
         return missing or list(among)
 
-    def _publish(self, mine: Said) -> Said:
+    def _publish(self, mine: ReportedFailure) -> ReportedFailure:
         # The failure that was the first: this one, or another that was published before.
         if self._store is None:
             return mine
@@ -153,7 +153,7 @@ class Failures:
         except (RuntimeError, ForgedError):  # the store has gone with the process that held it, or a stranger wrote
             return mine
 
-    def _published(self, seconds: float) -> Said | None:
+    def _published(self, seconds: float) -> ReportedFailure | None:
         # The first failure, once there is one.
         if self._store is None:
             return None
@@ -173,6 +173,6 @@ def of_connections(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (isinstance(error, DistError) or "gloo" in f"{error}")
 
 
-def read(told: bytes) -> Said:
+def read(told: bytes) -> ReportedFailure:
     """What a process has told."""
-    return Said(**json.loads(bytes(told)))
+    return ReportedFailure(**json.loads(bytes(told)))

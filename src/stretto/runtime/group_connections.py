@@ -41,10 +41,10 @@ def cut() -> None:
 
 def sockets() -> set[Socket]:
     """All that this process has open."""
-    found = set()
-    for each in OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ():
+    opened = set()
+    for file in OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ():
         with contextlib.suppress(OSError):  # the one that lists the others
-            about = os.fstat(int(each.name))
+            about = os.fstat(int(file.name))
             if stat.S_ISSOCK(about.st_mode):
-                found.add((int(each.name), about.st_ino))
-    return found
+                opened.add((int(file.name), about.st_ino))
+    return opened

@@ -21,9 +21,9 @@ from stretto.errors import StrettoError, UsageError
 from stretto.files.temporary_folders import scratch
 from stretto.processes import fork_server
 from stretto.runtime import launch_agent
-from stretto.runtime.rendezvous.addresses import parted
-from stretto.runtime.rendezvous.local import Loopback
-from stretto.runtime.rendezvous.nodes import Meeting
+from stretto.runtime.rendezvous.addresses import host_and_port
+from stretto.runtime.rendezvous.local import LocalRendezvous
+from stretto.runtime.rendezvous.nodes import NodesRendezvous
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
@@ -43,7 +43,7 @@ class WorkerFailedError(StrettoError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class LaunchSettings:
     """Where a job runs: `workers` processes, as many on each of `nodes` machines, which meet at `rendezvous`.
 
     Raises UsageError for what cannot be.
@@ -67,16 +67,16 @@ class Place:
         if self.nodes > 1 and self.rendezvous is None:
             raise UsageError(f"nodes={self.nodes}: say where they meet, --rendezvous HOST:PORT on one of them")
         if self.rendezvous is not None:
-            parted(self.rendezvous)
+            host_and_port(self.rendezvous)
 
-    def handler(self) -> Loopback | Meeting:
+    def handler(self) -> LocalRendezvous | NodesRendezvous:
         """How its launchers meet each other and their workers. Raises UsageError if they cannot."""
         if self.rendezvous is None:
-            return Loopback(Secret.new(), MEET)
-        return Meeting(self.rendezvous, self.nodes, self.secret, MEET)
+            return LocalRendezvous(Secret.new(), MEET)
+        return NodesRendezvous(self.rendezvous, self.nodes, self.secret, MEET)
 
 
-def launch(work: Callable[..., None], arguments: Sequence[Any], place: Place) -> None:
+def launch(work: Callable[..., None], arguments: Sequence[Any], place: LaunchSettings) -> None:
     """Call `work` in each worker's process, with the variables that torchrun sets; return when all have ended.
 
     It is a function that can be imported; what it raises, the launching process is told.

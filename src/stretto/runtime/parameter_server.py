@@ -35,7 +35,7 @@ from stretto.replicas.parameter_server.staleness import Ticket, Tickets
 from stretto.replicas.reduction import Peers, Then
 from stretto.replicas.strategies import ParameterServer
 from stretto.runtime.failure import Failures, PeerLostError
-from stretto.runtime.replica_group import Fellowship
+from stretto.runtime.replica_group import ReplicaGroup
 from stretto.runtime.wire import Message, Wire
 
 REQUESTS, ANSWERS = "TPC", "GW"
@@ -46,7 +46,7 @@ PATIENCE = 5.0  # seconds for listeners to end
 class RemoteServers(Servers):
     """This process's shard of each of its stages, and its way to the others'."""
 
-    def __init__(self, choice: ParameterServer, fellowship: Fellowship, failures: Failures, timeout: float) -> None:
+    def __init__(self, choice: ParameterServer, fellowship: ReplicaGroup, failures: Failures, timeout: float) -> None:
         super().__init__(choice, len(fellowship.ranks))
         group, self.ranks, self._status = fellowship
         self.me = dist.get_rank(group)

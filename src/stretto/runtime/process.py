@@ -19,7 +19,7 @@ from stretto.errors import StrettoError
 from stretto.runtime.failure import Failures, PeerLostError
 from stretto.runtime.group_connections import cut, sockets
 from stretto.runtime.process_memory import keep_memory
-from stretto.runtime.wait_report import PATIENCE, Status, Watchman
+from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter
 from stretto.runtime.world import TIMEOUT, World, join
 
 START = 60.0  # seconds that processes wait for each other at least before they train
@@ -48,7 +48,7 @@ class Member:
         self.services: WeakSet[Service] = WeakSet()
         self._failed = self._inside = False
         self._gathered = 0  # how often
-        self._watchman = None if world.store is None else Watchman(self.status, world.store, world.rank)
+        self._watchman = None if world.store is None else WaitReporter(self.status, world.store, world.rank)
         if self._watchman is not None:
             self._watchman.start()
         atexit.register(self._leave)

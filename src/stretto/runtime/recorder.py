@@ -16,7 +16,7 @@ from stretto.tracing import Recording
 ROUNDS = 8  # of asking what time it is elsewhere
 
 
-class Recorder:
+class WorkerRecorder:
     """What a worker calls after each action; `finish` waits until the device has done what it was told."""
 
     def __init__(self, worker: Interpreter, recording: Recording, finish: Callable[[], object] | None) -> None:

@@ -18,7 +18,7 @@ from stretto.runtime.powersgd import PowerSGD
 from stretto.runtime.wait_report import Status
 
 
-class Fellowship(NamedTuple):
+class ReplicaGroup(NamedTuple):
     """The group of these processes, their ranks in the job in its order, and where this one says what it waits for."""
 
     group: dist.ProcessGroup
@@ -37,13 +37,13 @@ class Fellowship(NamedTuple):
             raise PeerLostError(others[0], error, others) from error
 
 
-class Comrades(Peers):
+class GroupPeers(Peers):
     """One stage's copies, each in a process of its own. All of them come to the same sum, to the last bit.
 
     `calibration` is what the algorithm `auto` goes by, the same on all of them; None for built-in constants.
     """
 
-    def __init__(self, fellowship: Fellowship, sync: Sync, calibration: Calibration | None = None) -> None:
+    def __init__(self, fellowship: ReplicaGroup, sync: Sync, calibration: Calibration | None = None) -> None:
         super().__init__(len(fellowship.ranks))
         self._fellowship = fellowship
         self._group = fellowship.group
@@ -52,26 +52,26 @@ class Comrades(Peers):
         self._hook = hook_of(sync, self._group)
 
     def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
-        """Bucket by bucket."""
+        """Sum tensors over the replicas, in place, bucket by bucket."""
         self._reduce(tensors, self._sum)
         then()
 
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
-        """Bucket by bucket, through the hook if there is one."""
+        """Sum gradients over the replicas, in place, through the communication hook if there is one."""
         self._reduce(gradients, self._sum if self._hook is None else self._through_hook)
         then()
 
     @property
     def remembers(self) -> bool:
-        """PowerSGD does."""
+        """Whether the hook keeps a state from update to update: PowerSGD does."""
         return isinstance(self._hook, PowerSGD)
 
     def state_dict(self) -> dict[str, Any]:
-        """PowerSGD's."""
+        """The state of PowerSGD; empty for any other hook."""
         return self._hook.state_dict() if isinstance(self._hook, PowerSGD) else {}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """PowerSGD's."""
+        """Restore the state of PowerSGD; nothing for any other hook."""
         if isinstance(self._hook, PowerSGD):
             self._hook.load_state_dict(state)
 
@@ -117,11 +117,11 @@ class Bucket:
         return self._last
 
     def buffer(self) -> Tensor:
-        """All of it."""
+        """All elements, in one tensor."""
         return self._flat
 
     def set_buffer(self, flat: Tensor) -> None:
-        """Replace it."""
+        """Put another tensor of as many elements in its place."""
         self._flat = flat
 
     def gradients(self) -> list[Tensor]:

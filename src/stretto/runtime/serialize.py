@@ -91,7 +91,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor's bytes begin, counted in its own elements, and how they make a tensor."""
 
     dtype: torch.dtype
@@ -118,7 +118,7 @@ class Form(NamedTuple):
 
 
 def _within(value: Any, buffer: Tensor, offset: int) -> Any:
-    if isinstance(value, Place):
+    if isinstance(value, TensorPlace):
         return value.within(buffer, offset)
     if isinstance(value, dict):
         return {key: _within(member, buffer, offset) for key, member in value.items()}
@@ -127,7 +127,7 @@ def _within(value: Any, buffer: Tensor, offset: int) -> Any:
 
 @lru_cache(maxsize=1024)
 def form_of(layout: Layout) -> Form:
-    """Read a layout."""
+    """The form that a layout describes: a value with places for tensors, and its size in bytes."""
     return Form(*_read(iter(layout), 0))
 
 
@@ -139,7 +139,7 @@ def _read(numbers: Iterator[int], start: int) -> tuple[Any, int]:
     if kind == TENSOR:
         dtype, dims = DTYPES[next(numbers)], next(numbers)
         shape, strides = (tuple([next(numbers) for _ in range(dims)]) for _ in range(2))
-        place = Place(dtype, shape, strides, start // dtype.itemsize)
+        place = TensorPlace(dtype, shape, strides, start // dtype.itemsize)
         return place, start + aligned(prod(shape) * dtype.itemsize)
     length = next(numbers)
     members: dict[int, Any] = {}

@@ -11,14 +11,14 @@ from torch.distributed.fsdp import fully_shard
 
 from stretto.errors import UsageError
 from stretto.replicas import FullyShard
-from stretto.runtime.replica_group import Fellowship
+from stretto.runtime.replica_group import ReplicaGroup
 
 # Their names until torch 2.11, and from 2.13 on.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def shard(module: nn.Module, fellowship: Fellowship, sync: FullyShard, device: torch.device) -> None:
+def shard(module: nn.Module, fellowship: ReplicaGroup, sync: FullyShard, device: torch.device) -> None:
     """Keep this replica's share of the module's weights from now on, in place; all replicas have the same ones now.
 
     Layers of at least `sync.min_block` bytes are gathered and given up one by one, the rest of the module at once.
@@ -46,14 +46,14 @@ def blocks_of(module: nn.Module, least: int) -> list[nn.Module]:
 
 
 def size_of(tensors: Iterator[Tensor]) -> int:
-    """Their bytes."""
+    """Bytes of the elements of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class Collective:
     """What FSDP2 calls in place of torch's own: this one says what it waits for, and whom it misses."""
 
-    def __init__(self, fellowship: Fellowship) -> None:
+    def __init__(self, fellowship: ReplicaGroup) -> None:
         self._fellowship = fellowship
         self._group = fellowship.group
 

@@ -22,7 +22,7 @@ from stretto.stage.shared_stage import Within
 from stretto.stage.stage import Norms, own_norms
 
 
-def inside(placement: Placement, rank: int, device: torch.device, timeout: float) -> Within:
+def share_stages(placement: Placement, rank: int, device: torch.device, timeout: float) -> Within:
     """How this process shares its stages. A collective of all processes; `timeout` is in seconds."""
     axes = placement.inner
     if not axes:
@@ -44,11 +44,11 @@ def inside(placement: Placement, rank: int, device: torch.device, timeout: float
         mesh_dim_names=tuple(axes),
     )
     others = [other for other in mine if other != rank]
-    kind = Tensors if "tensor" in axes else Slabs
+    kind = SharedWeights if "tensor" in axes else SharedImages
     return kind(mesh, placement.place(rank), others)
 
 
-class Inside(Within):
+class SharedWorker(Within):
     """What is the same for both."""
 
     def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class Inside(Within):
             raise PeerLostError(self._others[0], error, self._others) from error
 
 
-class Tensors(Inside):
+class SharedWeights(SharedWorker):
     """Each process has a part of the weights, and every activation at a stage's border whole."""
 
     def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
@@ -108,7 +108,7 @@ class Tensors(Inside):
             )
 
 
-class Slabs(Inside):
+class SharedImages(SharedWorker):
     """Each process has all weights, and a part of every image's rows and columns."""
 
     def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:

@@ -39,7 +39,7 @@ class Status:
     doing: Doing = field(default_factory=lambda: Doing(time.monotonic(), "the script"))
 
     def acts(self, action: Action) -> None:
-        """An action begins."""
+        """This process runs an action from now on."""
         self.doing = Doing(time.monotonic(), action)
 
     def rests(self) -> None:
@@ -71,14 +71,14 @@ class Waiting:
             self._status.doing = self._before
 
 
-class Watchman(threading.Thread):
+class WaitReporter(threading.Thread):
     """Looks at the status of this process now and then; says who waits for whom when a wait takes long.
 
     One process says it for all of them; it says so again when the wait has become three times as long.
     """
 
     def __init__(self, status: Status, store: Store, rank: int, patience: float = PATIENCE) -> None:
-        super().__init__(name="stretto-watchman", daemon=True)
+        super().__init__(name="stretto-wait-report", daemon=True)
         self.patience = patience
         self._status, self._store, self._rank = status, store, rank
         self._ended = threading.Event()
@@ -107,7 +107,7 @@ class Watchman(threading.Thread):
                 self._speak(doing, now)
 
     def end(self) -> None:
-        """Watch no longer."""
+        """End the thread at its next look."""
         self._ended.set()
 
     def chain(self) -> str:

@@ -1,7 +1,7 @@
 """Messages between two processes that both may send at any time: a head that says how long the rest is, and the rest.
 
 head   kind, stage, number, staleness, length of the layout, size in bytes
-rest   the layout's whole numbers, the value's bytes (`packing.py`)
+rest   the layout's whole numbers, the value's bytes (`serialize.py`)
 """
 
 import threading

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stretto.errors import ScheduleError
 from stretto.replicas.reduction import Peers
-from stretto.runtime.channel import Letter
+from stretto.runtime.channel import Received
 from stretto.runtime.channels import Channel, Mailbox, receivers
 from stretto.runtime.wait_report import Status
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
@@ -63,7 +63,7 @@ class Worker(Interpreter):
         self._told = 0  # the first minibatch whose loss has not been told
         self._routes: dict[tuple[str, int, int], list[Route]] = {}
         self._cycle = lcm(*(tie.every for tie in rules.ties))  # after so many micro-batches routes are the same again
-        self._borrowed: dict[Channel, Letter] = {}  # the newest tied weights that have arrived
+        self._borrowed: dict[Channel, Received] = {}  # the newest tied weights that have arrived
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
         """Turn n: run all of it, then hear of the minibatch whose turn it is."""
@@ -159,17 +159,17 @@ class Worker(Interpreter):
 
     def _receive(self, channel: Channel, what: str | None = None) -> None:
         start = 0 if self.recording is None else perf_counter_ns()
-        letter = self._mailbox.receive(channel, what)
+        received = self._mailbox.receive(channel, what)
         if channel.value == "tied-weight":
-            self._borrowed[channel] = letter
-        source = Action(channel.kind, channel.stage, letter.microbatch)
-        values = self._told_by(letter) if channel.value == "loss" else self._brought(channel, source, letter.value)
-        if letter.microbatch >= self._since:
+            self._borrowed[channel] = received
+        source = Action(channel.kind, channel.stage, received.microbatch)
+        values = self._told_by(received) if channel.value == "loss" else self._brought(channel, source, received.value)
+        if received.microbatch >= self._since:
             self.values.update(values)
         if self.recording is not None:
             now = perf_counter_ns()
             self.recording.span("wait", f"{channel.value} of {source}", start, now)
-            self.recording.received(name_of(next(iter(values)), self.worker), letter.microbatch, now)
+            self.recording.received(name_of(next(iter(values)), self.worker), received.microbatch, now)
 
     def _brought(self, channel: Channel, source: Action, value: Any) -> dict[Edge, Any]:
         return {
@@ -178,8 +178,8 @@ class Worker(Interpreter):
             if edge.value == channel.value and edge.stage in self.stages
         }
 
-    def _told_by(self, letter: Letter) -> dict[Edge, Any]:
-        microbatches, losses = letter.value
+    def _told_by(self, received: Received) -> dict[Edge, Any]:
+        microbatches, losses = received.value
         return {self.rules.loss(m): loss for m, loss in zip(microbatches.tolist(), losses.unbind(), strict=True)}
 
     def _send(self, edge: Edge, route: Route) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from stretto.errors import UsageError
 from stretto.runtime.failure import WorkerLostError
 from stretto.runtime.group_connections import made_here
-from stretto.runtime.rendezvous.addresses import Door, knock
+from stretto.runtime.rendezvous.addresses import Address, connect_to_store
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret, of_round
 from stretto.runtime.serialize import as_tensor, as_text
 
@@ -140,8 +140,12 @@ def met(given: Mapping[str, str]) -> tuple[Store, int, int]:
     """
     text = given.get(VARIABLE, "").strip()
     if text and given.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        door = Door(given["MASTER_ADDR"], int(given["MASTER_PORT"]))
-        reached: tuple[Store, int, int] = knock(door, TIMEOUT), int(given["RANK"]), int(given["WORLD_SIZE"])
+        address = Address(given["MASTER_ADDR"], int(given["MASTER_PORT"]))
+        reached: tuple[Store, int, int] = (
+            connect_to_store(address, TIMEOUT),
+            int(given["RANK"]),
+            int(given["WORLD_SIZE"]),
+        )
     else:
         reached = next(rendezvous("env://", timeout=TIMEOUT))
     store, rank, number = reached

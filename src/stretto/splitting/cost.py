@@ -1,19 +1,20 @@
 """What each piece of a model costs: forward FLOPs, measured seconds, or parameters."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stretto.errors import UsageError
 from stretto.nn.flop_counter import counting
 from stretto.nn.preserve import home, members, undisturbed
 from stretto.nn.shapes import describe
+from stretto.nn.stopwatch import as_leaves, timed
+from stretto.nn.stopwatch import attempt as attempt_layer
 
 Inputs = tuple[Tensor, ...]
 REPEATS = 5
@@ -94,44 +95,27 @@ def seconds(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -
         for _ in range(1 + REPEATS):
             tensors = inputs
             for index, (piece, name) in enumerate(zip(pieces, names, strict=True)):
-                # As in training, the first piece's input wants no gradient and those of the others do.
-                leaves = tuple(t.detach().requires_grad_(index > 0 and t.is_floating_point()) for t in tensors)
-                nanoseconds, tensors = stopwatch(piece, name, leaves, device)
+                leaves = as_leaves(tensors, first=index == 0)
+                outputs, nanoseconds = timed(partial(forward_and_backward, piece, name, leaves), device)
+                tensors = tuple(tensor.detach() for tensor in outputs)
                 samples[index].append(nanoseconds)
     return [round(statistics.median(sample[1:])) for sample in samples]  # the first sweep warms up
 
 
-def stopwatch(piece: nn.Module, name: str, leaves: Inputs, device: torch.device) -> tuple[int, Inputs]:
-    """Time one forward and backward; no parameter's `.grad` is touched. Returns nanoseconds and the output."""
+def forward_and_backward(piece: nn.Module, name: str, leaves: Inputs) -> Inputs:
+    """The outputs of one forward, with its backward done; no parameter's `.grad` is touched."""
     wanted = [tensor for tensor in (*piece.parameters(), *leaves) if tensor.requires_grad]
-    synchronize(device)
-    start = time.perf_counter_ns()
     outputs = members(attempt(piece, name, leaves))
     roots = [tensor for tensor in outputs if tensor.requires_grad]
     if roots and wanted:
         torch.autograd.grad(roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True)
-    synchronize(device)
-    return time.perf_counter_ns() - start, tuple(tensor.detach() for tensor in outputs)
+    return outputs
 
 
 def attempt(piece: nn.Module, name: str, arguments: Sequence[Any]) -> Any:
-    """Call a piece, or say which one could not take what."""
-    try:
-        return piece(*arguments)
-    except Exception as error:
-        came = "; ".join(
-            describe((given,)) if isinstance(given, Tensor) else f"a {type(given).__name__}" for given in arguments
-        )
-        raise UsageError(
-            f"{name} cannot take what reaches it for the example, {came}: {error}. "
-            "Mend the layer, or the one before it, or give an example of the shape and type that the model takes"
-        ) from error
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Call a piece. Raises UsageError, naming it and what reached it, if it fails."""
+    remedy = "Mend the layer, or the one before it, or give an example of the shape and type that the model takes"
+    return attempt_layer(piece, name, arguments, remedy)
 
 
 def show_flops(cost: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.files.temporary_folders import scratch
-from stretto.runtime.launch import Place
+from stretto.runtime.launch import LaunchSettings
 from stretto.study.launch import start
 
 OnStep = Callable[[int], object]  # called with the number of steps done
@@ -44,7 +44,7 @@ def machine(tell: Tell, *, quick: bool, load: float) -> Result:
 MEASURED: Mapping[str, Callable[..., Result]] = {"collectives": collectives, "machine": machine}
 
 
-def measure_on_processes(what: str, options: Mapping[str, Any], place: Place, on_step: OnStep) -> Result:
+def measure_on_processes(what: str, options: Mapping[str, Any], place: LaunchSettings, on_step: OnStep) -> Result:
     """Measure one of MEASURED among processes of one thread each, started for it. Raises what one of them raises."""
     with scratch() as folder:
 

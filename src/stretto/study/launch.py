@@ -18,7 +18,7 @@ import torch
 from stretto.errors import UsageError
 from stretto.files.temporary_folders import scratch
 from stretto.measure import Costs
-from stretto.runtime.launch import Place, WorkerFailedError, launch
+from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch
 from stretto.settings.runs import TrainSettings
 from stretto.study.disk_errors import FullDiskError
 from stretto.study.store import discard, refuse_busy
@@ -46,7 +46,7 @@ def run_on_processes(
     settings: TrainSettings,
     folder: Path,
     on_step: OnStep,
-    place: Place,
+    place: LaunchSettings,
     costs: Costs,
     *,
     trace: bool = False,
@@ -68,7 +68,9 @@ def run_on_processes(
             raise
 
 
-def start(function: Callable[..., None], arguments: Sequence[Any], place: Place, pipe: Path, on_step: OnStep) -> None:
+def start(
+    function: Callable[..., None], arguments: Sequence[Any], place: LaunchSettings, pipe: Path, on_step: OnStep
+) -> None:
     """Call `function` in each process of `place`; `pipe` is made, and steps written into it are passed to `on_step`.
 
     Raises WorkerFailedError if a process fails, or FullDiskError or UsageError if that is what it raised.

@@ -15,7 +15,7 @@ import torch
 
 from stretto.errors import StrettoError
 from stretto.processes import fork_server
-from stretto.runtime.launch import Place
+from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import known
 from stretto.study.disk_errors import FullDiskError
 from stretto.study.launch import REPORT_EVERY, run_on_processes
@@ -100,7 +100,7 @@ def _make(task: Task, on_step: Callable[[int, float | None], None]) -> None:
         run(task.settings, task.folder, on_step)
     else:
         costs = costs_of(prepare(task.settings))
-        place = Place(workers=task.settings.workers, timeout=task.timeout)
+        place = LaunchSettings(workers=task.settings.workers, timeout=task.timeout)
         run_on_processes(task.settings, task.folder, on_step, place, costs)
 
 

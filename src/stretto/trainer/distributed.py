@@ -36,16 +36,16 @@ from stretto.nn.sharded_modules import release
 from stretto.replicas import AllReduce, FullyShard, Order, ParameterServer, Sync
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reduction import Peers
-from stretto.runtime.channel import Inbox, Line, Outbox
+from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
 from stretto.runtime.channels import Channel, Mailbox, channels
 from stretto.runtime.failure import PeerLostError, reaching
 from stretto.runtime.nccl import Direct, backend_between
 from stretto.runtime.parameter_server import RemoteServers, Sums
 from stretto.runtime.process import Member
-from stretto.runtime.recorder import Recorder, offset_to_first, tell_time
-from stretto.runtime.replica_group import Comrades, Fellowship
+from stretto.runtime.recorder import WorkerRecorder, offset_to_first, tell_time
+from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
 from stretto.runtime.serialize import as_tensor, as_text
-from stretto.runtime.shared_worker import inside
+from stretto.runtime.shared_worker import share_stages
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
@@ -72,7 +72,7 @@ class Ranks(Team):
         self._mesh = mesh
         self.within = Within()
         self._placement = Placement(mesh, 1)  # until it is known how many workers there are
-        self._fellowship: Fellowship | None = None
+        self._fellowship: ReplicaGroup | None = None
         self._servers: LocalServers | RemoteServers | None = None
         self.world, self.status = member.world, member.status
         self.group = member.group(timeout)
@@ -127,8 +127,8 @@ class Ranks(Team):
             ranks = self._placement.replicas_of(worker, part)
             group = group_of(ranks, self._timeout)
             if group is not None:
-                self._fellowship = Fellowship(group, ranks, self.status)
-        self.within = inside(self._placement, self.rank, device, self._timeout)
+                self._fellowship = ReplicaGroup(group, ranks, self.status)
+        self.within = share_stages(self._placement, self.rank, device, self._timeout)
 
     @property
     def _worker(self) -> int:
@@ -174,7 +174,7 @@ class Ranks(Team):
         if isinstance(sync, ParameterServer):
             self._servers = self._servers or self._serve(sync)
             return self._servers
-        return Meeting(1) if self._fellowship is None else Comrades(self._fellowship, sync, self._calibration)
+        return Meeting(1) if self._fellowship is None else GroupPeers(self._fellowship, sync, self._calibration)
 
     def _serve(self, sync: ParameterServer) -> LocalServers | RemoteServers:
         if self._fellowship is None:
@@ -195,7 +195,7 @@ class Ranks(Team):
             return None
         if isinstance(self._servers, RemoteServers):
             return Sums(self._servers, self._servers.choice.lag(self._mesh.data))
-        return Comrades(self._fellowship, AllReduce())
+        return GroupPeers(self._fellowship, AllReduce())
 
     def device(self, asked: str | torch.device) -> torch.device:
         """With "auto" or "cuda", a device of its own for each process of a machine."""
@@ -265,7 +265,7 @@ class Ranks(Team):
             recording.offset = offset_to_first(self._to(0), self._from(0, self.cpu))
         finish = bound(torch.cuda.synchronize, device) if device.type == "cuda" else None
         for worker in workers:
-            worker.record = Recorder(worker, recording, finish)
+            worker.record = WorkerRecorder(worker, recording, finish)
             worker.recording = recording
         return [recording]
 
@@ -493,10 +493,10 @@ class Ranks(Team):
 
     def _to(self, rank: int) -> Outbox:
         if rank not in self._outboxes:
-            self._outboxes[rank] = Outbox(Line(self.group, rank, 0, "what it has", self.status), DEPTH)
+            self._outboxes[rank] = Outbox(ChannelEnd(self.group, rank, 0, "what it has", self.status), DEPTH)
         return self._outboxes[rank]
 
     def _from(self, rank: int, device: torch.device) -> Inbox:
         if rank not in self._inboxes:
-            self._inboxes[rank] = Inbox(Line(self.group, rank, 0, "what it has", self.status), device)
+            self._inboxes[rank] = Inbox(ChannelEnd(self.group, rank, 0, "what it has", self.status), device)
         return self._inboxes[rank]

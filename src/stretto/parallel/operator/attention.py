@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.exchange import join, leave
 from stretto.parallel.operator.piece import Piece, keep
-from stretto.parallel.operator.randomness import apart
+from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.role import Role
 from stretto.parallel.operator.span import Between, WholeActivations
 
@@ -32,7 +32,7 @@ def share(attention: nn.MultiheadAttention, role: Role, axis: Axis, between: Bet
         axis=axis, sizes=role.sizes, between=between or WholeActivations(axis), _qkv_same_embed_dim=False
     )
     if attention.dropout:
-        apart(attention, axis)
+        draw_apart(attention, axis)
 
 
 class Heads(nn.MultiheadAttention):

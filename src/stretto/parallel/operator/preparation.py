@@ -15,7 +15,7 @@ from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.blocks import blocks
 from stretto.parallel.operator.piece import pieces
 from stretto.parallel.operator.plan import roles
-from stretto.parallel.operator.randomness import apart
+from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.role import Role
 from stretto.parallel.operator.sequence import install as open_up
 from stretto.parallel.operator.sequence import spans
@@ -78,7 +78,7 @@ def tensor(
         install(modules[path], role, axis, between.get(path), torch_styles=parameters == "dtensor")
     for each in attentions:
         each.adjust(found[each.query], found[each.others[0] if each.others else each.query], axis)
-        apart(each.module, axis, until=modules[each.output])
+        draw_apart(each.module, axis, until=modules[each.output])
     for block in known:
         open_up(module, block, span_of[block.path], found)
     return module
@@ -87,7 +87,7 @@ def tensor(
 def install(layer: nn.Module, role: Role, axis: Axis, between: Between | None, *, torch_styles: bool) -> None:
     """Let a layer play its role."""
     if role.style == "random":
-        apart(layer, axis)
+        draw_apart(layer, axis)
     elif role.style == "attention":
         assert isinstance(layer, nn.MultiheadAttention)
         attention.share(layer, role, axis, between)

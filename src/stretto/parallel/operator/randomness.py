@@ -22,7 +22,7 @@ class Saved(NamedTuple):
     began: tuple[Tensor, ...]
 
 
-class Apart:
+class OwnStream:
     """A stream of its own for a layer while it trains, up to its end or the beginning of another layer in it."""
 
     def __init__(self, axis: Axis, *, alike: bool = True) -> None:
@@ -64,9 +64,9 @@ def states(device: torch.device) -> tuple[Tensor, ...]:
     return every if device.type == "cpu" else (*every, torch.get_device_module(device).get_rng_state(device))
 
 
-def apart(layer: nn.Module, axis: Axis, until: nn.Module | None = None, *, alike: bool = True) -> None:
+def draw_apart(layer: nn.Module, axis: Axis, until: nn.Module | None = None, *, alike: bool = True) -> None:
     """Let a layer draw from a stream of its own, until another one begins."""
-    stream = Apart(axis, alike=alike)
+    stream = OwnStream(axis, alike=alike)
     layer.register_forward_pre_hook(stream.begin, with_kwargs=True)
     layer.register_forward_hook(stream.end, always_call=True)
     if until is not None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.blocks import CutBlock, runs
-from stretto.parallel.operator.randomness import apart
+from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.span import SequenceParts
 
 INPUTS = ("hidden_states", "src", "x", "input")
@@ -40,7 +40,7 @@ def install(root: nn.Module, block: CutBlock, span: SequenceParts, roles: Mappin
         norm.__dict__["between"] = span
     for path, layer in block.module.named_modules(prefix=block.path):
         if isinstance(layer, nn.Dropout) and layer.p and path not in roles:
-            apart(layer, span.axis, alike=False)
+            draw_apart(layer, span.axis, alike=False)
 
 
 def summing(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:

@@ -12,10 +12,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # mypy does
 
 from stretto.errors import UsageError
 
-KNOCK = 10.0  # seconds in which whoever listens has to answer
+ANSWER_TIMEOUT = 10.0  # seconds within which whoever listens has to answer
 
 
-class Door(NamedTuple):
+class Address(NamedTuple):
     """A numeric address and a port."""
 
     address: str
@@ -25,7 +25,7 @@ class Door(NamedTuple):
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
-def parted(rendezvous: str) -> tuple[str, int]:
+def host_and_port(rendezvous: str) -> tuple[str, int]:
     """Host and port of HOST:PORT. Raises UsageError if that is not what it is."""
     host, _, port = rendezvous.rpartition(":")
     if not (host and port.isdecimal()):
@@ -35,31 +35,31 @@ def parted(rendezvous: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def doors_of(rendezvous: str, *, near: bool) -> tuple[Door, ...]:
-    """The addresses that HOST:PORT stands for, those of IPv4 first; `near`: all processes are on this machine.
+def addresses_of(rendezvous: str, *, one_machine: bool) -> tuple[Address, ...]:
+    """The addresses that HOST:PORT stands for, those of IPv4 first; `one_machine`: all processes are on this one.
 
     Raises UsageError for a name that nobody knows, for one that stands for all interfaces, and where the others of
-    several machines would knock at themselves.
+    several machines would connect to themselves.
     """
-    host, port = parted(rendezvous)
+    host, port = host_and_port(rendezvous)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"rendezvous={rendezvous!r}: nobody knows the host {host!r} ({error})") from None
-    found.sort(key=lambda each: each[0] != socket.AF_INET)
-    doors = tuple(dict.fromkeys(Door(str(each[4][0]), port) for each in found))
-    addresses = [ip_address(door.address.partition("%")[0]) for door in doors]
-    if any(address.is_unspecified for address in addresses):
+    entries.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    addresses = tuple(dict.fromkeys(Address(str(entry[4][0]), port) for entry in entries))
+    numbers = [ip_address(address.address.partition("%")[0]) for address in addresses]
+    if any(number.is_unspecified for number in numbers):
         raise UsageError(
             f"rendezvous={rendezvous!r} stands for all interfaces: name the one address of the first machine that the "
             "others reach"
         )
-    if not near and all(address.is_loopback for address in addresses) and not plainly_loopback(host):
+    if not one_machine and all(number.is_loopback for number in numbers) and not plainly_loopback(host):
         raise UsageError(
-            f"rendezvous={rendezvous!r}: on this machine {host!r} stands for {doors[0].address}, which the others do "
-            "not reach; give the address that they reach"
+            f"rendezvous={rendezvous!r}: on this machine {host!r} stands for {addresses[0].address}, which the others "
+            "do not reach; give the address that they reach"
         )
-    return doors
+    return addresses
 
 
 def plainly_loopback(host: str) -> bool:
@@ -70,20 +70,20 @@ def plainly_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def listening(doors: Sequence[Door]) -> socket.socket | None:
-    """A socket that listens at the first of the doors that is this machine's and free; None if there is none.
+def listening(addresses: Sequence[Address]) -> socket.socket | None:
+    """A socket that listens at the first of the addresses that is this machine's and free; None if there is none.
 
     Raises UsageError for a port that only the administrator may use.
     """
-    for door in doors:
-        listener = socket.socket(socket.AF_INET6 if ":" in door.address else socket.AF_INET)
+    for address in addresses:
+        listener = socket.socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not kept from it by connections that ended
-            listener.bind(door)
+            listener.bind(address)
             listener.listen()
         except PermissionError:
             listener.close()
-            raise UsageError(f"rendezvous={door}: you may not listen there; choose a port from 1024 up") from None
+            raise UsageError(f"rendezvous={address}: you may not listen there; choose a port from 1024 up") from None
         except OSError:  # another machine's, or another launcher on this one has been faster
             listener.close()
         else:
@@ -100,34 +100,34 @@ def hosted(listener: socket.socket, timeout: timedelta) -> TCPStore:
     )
 
 
-def answers(door: Door) -> bool:
+def answers(address: Address) -> bool:
     """Whether somebody listens there."""
     try:
-        socket.create_connection(door, timeout=KNOCK).close()
+        socket.create_connection(address, timeout=ANSWER_TIMEOUT).close()
     except OSError:
         return False
     return True
 
 
-def knock(door: Door, timeout: timedelta) -> TCPStore:
+def connect_to_store(address: Address, timeout: timedelta) -> TCPStore:
     """The store that somebody holds there. Raises RuntimeError if it is none.
 
     TCPStore waits for an answer without a limit, so it does so in a thread of its own.
     """
     held: Future[TCPStore] = Future()
-    threading.Thread(target=connect, args=(door, held), name="stretto-knock", daemon=True).start()
+    threading.Thread(target=connect, args=(address, held), name="stretto-connect", daemon=True).start()
     try:
-        store = held.result(KNOCK)
+        store = held.result(ANSWER_TIMEOUT)
     except TimeoutError:
-        raise RuntimeError(f"nothing has been heard from {door} for {KNOCK:.0f} s") from None
+        raise RuntimeError(f"nothing has been heard from {address} for {ANSWER_TIMEOUT:.0f} s") from None
     store.set_timeout(timeout)
     return store
 
 
-def connect(door: Door, held: "Future[TCPStore]") -> None:
-    """Connect to the store behind a door, and tell what comes of it."""
+def connect(address: Address, held: "Future[TCPStore]") -> None:
+    """Connect to the store at an address; the store, or the error, goes into `held`."""
     try:
-        waits = timedelta(seconds=KNOCK)
-        held.set_result(TCPStore(*door, is_master=False, wait_for_workers=False, timeout=waits))
+        waits = timedelta(seconds=ANSWER_TIMEOUT)
+        held.set_result(TCPStore(*address, is_master=False, wait_for_workers=False, timeout=waits))
     except RuntimeError as error:
         held.set_exception(error)

@@ -22,7 +22,7 @@ NAME = "stretto"
 ADDRESS = "127.0.0.1"
 
 
-class Loopback(RendezvousHandler):
+class LocalRendezvous(RendezvousHandler):
     """One node that waits for nobody. Each group of workers has a store of its own, which outlives all of them."""
 
     use_agent_store = True
@@ -44,7 +44,7 @@ class Loopback(RendezvousHandler):
         return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(ADDRESS, port))
 
     def get_backend(self) -> str:
-        """Its name."""
+        """The name of this rendezvous, for torch's logs."""
         return NAME
 
     def get_run_id(self) -> str:
@@ -52,18 +52,18 @@ class Loopback(RendezvousHandler):
         return self._run_id
 
     def is_closed(self) -> bool:
-        """After `set_closed`."""
+        """Whether `set_closed` or `shutdown` has been called."""
         return self._closed
 
     def set_closed(self) -> None:
-        """Nothing starts any more."""
+        """No worker is started from now on."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """There are no others."""
+        """0: there are no other nodes."""
         return 0
 
     def shutdown(self) -> bool:
-        """Give the port back."""
+        """Close the store, which gives its port back."""
         self._store, self._closed = None, True
         return True

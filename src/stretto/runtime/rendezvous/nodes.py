@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from stretto.errors import StrettoError, UsageError
-from stretto.runtime.rendezvous.addresses import Door, answers, doors_of, hosted, knock, listening
+from stretto.runtime.rendezvous.addresses import Address, addresses_of, answers, connect_to_store, hosted, listening
 from stretto.runtime.rendezvous.local import NAME
 from stretto.runtime.rendezvous.signed_store import VARIABLE, ForgedError, Secret, Signed, of_round
 
@@ -40,25 +40,25 @@ class MeetingError(StrettoError):
     """The launchers of a job on several machines have not met, or have lost each other."""
 
 
-class Board:
-    """What the launchers tell each other before a round begins, in the store of the first."""
+class MeetingStore:
+    """What the launchers write to each other before a round begins, in the store of the first node."""
 
-    def __init__(self, store: TCPStore, door: Door, secret: Secret) -> None:
-        self.store, self.door = store, door
+    def __init__(self, store: TCPStore, address: Address, secret: Secret) -> None:
+        self.store, self.address = store, address
         self._unsigned = PrefixStore("meeting", store)
         self.signed = Signed(self._unsigned, secret.key("meeting"))
 
     def greet(self) -> None:
-        """See that a first node is there and has the same secret, else both say so: MeetingError, UsageError."""
+        """Check that a first node is there and has the same secret. Raises MeetingError or UsageError, on both."""
         try:
             self._unsigned.wait(["call"], timedelta(seconds=GREET))
         except RuntimeError as error:
-            raise no_job(self.door) from error
+            raise no_job(self.address) from error
         try:
             self.signed.get("call")
         except ForgedError as error:
             self.complain()
-            raise UsageError(f"the first node, at {self.door}, has another secret than this: {REMEDY}") from error
+            raise UsageError(f"the first node, at {self.address}, has another secret than this: {REMEDY}") from error
 
     def complain(self) -> None:
         """Tell the first node that somebody has come who cannot take part."""
@@ -68,7 +68,7 @@ class Board:
         """Raise UsageError if somebody has complained."""
         if self._unsigned.check([STRANGER]):
             raise UsageError(
-                f"a node has come to {self.door} with another secret than this one, or with none: {REMEDY}"
+                f"a node has come to {self.address} with another secret than this one, or with none: {REMEDY}"
             )
 
     def answer(self, call: str, number: str) -> None:
@@ -108,7 +108,7 @@ class Board:
         return self.signed.check([f"begins/{named(roster)}"])
 
 
-class Meeting(RendezvousHandler):
+class NodesRendezvous(RendezvousHandler):
     """The launcher of one of several machines, among all of them.
 
     Raises UsageError where no secret was given and another machine is the first: only that one makes its own.
@@ -117,19 +117,19 @@ class Meeting(RendezvousHandler):
     use_agent_store = True
 
     def __init__(self, rendezvous: str, nodes: int, secret: Secret | None, timeout: timedelta) -> None:
-        self._doors, self._nodes, self._timeout = doors_of(rendezvous, near=nodes == 1), nodes, timeout
-        self._board: Board | None = None
-        listener = listening(self._doors)
+        self._addresses, self._nodes, self._timeout = addresses_of(rendezvous, one_machine=nodes == 1), nodes, timeout
+        self._meeting: MeetingStore | None = None
+        listener = listening(self._addresses)
         self._first = listener is not None
         if listener is None and nodes == 1:
             raise UsageError(f"rendezvous={rendezvous!r}: nothing can listen there; give a free port of this machine")
         if listener is None and secret is None:
-            refuse(self._doors)
+            refuse(self._addresses)
         self.secret = secret or Secret.new()
         if listener is not None:
-            door = Door(*listener.getsockname()[:2])
-            self._board = Board(hosted(listener, timeout), door, self.secret)
-            self._board.signed.set("call", "")
+            address = Address(*listener.getsockname()[:2])
+            self._meeting = MeetingStore(hosted(listener, timeout), address, self.secret)
+            self._meeting.signed.set("call", "")
         if listener is not None and secret is None and nodes > 1:
             told = f"stretto: this job's secret, for its other nodes: {VARIABLE}={self.secret.text}"
             print(told, file=sys.stderr, flush=True)
@@ -144,15 +144,15 @@ class Meeting(RendezvousHandler):
         with self._losing():
             if self._round is not None:
                 self._round.set("left", "")
-            self._board = board = self._board or self._entered(until)
+            self._meeting = meeting = self._meeting or self._entered(until)
             number = secrets.token_hex(16)
-            self._roster, self._number = (self._gather if self._first else self._join)(board, number, until)
-            self._round = of_round(board.store, self.secret, self.get_run_id())
+            self._roster, self._number = (self._gather if self._first else self._join)(meeting, number, until)
+            self._round = of_round(meeting.store, self.secret, self.get_run_id())
         rank = self._roster.index(self._number)
-        return RendezvousInfo(self._round, rank, self._nodes, RendezvousStoreInfo(*board.door))
+        return RendezvousInfo(self._round, rank, self._nodes, RendezvousStoreInfo(*meeting.address))
 
     def get_backend(self) -> str:
-        """Its name."""
+        """The name of this rendezvous, for torch's logs."""
         return NAME
 
     def get_run_id(self) -> str:
@@ -160,11 +160,11 @@ class Meeting(RendezvousHandler):
         return named(self._roster)
 
     def is_closed(self) -> bool:
-        """After `set_closed`."""
+        """Whether `set_closed` or `shutdown` has been called."""
         return self._closed
 
     def set_closed(self) -> None:
-        """Nothing starts any more."""
+        """No worker is started from now on."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
@@ -180,71 +180,71 @@ class Meeting(RendezvousHandler):
                 until, ends = time.monotonic() + LEAVE, [f"end/{each}" for each in self._roster]
                 while self._first and time.monotonic() < until and not self._round.check(ends):
                     time.sleep(PAUSE)
-        self._board, self._round, self._closed = None, None, True
+        self._meeting, self._round, self._closed = None, None, True
         return True
 
-    def _entered(self, until: float) -> Board:
-        # The board of the first node, once that node is there.
+    def _entered(self, until: float) -> MeetingStore:
+        # The meeting store of the first node, once that node is there.
         while time.monotonic() < until:
-            for door in self._doors:
-                if answers(door):
-                    board = Board(entered(door, self._timeout), door, self.secret)
-                    board.greet()
-                    return board
+            for address in self._addresses:
+                if answers(address):
+                    meeting = MeetingStore(entered(address, self._timeout), address, self.secret)
+                    meeting.greet()
+                    return meeting
             time.sleep(5 * PAUSE)
         raise MeetingError(
-            f"nobody has listened at {self._doors[0]} for {self._timeout.total_seconds():.0f} s: start the same "
+            f"nobody has listened at {self._addresses[0]} for {self._timeout.total_seconds():.0f} s: start the same "
             "command on the machine that has this address, and see that this one reaches it"
         )
 
-    def _gather(self, board: Board, number: str, until: float) -> tuple[tuple[str, ...], str]:
+    def _gather(self, meeting: MeetingStore, number: str, until: float) -> tuple[tuple[str, ...], str]:
         # Call, and offer places to those that have answered, until all are taken. The roster, and this node's number.
         call, came, others, gone = secrets.token_hex(16), list[str](), list[str](), set[str]()
-        board.signed.set("call", call)
+        meeting.signed.set("call", call)
         while time.monotonic() < until:
-            self._hear(board)
-            came = board.answers(call, came)
+            self._hear(meeting)
+            came = meeting.answers(call, came)
             others = [each for each in came if each not in gone][: self._nodes - 1]
             if len(others) == self._nodes - 1:
                 roster = (number, *others)
-                late = board.offer(call, roster)
+                late = meeting.offer(call, roster)
                 if not late:
                     return roster, number
                 gone.update(late)
             time.sleep(PAUSE)
         raise MeetingError(
-            f"{1 + len(others)} of {self._nodes} nodes have come to {board.door} within "
+            f"{1 + len(others)} of {self._nodes} nodes have come to {meeting.address} within "
             f"{self._timeout.total_seconds():.0f} s: start the same command on each"
         )
 
-    def _join(self, board: Board, number: str, until: float) -> tuple[tuple[str, ...], str]:
+    def _join(self, meeting: MeetingStore, number: str, until: float) -> tuple[tuple[str, ...], str]:
         # Answer calls, until a place has been offered and the round begins. The roster, and this node's number.
         call, offered = self._call, False
         while time.monotonic() < until:
-            self._hear(board)
-            latest = board.signed.get("call").decode()
+            self._hear(meeting)
+            latest = meeting.signed.get("call").decode()
             if latest not in ("", call):
                 call, offered = latest, False
-                board.answer(call, number)
-            roster = board.offered(call) if call != self._call else ()
+                meeting.answer(call, number)
+            roster = meeting.offered(call) if call != self._call else ()
             if number in roster:
                 offered = True
-                if board.take(roster, number):
+                if meeting.take(roster, number):
                     self._call = call
                     return roster, number
             elif offered:  # it was too slow to take it
                 number, offered = secrets.token_hex(16), False
-                board.answer(call, number)
+                meeting.answer(call, number)
             time.sleep(PAUSE)
         raise MeetingError(
-            f"the {self._nodes} nodes have not met at {board.door} within {self._timeout.total_seconds():.0f} s: start "
-            "the same command on each"
+            f"the {self._nodes} nodes have not met at {meeting.address} within {self._timeout.total_seconds():.0f} s: "
+            "start the same command on each"
         )
 
-    def _hear(self, board: Board) -> None:
+    def _hear(self, meeting: MeetingStore) -> None:
         # Raise an error if it is known that the others will not come.
         if self._first:
-            board.hear()
+            meeting.hear()
         others = [each for each in self._roster if each != self._number]
         if self._round is not None and any(self._round.check([f"end/{each}"]) for each in others):
             raise MeetingError(
@@ -257,31 +257,31 @@ class Meeting(RendezvousHandler):
         try:
             yield
         except RuntimeError as error:
-            where = self._doors[0] if self._board is None else self._board.door
+            where = self._addresses[0] if self._meeting is None else self._meeting.address
             raise MeetingError(f"the first node, at {where}, has ended or is not reached; see what it says") from error
 
 
-def entered(door: Door, timeout: timedelta) -> TCPStore:
-    """The store that stands behind a door. Raises MeetingError if there is something else."""
+def entered(address: Address, timeout: timedelta) -> TCPStore:
+    """The store at an address. Raises MeetingError if something else listens there."""
     try:
-        return knock(door, timeout)
+        return connect_to_store(address, timeout)
     except RuntimeError as error:
-        raise no_job(door) from error
+        raise no_job(address) from error
 
 
-def no_job(door: Door) -> MeetingError:
-    """What is said of a door behind which no store of ours stands."""
-    return MeetingError(f"{door} answers, but no stretto job listens there: choose a free port of the first machine")
+def no_job(address: Address) -> MeetingError:
+    """The error for an address where something else than a store of ours listens."""
+    return MeetingError(f"{address} answers, but no stretto job listens there: choose a free port of the first machine")
 
 
-def refuse(doors: Sequence[Door]) -> NoReturn:
+def refuse(addresses: Sequence[Address]) -> NoReturn:
     """This node was given no secret, and is not the first: it says so, and so does the first if it is there."""
-    for door in doors:
-        if answers(door):
+    for address in addresses:
+        if answers(address):
             with contextlib.suppress(RuntimeError):  # what listens there is no store
-                Board(knock(door, timedelta(seconds=GREET)), door, Secret.new()).complain()
+                MeetingStore(connect_to_store(address, timedelta(seconds=GREET)), address, Secret.new()).complain()
     raise UsageError(
-        f"this machine is not the first node of the job, which listens at {doors[0]}, and was given no secret: "
+        f"this machine is not the first node of the job, which listens at {addresses[0]}, and was given no secret: "
         f"{REMEDY}; the first node prints one if it was given none"
     )
 

@@ -91,7 +91,7 @@ class Signed(Store):
         self.set_timeout(self._store.timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
+        """Write a value, behind its signature."""
         self._store.set(key, self._seal(key, value))
 
     def get(self, key: str) -> bytes:
@@ -117,10 +117,10 @@ class Signed(Store):
         before, total = b"", value
         while time.monotonic() < until:
             wanted = self._seal(key, str(total))
-            found = self._store.compare_set(key, before, wanted)
-            if found == wanted:
+            stored = self._store.compare_set(key, before, wanted)
+            if stored == wanted:
                 return total
-            before, total = found, int(self._open(key, found)) + value
+            before, total = stored, int(self._open(key, stored)) + value
         raise DistStoreError(f"the number under {key!r} was changed by others for {self.timeout.total_seconds():.0f} s")
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -138,7 +138,7 @@ class Signed(Store):
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Write several values."""
+        """Write several values, each behind its signature."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 

@@ -9,7 +9,7 @@ from torch.fx.node import map_aggregate, map_arg
 Sizes = dict[Any, tuple[fx.Node, int]]  # a symbol of torch.export's, and a tensor and its dim that have that size
 
 
-def near(graph: fx.Graph, home: torch.device) -> fx.Graph:
+def with_local_shapes(graph: fx.Graph, home: torch.device) -> fx.Graph:
     """Let each operation take sizes from its own tensors where they have them, else from the latest that has.
 
     torch.export asks the batch for its sizes, at the beginning. It writes the model's device as a constant; here it is

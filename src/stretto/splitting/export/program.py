@@ -14,9 +14,9 @@ from stretto.errors import UsageError
 from stretto.nn.preserve import home, unchanged, undisturbed
 from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.cost import Inputs
-from stretto.splitting.export.local_shapes import near
+from stretto.splitting.export.local_shapes import with_local_shapes
 from stretto.splitting.export.modes import merge
-from stretto.splitting.export.quiet import aside
+from stretto.splitting.export.quiet import output_held_back
 from stretto.splitting.fx.graph import RecordedForward, place
 from stretto.splitting.fx.tracer import is_record
 
@@ -64,7 +64,7 @@ def export(model: nn.Module, call: ForwardCall, inputs: Inputs) -> RecordedForwa
                 module.training = training and own
             called = Called(model, call)
             programs.append(run_export(called, call, inputs))
-            graphs.append(near(lower(programs[-1], model, call, targets), home([model])))
+            graphs.append(with_local_shapes(lower(programs[-1], model, call, targets), home([model])))
     merged = merge(graphs[0], graphs[1], targets, training=model.training)
     check(merged, model, call, inputs, programs)
     return RecordedForward(merged, targets, called.outputs)
@@ -76,7 +76,7 @@ def run_export(called: Called, call: ForwardCall, inputs: Inputs) -> Any:
     free = tuple({0: torch.export.Dim.DYNAMIC} if x.dim() and x.shape[0] == rows else None for x in inputs)
     kind = type(called.model).__name__
     try:
-        with aside(), warnings.catch_warnings():
+        with output_held_back(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about attributes that a forward sets: they are set back
             return torch.export.export(called, inputs, dynamic_shapes=(free,), strict=False)
     except Exception as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def output_held_back() -> Iterator[None]:
     """Keep back what is printed and what torch logs: written afterwards; of an exception it becomes a note.
 
     An export that fails prints the graph that it has come to.
