@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from stretto.report import Page, Point, Record
 from stretto.report.record import Observation
+from stretto.report.turns import RecordedRun
 
 # method -> (total FLOP per example, serial FLOP per step, floor of the loss, speed, learning rate that is too high)
 METHODS = {
@@ -131,3 +132,7 @@ def observation(step=10, mismatch=(0.2, 0.1, 0.0), **values) -> Observation:
     figures = {"prediction_error": nothing, "unpredicted_error": nothing,
                "weight_bytes": (1000,) * len(mismatch), "activation_bytes": (300, 200, 100)}  # fmt: skip
     return Observation(step=step, mismatch=mismatch, **{**figures, **values})
+
+
+def recorded(run, method, recordings, schedule, rules, **values):
+    return RecordedRun(run=run, method=method, recordings=recordings, schedule=schedule, rules=rules, **values)

@@ -6,13 +6,13 @@ import pytest
 
 import stretto
 from stretto.report.html import render
-from stretto.report.predicted import MEAN_TIMES, Prediction, compare_with_prediction, predicted_chart
+from stretto.report.predicted import MEAN_TIMES, RunPrediction, compare_with_prediction, predicted_chart
 from stretto.report.turns import mean_durations
 from stretto.simulate import Link, Network, period, simulate
 from stretto.simulate.recordings import recordings
 from stretto.tracing import Recording
 
-from .synthetic import make_page
+from .synthetic import make_page, recorded
 from .test_charts import rows_of
 
 COST = {"F": 1_000_000, "B": 2_000_000, "I": 1_000_000, "W": 1_000_000, "U": 100_000}
@@ -34,6 +34,10 @@ def run(name, latency=0, turns=40):
     return found, schedule, rules
 
 
+def compare(method, recordings, schedule, rules, prediction, **values):
+    return compare_with_prediction(recorded("r", method, recordings, schedule, rules), prediction, **values)
+
+
 def row(each, name):
     return next(row for row in each.rows if row.name == name)
 
@@ -42,9 +46,7 @@ def row(each, name):
 def test_what_was_predicted_with_the_right_times_is_what_was_measured(name):
     found, schedule, rules = run(name, LATENCY)
     network = Network(Link(LATENCY))
-    each = compare_with_prediction(
-        "r", name, found, schedule, rules, Prediction(source="x", durations=cost, network=network)
-    )
+    each = compare(name, found, schedule, rules, RunPrediction(source="x", durations=cost, network=network))
     assert each.seconds == pytest.approx(period(schedule, rules, cost, latency=LATENCY) / 1e9)
     assert all(seconds == pytest.approx(each.seconds) for seconds in each.steps.values())
     assert max(map(abs, each.errors)) < 1e-9
@@ -60,9 +62,7 @@ def test_what_was_predicted_with_the_right_times_is_what_was_measured(name):
 def test_where_steps_take_turns_being_long_the_prediction_is_their_mean():
     found, schedule, rules = run("pipedream", LATENCY)
     network = Network(Link(LATENCY))
-    each = compare_with_prediction(
-        "r", "pipedream", found, schedule, rules, Prediction(source="x", durations=cost, network=network)
-    )
+    each = compare("pipedream", found, schedule, rules, RunPrediction(source="x", durations=cost, network=network))
     steps = list(each.steps.values())
     assert min(steps) < each.seconds < max(steps)
     assert sum(steps[-24:-12]) / 12 == pytest.approx(each.seconds)
@@ -70,8 +70,8 @@ def test_where_steps_take_turns_being_long_the_prediction_is_their_mean():
 
 def test_without_messages_the_prediction_is_too_short_by_the_communication():
     found, schedule, rules = run("1f1b", LATENCY)
-    own = Prediction(source=MEAN_TIMES, durations=mean_durations(found, schedule, range(1, 99)))
-    each = compare_with_prediction("r", "1f1b", found, schedule, rules, own)
+    own = RunPrediction(source=MEAN_TIMES, durations=mean_durations(found, schedule, range(1, 99)))
+    each = compare("1f1b", found, schedule, rules, own)
     step, communication = row(each, "a step"), row(each, "of it communication")
     assert step.error < 0
     assert step.measured - step.predicted == pytest.approx(communication.measured)
@@ -80,30 +80,30 @@ def test_without_messages_the_prediction_is_too_short_by_the_communication():
 
 def test_steps_after_which_the_run_paused_are_left_out():
     found, schedule, rules = run("pb")
-    prediction = Prediction(source="x", durations=cost)
-    every = compare_with_prediction("r", "pb", found, schedule, rules, prediction).steps
-    fewer = compare_with_prediction("r", "pb", found, schedule, rules, prediction, paused=[20, 25]).steps
+    prediction = RunPrediction(source="x", durations=cost)
+    every = compare("pb", found, schedule, rules, prediction).steps
+    fewer = compare("pb", found, schedule, rules, prediction, paused=[20, 25]).steps
     assert set(every) - set(fewer) == {20, 25}
     assert min(every) == schedule.drain + 2
 
 
 def test_bytes_by_stage():
     found, schedule, rules = run("pb")
-    prediction = Prediction(source="x", durations=cost, weights=(1, 2, 3, 4), activations=(10, 10, 10, 10))
+    prediction = RunPrediction(source="x", durations=cost, weights=(1, 2, 3, 4), activations=(10, 10, 10, 10))
     held = {"weights": [1, 2, 3, 8], "activations": [70, 50, 30, 20]}
-    each = compare_with_prediction("r", "pb", found, schedule, rules, prediction, held=held)
+    each = compare("pb", found, schedule, rules, prediction, held=held)
     assert row(each, "stage 0, forwards held").measured == row(each, "stage 0, forwards held").predicted == 7
     assert row(each, "stage 3, weights").error == -0.5
     assert row(each, "stage 0, activations").predicted == 70
     assert row(each, "stage 3, activations").error == -0.5
-    assert row(compare_with_prediction("r", "pb", found, schedule, rules, prediction), "stage 3, weights").error is None
+    assert row(compare("pb", found, schedule, rules, prediction), "stage 3, weights").error is None
 
 
 def test_emulated_runs_are_predicted_as_one_device():
     found, schedule, rules = run("pb")
     for recording in found:
         recording.process = 1
-    each = compare_with_prediction("r", "pb", found, schedule, rules, Prediction(source="x", durations=cost))
+    each = compare("pb", found, schedule, rules, RunPrediction(source="x", durations=cost))
     assert each.emulated
     assert each.seconds == pytest.approx(sum(cost(a) for body in schedule.body for a in body) / 1e9)
     assert not any("stands still" in compared.name for compared in each.rows)
@@ -111,17 +111,15 @@ def test_emulated_runs_are_predicted_as_one_device():
 
 def test_a_run_that_was_never_full_is_not_compared():
     found, schedule, rules = run("pb", turns=8)
-    prediction = Prediction(source="x", durations=cost)
-    assert compare_with_prediction("r", "pb", found, schedule, rules, prediction) is None
-    assert compare_with_prediction("r", "pb", [Recording(w) for w in range(4)], schedule, rules, prediction) is None
+    prediction = RunPrediction(source="x", durations=cost)
+    assert compare("pb", found, schedule, rules, prediction) is None
+    assert compare("pb", [Recording(w) for w in range(4)], schedule, rules, prediction) is None
 
 
 def test_the_chart_and_the_page(monkeypatch):
     monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
     found, schedule, rules = run("pb", LATENCY)
-    each = compare_with_prediction(
-        "r", "pb", found, schedule, rules, Prediction(source="nothing at all", durations=cost)
-    )
+    each = compare("pb", found, schedule, rules, RunPrediction(source="nothing at all", durations=cost))
     rows = rows_of(predicted_chart(each))
     assert sum(row["what"] == "measured" for row in rows) == len(each.steps)
     told = [row["value"] for row in rows if row["what"] == "predicted"]

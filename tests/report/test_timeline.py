@@ -13,7 +13,7 @@ from stretto.simulate import period, simulate
 from stretto.simulate.recordings import recordings
 from stretto.tracing import Recording
 
-from .synthetic import make_page, make_records
+from .synthetic import make_page, make_records, recorded
 from .test_charts import rows_of
 
 COST = {"F": 1_000_000, "B": 2_000_000, "I": 1_000_000, "W": 1_000_000, "U": 100_000, "C": 1_000_000, "R": 0}
@@ -35,7 +35,7 @@ def run(name, turns=60, latency=0, durations=cost):
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "pb", "pipedream", "overlapping", "zb-h1"])
 def test_workers_that_only_do_what_the_simulation_does_look_like_it(name):
     found, schedule, rules = run(name)
-    each = timelines("run", name, found, schedule, rules)
+    each = timelines(recorded("run", name, found, schedule, rules))
     assert not each.emulated
     assert each.measured.seconds == pytest.approx(each.simulated.seconds)
     assert each.measured.seconds / each.turns == pytest.approx(each.period)
@@ -51,7 +51,7 @@ def test_workers_that_only_do_what_the_simulation_does_look_like_it(name):
 def test_what_the_measured_turns_take_longer_is_communication(name):
     latency = 3_000_000
     found, schedule, rules = run(name, latency=latency)
-    each = timelines("run", name, found, schedule, rules)
+    each = timelines(recorded("run", name, found, schedule, rules))
     assert each.measured.seconds / each.turns == pytest.approx(period(schedule, rules, cost, latency=latency) / 1e9)
     assert each.period == pytest.approx(period(schedule, rules, cost) / 1e9)
     assert each.measured.busy < each.simulated.busy
@@ -59,7 +59,7 @@ def test_what_the_measured_turns_take_longer_is_communication(name):
 
 def test_the_window_is_one_of_median_length_so_that_a_pause_is_not_shown():
     found, schedule, rules = run("pb", durations=lambda action: cost(action) + 10**9 * (action == Action("F", 0, 30)))
-    each = timelines("run", "pb", found, schedule, rules)
+    each = timelines(recorded("run", "pb", found, schedule, rules))
     assert each.measured.seconds < 0.2
     assert max(bar.end - bar.start for bar in each.measured.bars) < 0.1
 
@@ -82,15 +82,15 @@ def test_bars_are_cut_off_at_both_ends_and_what_is_no_action_is_left_out():
 
 def test_a_run_that_was_never_full_has_no_timeline():
     found, schedule, rules = run("pb", turns=7)
-    assert timelines("run", "pb", found, schedule, rules) is None
-    assert timelines("run", "pb", [Recording(worker) for worker in range(4)], schedule, rules) is None
+    assert timelines(recorded("run", "pb", found, schedule, rules)) is None
+    assert timelines(recorded("run", "pb", [Recording(worker) for worker in range(4)], schedule, rules)) is None
 
 
 def test_synchronous_phases_are_not_shown():
     slow, schedule, rules = run(
         "pb", durations=lambda action: cost(action) * (1 if 20 <= action.microbatch < 40 else 9)
     )
-    each = timelines("run", "pb", slow, schedule, rules, among=range(20, 40))
+    each = timelines(recorded("run", "pb", slow, schedule, rules, among=range(20, 40)))
     assert each.period == pytest.approx(period(schedule, rules, cost) / 1e9)
     assert {int(bar.name[2:]) for bar in each.measured.bars if bar.kind == "F"} <= set(range(20, 40))
 
@@ -113,10 +113,10 @@ def test_the_chart_holds_every_bar_in_the_unit_of_its_axis():
 def test_the_page_shows_traced_runs_and_says_what_was_emulated(monkeypatch):
     monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
     found, schedule, rules = run("pb", latency=5_000_000)
-    real = timelines("real", "pb", found, schedule, rules)
+    real = timelines(recorded("real", "pb", found, schedule, rules))
     for recording in found:
         recording.process = 1
-    emulated = timelines("emulated", "pb", found, schedule, rules)
+    emulated = timelines(recorded("emulated", "pb", found, schedule, rules))
     few = make_records(("backprop",), rates=(0.1,), batches=(32,), seeds=(0,))
     page = render(make_page(few, timelines=(real,)))
     assert "<h2>Timelines</h2>" in page

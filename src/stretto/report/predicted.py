@@ -4,14 +4,13 @@ Communication is what a step takes longer than it would with messages that take 
 with the durations that its actions had; of the prediction, by simulating it with its own.
 """
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from stretto.report import units
-from stretto.report.turns import action_of, mean_durations, turn_starts
+from stretto.report.turns import RecordedRun, action_of, mean_durations, turn_starts
 from stretto.schedule import Rules, Schedule
 from stretto.tracing import Recording
 
@@ -31,7 +30,7 @@ CLIPPED_AT = 3.0  # times the typical step: longer ones, in which other programs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class RunPrediction:
     """What a prediction is made from.
 
     `durations` gives the nanoseconds of an action; `network` and `sizes` price messages, which take no time without
@@ -92,39 +91,32 @@ class PredictedRun:
 
 
 def compare_with_prediction(
-    run: str,
-    method: str,
-    recordings: Sequence[Recording],
-    schedule: Schedule,
-    rules: Rules,
-    prediction: Prediction,
+    recorded: RecordedRun,
+    prediction: RunPrediction,
     *,
     paused: Collection[int] = (),
     held: Mapping[str, Sequence[float]] | None = None,
-    among: range = range(sys.maxsize),
 ) -> PredictedRun | None:
     """Compare a recorded run with a prediction; None if fewer than MIN_STEPS steps had a full pipeline.
 
     `paused` are the steps, counted from 1, after which the run was evaluated or saved. `held` are the most bytes that
-    each stage held at any time ("weights", "activations"). `among` are the turns that follow the schedule.
+    each stage held at any time ("weights", "activations").
     """
-    full = schedule.drain + 1
-    steady = among[full:]
-    steps = steps_of(recordings[0], schedule, steady, paused)
+    recordings, schedule, rules = recorded.recordings, recorded.schedule, recorded.rules
+    steps = steps_of(recordings[0], schedule, recorded.steady, paused)
     if len(steps) < MIN_STEPS:
         return None
-    emulated = len({(recording.host, recording.process) for recording in recordings}) == 1 < len(recordings)
-    measured = mean_durations(recordings, schedule, steady)
+    measured = mean_durations(recordings, schedule, recorded.steady)
     turns = [turn - 1 for turn in steps]
     computed = computing(recordings, schedule, turns)
-    if emulated:
+    if recorded.emulated:
         seconds = sum(busy_of(schedule, worker, prediction) for worker in range(schedule.num_workers))
         rows = [Comparison(name="a step", unit="s", measured=median(steps.values()), predicted=seconds)]
         rows += computes(computed, schedule, prediction)
     else:
         seconds = period_of(schedule, rules, prediction)
-        without_messages = period_of(schedule, rules, Prediction(source="", durations=measured))
-        ideal = period_of(schedule, rules, Prediction(source="", durations=prediction.durations))
+        without_messages = period_of(schedule, rules, RunPrediction(source="", durations=measured))
+        ideal = period_of(schedule, rules, RunPrediction(source="", durations=prediction.durations))
         step = median(steps.values())
         rows = [
             Comparison(name="a step", unit="s", measured=step, predicted=seconds),
@@ -139,13 +131,13 @@ def compare_with_prediction(
         ]  # fmt: skip
     rows += memory(recordings, schedule, rules, prediction, held or {})
     return PredictedRun(
-        run=run,
-        method=method,
+        run=recorded.run,
+        method=recorded.method,
         source=prediction.source,
         steps=steps,
         seconds=seconds,
         rows=tuple(rows),
-        emulated=emulated,
+        emulated=recorded.emulated,
     )
 
 
@@ -170,7 +162,7 @@ def computing(recordings: Sequence[Recording], schedule: Schedule, turns: Collec
     return seconds
 
 
-def computes(computed: Sequence[float], schedule: Schedule, prediction: Prediction) -> list[Comparison]:
+def computes(computed: Sequence[float], schedule: Schedule, prediction: RunPrediction) -> list[Comparison]:
     """Measured and predicted seconds that each worker computes per minibatch."""
     return [
         Comparison(name=f"worker {worker} computes", unit="s", measured=busy,
@@ -179,12 +171,12 @@ def computes(computed: Sequence[float], schedule: Schedule, prediction: Predicti
     ]  # fmt: skip
 
 
-def busy_of(schedule: Schedule, worker: int, prediction: Prediction) -> float:
+def busy_of(schedule: Schedule, worker: int, prediction: RunPrediction) -> float:
     """The predicted seconds that a worker computes in a turn."""
     return sum(prediction.durations(action) for action in schedule.body[worker]) / 1e9
 
 
-def period_of(schedule: Schedule, rules: Rules, prediction: Prediction) -> float:
+def period_of(schedule: Schedule, rules: Rules, prediction: RunPrediction) -> float:
     """The predicted seconds of a turn once the pipeline is full, waits for links included."""
     from stretto.simulate import simulate
     from stretto.simulate.network import no_bytes
@@ -205,7 +197,7 @@ def period_of(schedule: Schedule, rules: Rules, prediction: Prediction) -> float
 
 
 def memory(
-    recordings: Sequence[Recording], schedule: Schedule, rules: Rules, prediction: Prediction,
+    recordings: Sequence[Recording], schedule: Schedule, rules: Rules, prediction: RunPrediction,
     held: Mapping[str, Sequence[float]],
 ) -> list[Comparison]:  # fmt: skip
     """The most that each stage holds at any time: forwards, and bytes where they are known."""

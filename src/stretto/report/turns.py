@@ -43,6 +43,31 @@ class Window:
         return computing / (self.seconds * self.workers)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """The recordings of a run, one for each worker, and the schedule that it followed in the turns `among`.
+
+    A method's synchronous phases, outside these turns, have another schedule.
+    """
+
+    run: str
+    method: str
+    recordings: Sequence[Recording]
+    schedule: Schedule
+    rules: Rules
+    among: range = range(sys.maxsize)
+
+    @property
+    def steady(self) -> range:
+        """The turns with a full pipeline."""
+        return self.among[self.schedule.drain + 1 :]
+
+    @property
+    def emulated(self) -> bool:
+        """Whether all workers shared one process, on one device."""
+        return len({(recording.host, recording.process) for recording in self.recordings}) == 1 < len(self.recordings)
+
+
 @dataclass(frozen=True)
 class Timelines:
     """The same number of turns with a full pipeline, measured and simulated."""
@@ -56,32 +81,21 @@ class Timelines:
     emulated: bool  # all workers in one process, on one device
 
 
-def timelines(
-    run: str,
-    method: str,
-    recordings: Sequence[Recording],
-    schedule: Schedule,
-    rules: Rules,
-    *,
-    among: range = range(sys.maxsize),
-) -> Timelines | None:
-    """Choose turns of typical length and simulate as many; None if the recordings have too few with a full pipeline.
-
-    `among` are the turns that follow the schedule: a method's synchronous phases have another one.
-    """
+def timelines(recorded: RecordedRun) -> Timelines | None:
+    """Choose turns of typical length and simulate as many; None if the recordings have too few with a full pipeline."""
     from stretto.simulate import (
         period,
         simulate,  # numpy takes a while
     )
     from stretto.simulate.recordings import recordings as simulated_recordings
 
+    schedule, rules = recorded.schedule, recorded.rules
     turns = max(2, MOST_ACTIONS // max(map(len, schedule.body)))
-    full = schedule.drain + 1
-    steady = among[full:]
-    measured = typical_window(recordings, schedule, steady, turns)
+    measured = typical_window(recorded.recordings, schedule, recorded.steady, turns)
     if measured is None:
         return None
-    durations = mean_durations(recordings, schedule, steady)
+    durations = mean_durations(recorded.recordings, schedule, recorded.steady)
+    full = schedule.drain + 1
     settled = 2 * full
     timeline = simulate(schedule, rules, settled + turns + full, durations)
     simulated = typical_window(
@@ -89,13 +103,13 @@ def timelines(
     )
     assert simulated is not None, "the simulation has more turns than are shown"
     return Timelines(
-        run=run,
-        method=method,
+        run=recorded.run,
+        method=recorded.method,
         turns=turns,
         measured=measured,
         simulated=simulated,
         period=period(schedule, rules, durations) / 1e9,
-        emulated=len({(recording.host, recording.process) for recording in recordings}) == 1 < len(recordings),
+        emulated=recorded.emulated,
     )
 
 

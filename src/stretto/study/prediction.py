@@ -18,7 +18,7 @@ from stretto.heads import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses import Loss
 from stretto.measure import layer_costs
-from stretto.report.predicted import MEAN_TIMES, Prediction
+from stretto.report.predicted import MEAN_TIMES, RunPrediction
 from stretto.report.turns import mean_durations, turn_starts
 from stretto.settings.runs import TrainSettings, known
 from stretto.simulate import simulate
@@ -60,7 +60,7 @@ def full_turns(prepared: Prepared) -> range:
     return range(phases.warmup, sys.maxsize if phases.finish is None else phases.finish)
 
 
-def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluster | None = None) -> Prediction:
+def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluster | None = None) -> RunPrediction:
     """Predict from the run's own action times; on a cluster from costs alone. Raises UsageError without costs."""
     trainer = prepared.trainer
     schedule = trainer.schedule
@@ -68,7 +68,7 @@ def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluste
     rows = [stage if head is None else stage.then(head) for stage, head in zip(stages_in(costs), heads, strict=True)]
     share = known(prepared.settings.batch_size) / (schedule.per_turn * prepared.settings.data_parallel)
     versions = trainer.method.versions(schedule)
-    from_times = Prediction(
+    from_times = RunPrediction(
         source=MEAN_TIMES,
         durations=mean_durations(recordings, schedule, full_turns(prepared)[schedule.drain + 1 :]),
         weights=tuple(row.parameter_bytes * held for row, held in zip(rows, versions, strict=True)),
@@ -78,8 +78,12 @@ def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluste
 
 
 def on_cluster(
-    prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost | None], from_times: Prediction, cluster: Cluster
-) -> Prediction:
+    prepared: Prepared,
+    costs: ModelCosts,
+    heads: Sequence[LayerCost | None],
+    from_times: RunPrediction,
+    cluster: Cluster,
+) -> RunPrediction:
     """Predict from costs: times of actions and messages on the cluster, the runtime's overhead included."""
     settings, trainer = prepared.settings, prepared.trainer
     schedule, placement = trainer.schedule, trainer.placement

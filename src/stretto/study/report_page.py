@@ -9,7 +9,7 @@ from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.report import Page, Record, build
 from stretto.report.predicted import PredictedRun, compare_with_prediction
-from stretto.report.turns import Timelines, timelines
+from stretto.report.turns import RecordedRun, timelines
 from stretto.schedule import draw
 from stretto.settings.runs import TrainSettings
 from stretto.simulate import simulate
@@ -36,22 +36,23 @@ class TracedRun:
     prepared: Prepared
     recordings: Sequence[Recording]
 
-    def timelines(self) -> Timelines | None:
-        """A few of its turns, measured and simulated; None if its pipeline was never full for long enough."""
+    @property
+    def recorded(self) -> RecordedRun:
+        """The run as the report compares it with simulations."""
         run, trainer = self.task.settings, self.prepared.trainer
-        among = full_turns(self.prepared)
-        return timelines(run.id, run.method, self.recordings, trainer.schedule, trainer.rules, among=among)
+        return RecordedRun(
+            run=run.id, method=run.method, recordings=self.recordings, schedule=trainer.schedule, rules=trainer.rules,
+            among=full_turns(self.prepared),
+        )  # fmt: skip
 
     def compared(self, cluster: Cluster | None) -> PredictedRun | None:
         """The run compared with its prediction; None if it is not finished, or too short."""
-        run, record, trainer = self.task.settings, record_of(self.task), self.prepared.trainer
+        record = record_of(self.task)
         if record is None:
             return None
-        return compare_with_prediction(
-            run.id, run.method, self.recordings, trainer.schedule, trainer.rules,
-            predict(self.prepared, self.recordings, cluster), paused=[point.step for point in record.points],
-            held=most_held(record), among=full_turns(self.prepared),
-        )  # fmt: skip
+        prediction = predict(self.prepared, self.recordings, cluster)
+        paused = [point.step for point in record.points]
+        return compare_with_prediction(self.recorded, prediction, paused=paused, held=most_held(record))
 
 
 def write_report(study: Study, command: str = "", *, cluster: Cluster | None = None) -> Path:
@@ -81,7 +82,7 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
         pictures={method: picture(run) for method, run in prepared.items()},
         delays={method: delays(run) for method, run in prepared.items()},
         processes=study.tasks[0].settings.workers or 0,
-        timelines=tuple(shown for run in traced if (shown := run.timelines()) is not None),
+        timelines=tuple(shown for run in traced if (shown := timelines(run.recorded)) is not None),
         predicted=tuple(compared for run in traced if (compared := run.compared(cluster)) is not None),
         left_out=study.left_out,
         command=command,
