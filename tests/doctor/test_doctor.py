@@ -5,7 +5,7 @@ import pytest
 
 from stretto.doctor import environment as doctor
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_everything_that_is_needed_is_here():

@@ -18,7 +18,7 @@ PURPOSE = {
     "train_accuracy": "The same, counted in right answers.",
     "validation_loss": "How soon it does well on data it has not seen.",
     "validation_accuracy": "The same, counted in right answers.",
-    "validation_bleu": "How near its translations come to those that are wanted.",
+    "validation_bleu": "How close its translations are to the references.",
 }
 TOOLTIP = (
     ("method", "method"),
