@@ -22,7 +22,7 @@ class ComparedTime:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted."""
+        """Measured seconds over predicted ones; None without a prediction."""
         return self.seconds / self.predicted if self.predicted else None
 
     def to_json(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def compared(calibration: Calibration) -> list[ComparedTime]:
 
 
 def row_of(calibration: Calibration, num_bytes: int, name: str, seconds: float, fastest: bool) -> ComparedTime:
-    """One of them."""
+    """The comparison of one algorithm at one size."""
     if name not in ALGORITHMS:
         return ComparedTime(num_bytes, name, seconds)
     node = calibration.per_node if name == NESTED else None

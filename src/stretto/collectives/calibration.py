@@ -114,7 +114,7 @@ class Calibration:
         }
 
     def to_toml(self) -> str:
-        """What `read` reads."""
+        """The calibration as text, which `read` reads."""
         import tomli_w
 
         return tomli_w.dumps(self.to_dict())
@@ -145,6 +145,6 @@ def cheapest(link: Link, size: int, num_bytes: int) -> str:
 
 
 def predicted(algorithm: str, link: Link, size: int, num_bytes: int, per_node: int | None = None) -> float:
-    """Seconds by formula."""
+    """Seconds of an all-reduce of so many bytes by its closed form."""
     blocks, node = blocks_of(num_bytes // ITEM), nodes_of(size, per_node)
     return link.seconds(formula(algorithm, size, num_bytes, blocks=blocks, per_node=node))

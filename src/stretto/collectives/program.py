@@ -4,7 +4,7 @@ Nothing that may have to wait is called earlier than the plan says, so a program
 What does not wait is called as early as possible: a piece is sent right behind the last receive that changes it, while
 the rest of its message is still coming; receives are posted before their message comes. An addend is received in spare
 memory, of which there is a fixed amount, and added once earlier sends of these elements have been taken. A message that
-overwrites is received in its place: it is the sum, which nobody has before all that was sent of it has been taken.
+overwrites is received in its place: it is the sum, which is complete only once all sends of its parts have been taken.
 """
 
 from collections import deque
@@ -112,7 +112,7 @@ class Lowering:
         self._taken += 1
 
     def settle(self, numbers: Sequence[int]) -> None:
-        """Wait for sends."""
+        """Wait until these sends have been taken."""
         for number in numbers:
             self.under_way.remove(number)
             self._call(SETTLE, number)

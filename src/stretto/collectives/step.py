@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many elements."""
+        """How many elements the message carries."""
         return self.stop - self.start
 
     def overlaps(self, other: "Step") -> bool:

@@ -25,18 +25,18 @@ class Basis(NamedTuple):
     words: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The basis as JSON takes it, for other processes."""
         return {"calibration": self.calibration and self.calibration.to_dict(), "words": self.words}
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> "Basis":
         """From what `to_json` gave."""
-        found = content["calibration"]
-        return cls(None if found is None else Calibration.of(found), content["words"])
+        stored = content["calibration"]
+        return cls(None if stored is None else Calibration.of(stored), content["words"])
 
 
 def host() -> str:
-    """This machine's name."""
+    """The name of this machine, as calibrations keep it."""
     return platform.node() or "this machine"
 
 
@@ -48,18 +48,18 @@ def folder() -> Path | None:
 
 def keep(calibration: Calibration) -> Path | None:
     """Write a calibration where trainings on this machine find it; None for a user without a home. Raises OSError."""
-    here = folder()
-    if here is None:
+    home = folder()
+    if home is None:
         return None
-    file = here / f"{calibration.workers}-processes-{calibration.machines}-machines.toml"
+    file = home / f"{calibration.workers}-processes-{calibration.machines}-machines.toml"
     write_whole(file, calibration.to_toml())
     return file
 
 
 def kept() -> dict[tuple[int, int], Path]:
     """The files of this machine, by the numbers of processes and of machines that they are about."""
-    here = folder()
-    files = sorted(here.iterdir()) if here is not None and here.is_dir() else []
+    home = folder()
+    files = sorted(home.iterdir()) if home is not None and home.is_dir() else []
     named = ((FILE.fullmatch(file.name), file) for file in files)
     return {(int(match[1]), int(match[2])): file for match, file in named if match and int(match[1])}
 
@@ -70,36 +70,36 @@ def basis(size: int, machines: int = 1, named: str | None = None) -> Basis:
     Raises UsageError if that file is damaged, is something else, or, kept, was measured on another machine.
     """
     if named is not None:
-        found = Calibration.read(named)
-        return Basis(found, f"{named}, {measured_among(found, size)}")
+        calibration = Calibration.read(named)
+        return Basis(calibration, f"{named}, {measured_among(calibration, size)}")
     files = {processes: file for (processes, spread), file in kept().items() if spread == machines}
     if not files:
         return Basis(None, f"built-in constants: {missing(size, machines)}")
     file = files[min(files, key=lambda processes: (abs(math.log(processes / size)), -processes))]
-    found = read_kept(file)
-    return Basis(found, f"{file}, {measured_among(found, size)}")
+    calibration = read_kept(file)
+    return Basis(calibration, f"{file}, {measured_among(calibration, size)}")
 
 
 def read_kept(file: Path) -> Calibration:
     """A calibration that this machine has kept. Raises UsageError if it is damaged, or another machine's."""
     try:
-        found = Calibration.read(file)
+        calibration = Calibration.read(file)
     except UsageError as error:
         raise UsageError(f"{error}; or delete it, and built-in constants decide") from error
-    if found.host not in ("", host()):
+    if calibration.host not in ("", host()):
         raise UsageError(
-            f"{file} was measured on {found.host}, and this is {host()}: measure this machine with "
-            f"{command(found.workers)}, or delete the file; to go by it all the same, name it: "
+            f"{file} was measured on {calibration.host}, and this is {host()}: measure this machine with "
+            f"{command(calibration.workers)}, or delete the file; to go by it all the same, name it: "
             f"all-reduce(algorithm=auto, calibration={str(file)!r})"
         )
-    return found
+    return calibration
 
 
-def measured_among(found: Calibration, size: int) -> str:
+def measured_among(calibration: Calibration, size: int) -> str:
     """Which processes a calibration is about, beside those that are to use it."""
-    where = f" on {found.host}" if found.host else ""
-    told = f"measured among {found.workers} processes{where}"
-    return told if found.workers == size else f"{told}; what {size} take follows from its messages and formulas"
+    where = f" on {calibration.host}" if calibration.host else ""
+    text = f"measured among {calibration.workers} processes{where}"
+    return text if calibration.workers == size else f"{text}; what {size} take follows from its messages and formulas"
 
 
 def missing(size: int | str = "N", machines: int = 1) -> str:

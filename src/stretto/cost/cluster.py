@@ -131,7 +131,7 @@ class Link:
 
     @property
     def seconds_per_byte(self) -> float:
-        """beta."""
+        """Seconds that a byte of a message takes on its way: beta."""
         return 1 / self.bandwidth
 
     def seconds(self, num_bytes: float) -> float:
@@ -157,11 +157,11 @@ class Link:
         )
 
     def sending(self, num_bytes: float) -> float:
-        """The sender's part of it, while it does not compute."""
+        """Seconds that a message keeps its sender from computing."""
         return self.send + num_bytes * self.send_per_byte
 
     def receiving(self, num_bytes: float) -> float:
-        """The receiver's part."""
+        """Seconds that a message keeps its receiver from computing."""
         return self.receive + num_bytes * self.receive_per_byte
 
     @property
@@ -255,7 +255,7 @@ class Cluster:
 
     @cached_property
     def num_workers(self) -> int:
-        """All devices."""
+        """How many devices all groups have together."""
         return sum(group.nodes * group.workers for group in self.groups)
 
     def place(self, worker: int) -> WorkerPlace:

@@ -19,7 +19,7 @@ HOME = files("stretto.cost") / "clusters"
 
 def names() -> list[str]:
     """The clusters that come with Stretto."""
-    return sorted(each.name.removesuffix(".toml") for each in HOME.iterdir() if each.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in HOME.iterdir() if file.name.endswith(".toml"))
 
 
 def find_cluster(name: str) -> Cluster:
@@ -72,8 +72,8 @@ def to_dict(cluster: Cluster) -> dict[str, Any]:
 def known(value: Any) -> Any:
     """A nest of values without those that are None."""
     if isinstance(value, dict):
-        return {key: known(each) for key, each in value.items() if each is not None}
-    return [known(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: known(member) for key, member in value.items() if member is not None}
+    return [known(member) for member in value] if isinstance(value, list | tuple) else value
 
 
 def parse(text: str, origin: str) -> Cluster:
@@ -92,10 +92,10 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
     """From what `to_dict` gave."""
     return build(Cluster, "", content, {
         "groups": lambda place, value: tuple(
-            build(Group, f"{place}[{i}]", each) for i, each in enumerate(listed(place, value))
+            build(Group, f"{place}[{i}]", group) for i, group in enumerate(listed(place, value))
         ),
         "devices": lambda place, value: each_of(place, value, device_of),
-        "links": lambda place, value: each_of(place, value, lambda at, each: build(Link, at, each)),
+        "links": lambda place, value: each_of(place, value, lambda at, link: build(Link, at, link)),
         "sources": lambda place, value: table(place, value),
     })  # fmt: skip
 

@@ -29,11 +29,11 @@ class Workers:
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """How many workers the pipeline has."""
         return len(self.ranks)
 
     def devices(self, worker: int) -> tuple[Device, ...]:
-        """Different ones only."""
+        """The devices that a worker stands on, each kind once."""
         names = dict.fromkeys(self.cluster.groups[self.cluster.place(rank).group].device for rank in self.ranks[worker])
         return tuple(self.cluster.devices[name] for name in names)
 

@@ -42,16 +42,16 @@ def measure(
 
 
 def ignore() -> None:
-    """Tell nobody."""
+    """Take no notice of progress: the default for `tell`."""
 
 
 def steps_of(sizes: Sequence[int]) -> int:
-    """How often `measure` tells that it has come further."""
+    """How often `measure` calls `tell`."""
     return len(sizes) * (len(ALGORITHMS) + 3)
 
 
 def with_progress(sizes: Sequence[int], tell: OnMeasured) -> Iterator[int]:
-    """Each size, and tell after each."""
+    """The sizes one by one; `tell` is called after each."""
     for size in sizes:
         yield size
         tell()
@@ -109,13 +109,13 @@ def timed(group: dist.ProcessGroup, calls: dict[str, Callable[[], object]], tell
 
 
 def shifted(names: Sequence[str], by: int) -> list[str]:
-    """Beginning with another one."""
+    """The names in their order, but beginning with another one."""
     start = by % len(names)
     return [*names[start:], *names[:start]]
 
 
 def once(group: dist.ProcessGroup, call: Callable[[], object]) -> float:
-    """Seconds of one call, begun together."""
+    """Seconds of one call, which all processes begin together."""
     dist.barrier(group=group)
     begin = time.perf_counter()
     call()
@@ -126,5 +126,5 @@ def slowest(group: dist.ProcessGroup, times: list[list[float]]) -> list[list[flo
     """The longest time that any process measured, for each call."""
     together = torch.tensor(times, dtype=torch.float64)
     dist.all_reduce(together, dist.ReduceOp.MAX, group=group)
-    found: list[list[float]] = together.tolist()
-    return found
+    longest: list[list[float]] = together.tolist()
+    return longest

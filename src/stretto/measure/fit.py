@@ -38,13 +38,13 @@ def line(points: Sequence[tuple[float, float]]) -> Fit:
 
 def candidates(sizes: Floats, times: Floats) -> list[tuple[float, float]]:
     """Lines through two of the points, or through one with a single rate: the best of all lines is one of them."""
-    found = [(0.0, float(time / size)) for size, time in zip(sizes, times, strict=True)]
-    found += [(float(time), 0.0) for time in times]
+    lines = [(0.0, float(time / size)) for size, time in zip(sizes, times, strict=True)]
+    lines += [(float(time), 0.0) for time in times]
     for one, other in combinations(range(len(sizes)), 2):
         if sizes[one] != sizes[other]:
             slope = float((times[other] - times[one]) / (sizes[other] - sizes[one]))
-            found.append((float(times[one] - slope * sizes[one]), slope))
-    return found
+            lines.append((float(times[one] - slope * sizes[one]), slope))
+    return lines
 
 
 def fit(amounts: Sequence[Sequence[float]], seconds: Sequence[float]) -> Fit:

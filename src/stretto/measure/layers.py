@@ -96,7 +96,7 @@ class Loss(nn.Module):
         self.register_buffer("target", target)
 
     def forward(self, output: Tensor) -> Tensor:
-        """Compute it."""
+        """The mean loss of an output, or the sum of one that gives (sum, count)."""
         value = self.loss(output, self.target)
         number: Tensor = value[0] if isinstance(value, tuple) else value  # a sum costs what a mean costs
         return number
@@ -260,7 +260,7 @@ def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
     before: dict[int, Tensor] = {}  # storages that graphs keep; held, so that no other one gets their place
     seen: list[LayerRun] = []
     tensors = inputs
-    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # what is compiled stays so: counter.py
+    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # what is compiled stays so: nn/flop_counter.py
         for index, layer in enumerate(layers):
             leaves = as_leaves(tensors, first=index == 0)
             key = (layer.alike, tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in leaves))

@@ -45,7 +45,7 @@ class Findings:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Findings":
-        """From plain data."""
+        """Findings from what `to_dict` gave, also through JSON."""
         times = {key: tuple((size, each) for size, each in content[key]) for key in ("within", "between", "additions")}
         passages = {
             key: tuple(Passage(*each) for each in content[key]) for key in ("within_passages", "between_passages")

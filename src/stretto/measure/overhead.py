@@ -71,7 +71,7 @@ def pipeline(workers: int, stages: int) -> Trainer:
 
 
 def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Steps by nothing."""
+    """SGD with momentum whose learning rate is 0: weights stay as they are."""
     return torch.optim.SGD(parameters, lr=0.0, momentum=0.9)
 
 

@@ -50,7 +50,7 @@ class MeasuredCase:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "MeasuredCase":
-        """From plain data."""
+        """A measured case from what `dataclasses.asdict` gave."""
         calls, flops, num_bytes = content["amounts"]
         return cls(**{**content, "amounts": (calls, flops, num_bytes)})
 
@@ -59,7 +59,7 @@ class CausalAttention(nn.Module):
     """Attention of queries, keys and values [N, heads, T, d]."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Mix the values."""
+        """Causal attention, [N, heads, T, d]."""
         return scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
@@ -69,22 +69,22 @@ def chain(layer: Callable[[], nn.Module], *shape: int) -> tuple[nn.Module, tuple
 
 
 def linear(width: int, batch: int) -> Make:
-    """Linear layers."""
+    """A chain of linear layers without bias on inputs [batch, width]."""
     return lambda: chain(partial(nn.Linear, width, width, bias=False), batch, width)
 
 
 def convolution(channels: int, side: int, batch: int) -> Make:
-    """3x3 convolutions."""
+    """A chain of 3x3 convolutions on images [batch, channels, side, side]."""
     return lambda: chain(partial(nn.Conv2d, channels, channels, 3, padding=1, bias=False), batch, channels, side, side)
 
 
 def image(layer: Callable[[], nn.Module], channels: int, side: int, batch: int) -> Make:
-    """What keeps an image's size."""
+    """A chain of layers that keep the size of images [batch, channels, side, side]."""
     return lambda: chain(layer, batch, channels, side, side)
 
 
 def rows(layer: Callable[[], nn.Module], number: int, width: int) -> Make:
-    """What works on rows of numbers."""
+    """A chain of layers on rows [number, width]."""
     return lambda: chain(layer, number, width)
 
 
@@ -94,7 +94,7 @@ def attention(heads: int, tokens: int, batch: int) -> Make:
 
 
 def embedding(vocabulary: int, width: int, tokens: int) -> Make:
-    """Looking up tokens."""
+    """An embedding of `tokens` tokens, [vocabulary, width]."""
     return lambda: (nn.Embedding(vocabulary, width), (torch.randint(vocabulary, (tokens,)),))
 
 
@@ -190,7 +190,7 @@ def nothing() -> None:
 
 
 def repeat(call: Callable[[], object], times: int) -> None:
-    """Call so often."""
+    """Make a call `times` times."""
     for _ in range(times):
         call()
 

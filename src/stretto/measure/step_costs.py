@@ -61,7 +61,7 @@ def measure(trainer: Trainer, x: Any, y: Any, accounting: str = "counted") -> Co
             counted = count(trainer, x, y)
             flops = counted if name == "counted" else paper(counted)
             share = 1 / trainer.schedule.per_turn
-            time = durations({action: share * each for action, each in flops.items()})
+            time = durations({action: share * amount for action, amount in flops.items()})
             costs = Costs(name, flops, sum(flops.values()), period(trainer.schedule, trainer.rules, time))
             if not trainer.method.phases:
                 return costs

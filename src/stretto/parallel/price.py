@@ -24,7 +24,7 @@ class LinearLayer(NamedTuple):
 
     @property
     def size(self) -> int:
-        """|W|."""
+        """The number of weights, |W|."""
         return self.weights or self.inputs * self.outputs
 
 
@@ -56,7 +56,7 @@ class Price:
 
     @property
     def total(self) -> Volume:
-        """Their sum."""
+        """The sum of the three terms."""
         return self.outputs.plus(self.input_gradients).plus(self.weight_gradients)
 
     def seconds(self, *, latency: float, seconds_per_word: float) -> float:

@@ -138,4 +138,4 @@ class SharedImages(SharedWorker):
 
     def whole(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Images put together again; a collective."""
-        return tuple(collect(each, self._mesh) if each.ndim > 2 else each for each in outputs)
+        return tuple(collect(x, self._mesh) if x.ndim > 2 else x for x in outputs)

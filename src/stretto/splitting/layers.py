@@ -44,8 +44,8 @@ class Layers(Parts):
         together: bool,
         opened: bool = False,
     ) -> None:
-        given = [NamedLayer((name,), layer, ()) for name, layer in layers]
-        self._layers = [inner for layer in given for inner in within(layer)] if opened else given
+        whole_layers = [NamedLayer((name,), layer, ()) for name, layer in layers]
+        self._layers = [inner for layer in whole_layers for inner in within(layer)] if opened else whole_layers
         self._whole = whole
         names = [self.name(index, index + 1) for index in range(len(self))]
         joints = {} if inputs is None else self._follow(names, inputs)
@@ -74,7 +74,7 @@ class Layers(Parts):
         return f"layers {start} to {stop - 1} ({self.kinds(start, stop)})"
 
     def kinds(self, start: int, stop: int) -> str:
-        """The layers' classes."""
+        """The classes of these layers, and how many of each."""
         return tally(layer.module for layer in self._layers[start:stop])
 
     def divisible(self, index: int) -> bool:

@@ -36,12 +36,12 @@ class OperationRecorder(fx.Interpreter):
         self._counter: FlopCounterMode | None = None
 
     def run(self, *args: Any, **options: Any) -> Any:
-        """The whole graph."""
+        """Run the graph without gradients while FLOPs are counted."""
         with torch.no_grad(), counting() as self._counter:
             return super().run(*args, **options)
 
     def run_node(self, n: fx.Node) -> Any:
-        """One operation."""
+        """Run one operation and record what it reads, gives, changes and costs."""
         assert self._counter is not None
         used = tensors(self.fetch_args_kwargs_from_env(n))
         fixed = {id(self.env[node]) for node in n.all_input_nodes if node.op == "get_attr"}

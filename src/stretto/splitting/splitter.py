@@ -90,8 +90,8 @@ def divide(
     check(model, num_stages, example, path, by, tied)
     names, inputs = given(model, example)
     num_wanted = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
-    found = ways(model, inputs, names, path, num_wanted, together=tied == "together")
-    cut, stages = most_even(found, inputs, by, num_stages)
+    choices = ways(model, inputs, names, path, num_wanted, together=tied == "together")
+    cut, stages = most_even(choices, inputs, by, num_stages)
     unfair = isinstance(num_stages, int) and cut.imbalance > FAIR and cut.costs.known
     says = uneven(cut, path) if unfair else ""
     explanation = explained(cut, stages)

@@ -14,10 +14,10 @@ def parameter_server(rank: int, size: int, length: int) -> Iterator[Step]:
     everything = whole(length)
     mine = everything.part(rank, size)
     for k in range(1, size):
-        there, here = (rank + k) % size, (rank - k) % size
-        yield everything.part(there, size).send(there)
-        yield mine.add(here)
+        to, source = (rank + k) % size, (rank - k) % size
+        yield everything.part(to, size).send(to)
+        yield mine.add(source)
     for k in range(1, size):
-        there, here = (rank + k) % size, (rank - k) % size
-        yield mine.send(there)
-        yield everything.part(here, size).set(here)
+        to, source = (rank + k) % size, (rank - k) % size
+        yield mine.send(to)
+        yield everything.part(source, size).set(source)

@@ -24,10 +24,10 @@ def halving_doubling(rank: int, core: int, length: int) -> Iterator[Step]:
         distance, middle = (last - first) // 2, (first + last) // 2
         lower, upper = everything.parts(first, middle, core), everything.parts(middle, last, core)
         first, last = (middle, last) if rank & distance else (first, middle)
-        kept, given = (upper, lower) if rank & distance else (lower, upper)
-        halves.append((rank ^ distance, kept, given))
-        yield given.send(rank ^ distance)
+        kept, sent = (upper, lower) if rank & distance else (lower, upper)
+        halves.append((rank ^ distance, kept, sent))
+        yield sent.send(rank ^ distance)
         yield kept.add(rank ^ distance)
-    for peer, kept, given in reversed(halves):
+    for peer, kept, sent in reversed(halves):
         yield kept.send(peer)
-        yield given.set(peer)
+        yield sent.set(peer)

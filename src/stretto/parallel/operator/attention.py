@@ -67,7 +67,7 @@ class Heads(nn.MultiheadAttention):
         return out, told[0] if single and told is not None else told
 
     def laid(self, x: Tensor, single: bool) -> Tensor:
-        """[N, T, E]."""
+        """An input as [N, T, E], however it is given."""
         if single:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)

@@ -31,7 +31,7 @@ class Enter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Sum."""
+        """The sum of the gradients of all processes."""
         return ctx.axis.sum(gradients[0]), None
 
 
@@ -40,7 +40,7 @@ class Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        """Sum."""
+        """The sum of what each process has."""
         return axis.sum(x)
 
     @staticmethod
@@ -55,14 +55,14 @@ class Along(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Way, back: Way, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        """There."""
+        """Exchange along `dim` by the method `there`."""
         ctx.back, ctx.dim, ctx.sizes = back, dim, sizes
         return there(x, dim, sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """And back."""
+        """Exchange the gradient along `dim` by the method `back`."""
         return ctx.back(gradients[0], ctx.dim, ctx.sizes), None, None, None, None
 
 

@@ -21,13 +21,13 @@ def norms(modules: Sequence[nn.Module], mesh: DeviceMesh, stepped: Callable[[Ten
     cut = frozenset(stepped(module.get_parameter(name)) for module in modules for name in parameters_cut(module))
 
     def taken(parameters: Sequence[Tensor]) -> Tensor:
-        own = whole(parameters)
-        here = [parameter in cut for parameter in parameters if parameter.grad is not None]
-        if not any(here):
-            return own
-        partly = torch.tensor(here, device=own.device)
-        squares = axis.sum(torch.where(partly, own.square(), 0))
-        return torch.where(partly, squares.sqrt(), own)
+        alone = whole(parameters)
+        is_cut = [parameter in cut for parameter in parameters if parameter.grad is not None]
+        if not any(is_cut):
+            return alone
+        partly = torch.tensor(is_cut, device=alone.device)
+        squares = axis.sum(torch.where(partly, alone.square(), 0))
+        return torch.where(partly, squares.sqrt(), alone)
 
     return taken
 

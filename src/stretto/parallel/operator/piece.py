@@ -19,7 +19,7 @@ class Piece:
     blocks: int = 1
 
     def of(self, whole: Tensor) -> Tensor:
-        """This process's part."""
+        """This process's part of a whole tensor, in memory of its own."""
         every = self.apart(whole)
         return self.axis.part(every, self.dim + 1, self.sizes).flatten(self.dim, self.dim + 1)
 

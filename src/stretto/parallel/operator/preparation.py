@@ -62,25 +62,25 @@ def tensor(
     flag("stretto.parallel.tensor: sequence", sequence)
     if plan is not None:
         mapping("stretto.parallel.tensor: plan", plan, 'a dict of styles by path, {"0": "column"}')
-    if any(True for _ in pieces(module)) or any(isinstance(each, DTensor) for each in module.parameters()):
+    if any(True for _ in pieces(module)) or any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         raise UsageError(
             "stretto.parallel.tensor: this module, or a part of it, has been prepared already: once is all"
         )
-    found, attentions = roles(module, axis, plan or {})
-    known = blocks(module, found, attentions) if sequence else []
+    role_of, attentions = roles(module, axis, plan or {})
+    known = blocks(module, role_of, attentions) if sequence else []
     if axis.size == 1:
         return module
     axis.align(*module.parameters(), *module.buffers())
     modules = dict(module.named_modules())
     span_of = spans(module, known, axis)
     between = {path: span_of[block.path] for block in known for path in block.cut}
-    for path, role in found.items():
+    for path, role in role_of.items():
         install(modules[path], role, axis, between.get(path), torch_styles=parameters == "dtensor")
-    for each in attentions:
-        each.adjust(found[each.query], found[each.others[0] if each.others else each.query], axis)
-        draw_apart(each.module, axis, until=modules[each.output])
+    for cut in attentions:
+        cut.adjust(role_of[cut.query], role_of[cut.others[0] if cut.others else cut.query], axis)
+        draw_apart(cut.module, axis, until=modules[cut.output])
     for block in known:
-        open_up(module, block, span_of[block.path], found)
+        open_up(module, block, span_of[block.path], role_of)
     return module
 
 
@@ -107,12 +107,12 @@ def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
     cut = dict(pieces(module))
     held: dict[str, Tensor] = module.state_dict(keep_vars=True)
     if gradients:
-        held = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+        held = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     whole: dict[str, Tensor] = {}
     with torch.no_grad():
-        for name, each in held.items():
-            if isinstance(each, DTensor):
-                whole[name] = each.full_tensor().detach()
+        for name, value in held.items():
+            if isinstance(value, DTensor):
+                whole[name] = value.full_tensor().detach()
             else:
-                whole[name] = cut[name].whole(each.detach()) if name in cut else each.detach()
+                whole[name] = cut[name].whole(value.detach()) if name in cut else value.detach()
     return whole

@@ -31,7 +31,7 @@ class OwnStream:
         self.saved: Saved | None = None
 
     def begin(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        """A forward pre-hook."""
+        """A forward pre-hook: keep the common generators, seed a stream of this process's own."""
         if not layer.training:
             return
         device = next((each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)

@@ -57,7 +57,7 @@ def width(layer: nn.Module, dim: int) -> int:
 
 
 def groups(layer: nn.Module) -> int:
-    """A convolution's groups."""
+    """How many groups a convolution has; 1 for any other layer."""
     count = getattr(layer, "groups", 1)
     assert isinstance(count, int)
     return count

@@ -17,17 +17,17 @@ INPUTS = ("hidden_states", "src", "x", "input")
 
 def spans(root: nn.Module, known: Sequence[CutBlock], axis: Axis) -> dict[str, SequenceParts]:
     """The span of every block, by path; hooks on what runs several in turn."""
-    found: dict[str, SequenceParts] = {}
+    span_of: dict[str, SequenceParts] = {}
     for container, together in runs(root, known):
         span = SequenceParts(axis, together[0].batch_first)
-        found |= {block.path: span for block in together}
+        span_of |= {block.path: span for block in together}
         if container is not None:
             container.register_forward_pre_hook(Running(span, True))
             container.register_forward_hook(Running(span, False), always_call=True)
         for block in together:
             block.module.register_forward_pre_hook(Opening(span, block is together[0]), with_kwargs=True)
             block.module.register_forward_hook(Closing(span, block is together[-1]))
-    return found
+    return span_of
 
 
 def install(root: nn.Module, block: CutBlock, span: SequenceParts, roles: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str:
     """Where the activations are among what a module is called with."""
     if args:
         return 0
-    name = next((each for each in INPUTS if each in kwargs), None)
+    name = next((known for known in INPUTS if known in kwargs), None)
     if name is None:
         raise UsageError(f"sequence=True: a block is called with {sorted(kwargs)}, none of them {', '.join(INPUTS)}")
     return name

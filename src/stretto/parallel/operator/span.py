@@ -54,7 +54,7 @@ class SequenceParts:
     inside: Gathered | None = None
 
     def dim(self, x: Tensor) -> int:
-        """Where T is."""
+        """The dim of the sequence in activations like x."""
         return x.ndim - 2 if self.batch_first or x.ndim == 2 else 0
 
     def cut(self, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ Numbers = tuple[int, ...]
 THIN = 1 / 32
 
 
-def each(value: Any, count: int) -> Numbers:
+def per_dim(value: Any, count: int) -> Numbers:
     """One number a spatial dim, given as one for all or one for each."""
     given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return given * count if len(given) == 1 else given
@@ -47,7 +47,7 @@ class ConvolutionSettings:
     groups: int
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution itself."""
+        """Convolve plain tensors with these settings."""
         zeros = (0,) * len(self.stride)
         return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, zeros, self.groups)
 
@@ -77,10 +77,10 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """conv1d, conv2d, conv3d."""
+    """torch's conv1d, conv2d and conv3d on a slab; the output is a slab, too."""
     count = weight.ndim - 2
     spatial_dims(func, input, count)
-    stride, dilation = each(stride, count), each(dilation, count)
+    stride, dilation = per_dim(stride, count), per_dim(dilation, count)
     before, after = paddings(padding, weight.shape[2:], dilation)
     kernels = tuple(weight.shape[2:])
     cut, dims = input.cut, input.cut.dims
@@ -104,7 +104,7 @@ def paddings(padding: Any, kernels: tuple[int, ...], dilation: Numbers) -> tuple
     if padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernels, strict=True)]
         return tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
-    return (both := each(padding, len(kernels))), both
+    return (both := per_dim(padding, len(kernels))), both
 
 
 def cast_alike(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -222,8 +222,8 @@ def transposed(
     """conv_transpose1d, 2d, 3d: the inputs that reach this process's outputs, spread, and what lies beyond cut off."""
     count = weight.ndim - 2
     spatial_dims(func, input, count)
-    stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)
-    extra = each(output_padding, count)
+    stride, padding, dilation = per_dim(stride, count), per_dim(padding, count), per_dim(dilation, count)
+    extra = per_dim(output_padding, count)
     cut, grid = input.cut, input.cut.grid
     spreads = tuple(Spread(weight.size(2 + count + d), stride[d], dilation[d], padding[d], extra[d]) for d in cut.dims)
     sizes = tuple(spread.outputs(size) for spread, size in zip(spreads, cut.sizes, strict=True))

@@ -32,7 +32,7 @@ def common(func: Func, leaves: Iterable[Any]) -> ImageCut:
     slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
     for other in slabs[1:]:
         if (other.cut.dims, other.cut.sizes) != (slabs[0].cut.dims, slabs[0].cut.sizes):
-            shapes = [tuple(each.cut.whole(each.shape)) for each in (slabs[0], other)]
+            shapes = [tuple(x.cut.whole(x.shape)) for x in (slabs[0], other)]
             raise refuse(func, f"it meets a slab that is cut otherwise: their images are {shapes[0]} and {shapes[1]}")
     return slabs[0].cut
 
@@ -63,7 +63,7 @@ def own_rows(func: Func, tensor: Tensor, cut: ImageCut) -> Tensor:
 def marked(func: Func, result: Any, cut: ImageCut, leaves: Iterable[Any] = ()) -> Any:
     """Make slabs of what a function returned, be it one tensor or several."""
     if isinstance(result, (tuple, list)):
-        return type(result)(marked(func, each, cut, leaves) for each in result)
+        return type(result)(marked(func, member, cut, leaves) for member in result)
     if not isinstance(result, Tensor) or isinstance(result, Slab):
         return result
     if any(result is leaf for leaf in leaves):

@@ -97,7 +97,7 @@ class Fetch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid, dims: Dims, way: RowExchange, fill: float) -> Tensor:
-        """Exchange rows."""
+        """The buffer, filled with rows of this slab and of others."""
         ctx.grid, ctx.dims, ctx.way, ctx.shape = grid, dims, way, x.shape
         transit = depart(grid, x, dims, way)
         shape = resized(x, dims, way.shape)
@@ -111,7 +111,7 @@ class Fetch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Exchange gradients, adding."""
+        """The slab's gradient, with those of its rows on other processes added."""
         (gradient,) = gradients
         dims, way = ctx.dims, ctx.way
         leaving = [part(gradient, dims, box.target).contiguous() for box in way.receives]
@@ -137,7 +137,7 @@ class Collect(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: ImageCut) -> Tensor:
-        """Gather."""
+        """Gather the slabs of all processes."""
         ctx.cut = cut
         return whole(x, cut)
 
@@ -160,7 +160,7 @@ class Scatter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gather."""
+        """Gather the gradients of all slabs."""
         return whole(gradients[0], ctx.cut), None
 
 
@@ -190,7 +190,7 @@ class Meet(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Sum."""
+        """The sums over processes, in one message."""
         with Plainly():
             return None, *ctx.grid.sum(*(gradient.contiguous() for gradient in gradients))
 
@@ -209,7 +209,7 @@ class SumOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid) -> Tensor:
-        """Sum."""
+        """The sum over processes."""
         return grid.sum(x.contiguous())[0]
 
     @staticmethod

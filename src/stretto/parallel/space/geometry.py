@@ -22,7 +22,7 @@ class RowRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many rows."""
+        """How many rows there are; 0 where the range is empty."""
         return max(self.stop - self.start, 0)
 
     def both(self, other: "RowRange") -> "RowRange":

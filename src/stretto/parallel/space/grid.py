@@ -53,7 +53,7 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many processes."""
+        """How many processes share an image."""
         return len(self.ranks)
 
     def post(self, operation: Callable[..., Any], tensor: Tensor, peer: int) -> dist.P2POp:

@@ -28,7 +28,7 @@ class Normalized(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, grid: Grid, count: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gather statistics, normalize."""
+        """Gather the statistics of all processes and normalize with them."""
         mean, variance = statistics(x, grid, count)
         ctx.grid, ctx.count, ctx.eps = grid, count, eps
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))
@@ -71,7 +71,7 @@ def statistics(x: Tensor, grid: Grid, count: int) -> tuple[Tensor, Tensor]:
 def normalized(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, cut: ImageCut, count: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`Normalized`, typed."""
+    """Normalize x with the statistics of all processes: the result, mean and variance [C]."""
     made: tuple[Tensor, Tensor, Tensor] = Normalized.apply(  # type: ignore[no-untyped-call]
         x, weight, bias, cut.grid, count, eps
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stretto.parallel.space.convolution import Numbers, each, spatial_dims
+from stretto.parallel.space.convolution import Numbers, per_dim, spatial_dims
 from stretto.parallel.space.exchange import Dims, add_up, fetch
 from stretto.parallel.space.geometry import RowRange, Window, cells, cuts, want
 from stretto.parallel.space.halo import lines
@@ -37,10 +37,10 @@ def pool_windows(
     input: Slab, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> tuple[Window, ...]:
     """One window for each spatial dim, cut or not."""
-    kernels = each(kernel, count)
-    strides = kernels if stride is None or stride in ((), []) else each(stride, count)
-    around, apart = each(padding, count), each(dilation, count)
-    return tuple(Window(k, t, d, p, p, ceil) for k, t, d, p in zip(kernels, strides, apart, around, strict=True))
+    kernels = per_dim(kernel, count)
+    strides = kernels if stride is None or stride in ((), []) else per_dim(stride, count)
+    around, dilations = per_dim(padding, count), per_dim(dilation, count)
+    return tuple(Window(k, t, d, p, p, ceil) for k, t, d, p in zip(kernels, strides, dilations, around, strict=True))
 
 
 def max_pool(
@@ -63,13 +63,13 @@ def max_pool(
     cut_windows = tuple(windows[dim] for dim in cut.dims)
     sizes = tuple(window.outputs(size) for window, size in zip(cut_windows, cut.sizes, strict=True))
     numbers = ([w.kernel for w in windows], [w.stride for w in windows], [w.before for w in windows])
-    apart = [w.dilation for w in windows]
+    dilations = [w.dilation for w in windows]
     if ends_space(cut, sizes):
-        return func(collected(input), *numbers, apart, ceil_mode)
+        return func(collected(input), *numbers, dilations, ceil_mode)
     made = cut.resized(sizes, f"{func.__name__} {place_of_call()}with kernel {kernel_size}")
     buffer = fetch(input, cut, lines(cut_windows, cut.sizes, cut.grid.parts), -math.inf)
     inner = [0 if at - count in cut.dims else amount for at, amount in enumerate(numbers[2])]
-    return slab(func(buffer, *numbers[:2], inner, apart, ceil_mode), made)
+    return slab(func(buffer, *numbers[:2], inner, dilations, ceil_mode), made)
 
 
 def average_pool(
@@ -131,7 +131,7 @@ def rows_counted(window: Window, o: int, size: int, include_pad: bool) -> int:
 def adaptive_sizes(x: Slab, count: int, output_size: Any) -> Numbers:
     """The output's size along each spatial dim; None keeps the image's."""
     whole = x.cut.whole(x.shape)[-count:]
-    return tuple(n if m is None else m for m, n in zip(each(output_size, count), whole, strict=True))
+    return tuple(n if m is None else m for m, n in zip(per_dim(output_size, count), whole, strict=True))
 
 
 def adaptive_average_pool(func: Func, input: Slab, output_size: Any) -> Any:

@@ -72,8 +72,8 @@ def interpolate(
         raise refuse(
             func, f"mode {mode!r}{' with antialias' if antialias else ''} is not known here: {', '.join(MODES)}"
         )
-    given = size is None and not recompute_scale_factor
-    scales = [1 / f if given else n / m for n, m, f in zip(whole, wanted, factors, strict=True)]
+    scale_given = size is None and not recompute_scale_factor
+    scales = [1 / f if scale_given else n / m for n, m, f in zip(whole, wanted, factors, strict=True)]
     cut = input.cut
     made = cut.resized(tuple(wanted[dim] for dim in cut.dims), f"interpolate {place_of_call()}to {tuple(wanted)}")
     axes = [taps(n, m, scale, mode, bool(align_corners)) for n, m, scale in zip(whole, wanted, scales, strict=True)]
@@ -158,7 +158,7 @@ def pixel_shuffle(func: Func, input: Slab, upscale_factor: int) -> Any:
 
 
 def pixel_unshuffle(func: Func, input: Slab, downscale_factor: int) -> Any:
-    """The way back."""
+    """r rows and r columns of a pixel become r^2 channels; the inverse of `pixel_shuffle`."""
     r, cut = downscale_factor, input.cut
     if any(size % r for size in cut.sizes):
         raise refuse(func, f"an image of {cut.sizes} rows is no multiple of {r}")

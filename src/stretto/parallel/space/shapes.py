@@ -23,18 +23,18 @@ def collected(x: Slab) -> Tensor:
 
 
 def size(func: Func, x: Slab, dim: int | None = None) -> Any:
-    """The image's."""
+    """The size of the whole image, along one dim or all."""
     whole = x.cut.whole(x.shape)
     return whole if dim is None else whole[dim]
 
 
 def numel(func: Func, x: Slab) -> int:
-    """The image's."""
+    """How many elements the whole image has."""
     return x.cut.whole(x.shape).numel()
 
 
 def length(func: Func, x: Slab) -> int:
-    """The image's."""
+    """The size of the whole image along its first dim."""
     return x.cut.whole(x.shape)[0]
 
 
@@ -53,7 +53,7 @@ def permute(func: Func, x: Slab, *given: Any, dims: Any = None) -> Any:
 
 
 def transpose(func: Func, x: Slab, dim0: int, dim1: int) -> Any:
-    """Two dims exchanged."""
+    """The image with two dims exchanged."""
     order = list(range(x.ndim))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return permute(func, x, order)

@@ -87,5 +87,5 @@ def attribute(func: Func, x: Slab, *rest: Any) -> Any:
 
 
 def unknown(func: Func, *args: Any, **kwargs: Any) -> Tensor:
-    """Refuse a function."""
+    """Refuse a function of which nothing is known for slabs."""
     raise refuse(func, "nothing says what it means for a part of an image")

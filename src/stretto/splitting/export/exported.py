@@ -57,8 +57,8 @@ class Exported(Traced):
     def kinds(self, start: int, stop: int) -> str:
         """The classes of the modules whose forwards they are."""
         paths = dict.fromkeys(path_of(node) for node in self._graph.nodes if self._in(node, start, stop))
-        own = dict(self._model.named_modules())
-        return tally(own[path] for path in paths if path in own and not list(own[path].children()))
+        modules = dict(self._model.named_modules())
+        return tally(modules[path] for path in paths if path in modules and not list(modules[path].children()))
 
     def notes(self, bounds: Sequence[int]) -> list[str]:
         """Why it was exported, what travels, and what had to stay together."""
@@ -66,8 +66,8 @@ class Exported(Traced):
         for index, position in enumerate(bounds[1:-1]):
             names = ", ".join(node.name for node in self._travels(position))
             sent.append(f"sent from stage {index} to stage {index + 1}: {self._bytes[position]:,} bytes ({names})")
-        given = [f"output: {', '.join(self._outputs)}"] if self._outputs else []
-        return [f"cut by torch.export: {self._because}", *sent, *given, *super().notes(bounds)]
+        outputs = [f"output: {', '.join(self._outputs)}"] if self._outputs else []
+        return [f"cut by torch.export: {self._because}", *sent, *outputs, *super().notes(bounds)]
 
     def divisible(self, index: int) -> bool:
         """No piece is: each is one costly operation, or what cannot be parted."""

@@ -165,7 +165,7 @@ class Merger:
         self._settled: dict[Pair, fx.Node] = {}  # what a switch gave
 
     def run(self) -> fx.Graph:
-        """The merged graph."""
+        """Build the graph of both modes, with its switches."""
         self._share()
         alone: dict[int, tuple[list[fx.Node], list[fx.Node]]] = {}
         for side, graph in enumerate(self._sides):

@@ -31,8 +31,8 @@ class Units(Traced):
             if sum(num_leaves(self._forms[node]) for node in live) > 1:
                 names = ", ".join(node.name for node in live)
                 carried.append(f"carried from stage {index} to stage {index + 1}: {names}")
-        given = [f"output: {', '.join(self._outputs)}"] if self._outputs else []
-        return carried + given + super().notes(bounds)
+        outputs = [f"output: {', '.join(self._outputs)}"] if self._outputs else []
+        return carried + outputs + super().notes(bounds)
 
     @abstractmethod
     def _begins(self, node: fx.Node) -> bool:
