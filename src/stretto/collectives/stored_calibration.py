@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from stretto.collectives.calibration import Calibration
 from stretto.errors import UsageError
-from stretto.files.user_folders import user_cache, write_whole
+from stretto.files.user_folders import user_cache
+from stretto.files.whole_files import write_whole
 
 FILE = re.compile(r"(\d+)-processes-(\d+)-machines\.toml")
 

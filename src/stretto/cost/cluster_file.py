@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.errors import UsageError, nearest
-from stretto.files.user_folders import write_whole
+from stretto.files.whole_files import write_whole
 from stretto.options.checks import of_kind
 from stretto.options.checks import path as check_path
 

@@ -1,7 +1,6 @@
 """Text of any size as tokens of a byte-pair encoding, in files that are read when a batch needs them."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from stretto.data.dataset import Dataset, Split
 from stretto.errors import UsageError
+from stretto.files.whole_files import replacing
 from stretto.options.named import whole
 
 VOCABULARY = 4096
@@ -105,7 +105,7 @@ def _encoding(
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
         made.train_from_iterator((line for lines in train[0]() for line in lines), trainer)
-        _write(file, lambda partial: partial.write_text(made.to_str(), encoding="utf-8"))
+        _write(file, lambda path: path.write_text(made.to_str(), encoding="utf-8"))
     return tokenizers.Tokenizer.from_file(str(file)), {"vocabulary": size}
 
 
@@ -114,7 +114,7 @@ def _ids(encoding: Any, source: Source, cache: Path, split: str) -> "np.ndarray[
     kind = np.uint16 if encoding.get_vocab_size() <= 2**16 else np.uint32
     file = cache / f"{split}-{_digest(encoding.to_str() + source[1])}.ids"
     if not file.is_file():
-        _write(file, lambda partial: _encode(encoding, source, partial, kind))
+        _write(file, lambda path: _encode(encoding, source, path, kind))
     return np.memmap(file, dtype=kind, mode="r") if file.stat().st_size else np.empty(0, dtype=kind)
 
 
@@ -127,11 +127,9 @@ def _encode(encoding: Any, source: Source, file: Path, kind: type[np.unsignedint
 
 def _write(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file whole or not at all, even if another process writes it at the same time."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(partial)
-        partial.replace(file)
+        with replacing(file) as temporary:
+            write(temporary)
     except OSError as error:
         raise UsageError(f"{file} cannot be written ({error}): tokens are kept beside their text") from error
 

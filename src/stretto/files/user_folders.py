@@ -1,8 +1,7 @@
-"""The user's folders, where the platform keeps such things; and files in them that are there whole or not at all."""
+"""The folders of the user, where the platform keeps them."""
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 
@@ -22,17 +21,3 @@ def user_cache() -> Path | None:
     except RuntimeError:
         return None
     return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "stretto"
-
-
-def write_whole(file: Path, content: str) -> None:
-    """Write text; whoever reads the file meanwhile finds the former one, or none. Folders are made. Raises OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(content)
-        Path(scratch).chmod(0o644)
-        Path(scratch).replace(file)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise

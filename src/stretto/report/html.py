@@ -1,13 +1,12 @@
 """The report: one HTML file that holds its data, its charts and the program that draws them."""
 
 import json
-import os
-import tempfile
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from stretto.files.whole_files import write_whole
 from stretto.report.page import Page
 
 
@@ -22,16 +21,7 @@ def build(page: Page, path: str | Path) -> Path:
 def write(text: str, path: str | Path) -> Path:
     """Write a file whole or not at all, and return its path; folders are made as needed."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(target, text)
     return target
 
 

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.files.whole_files import write_whole
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.study.disk_errors import locked, writing
 from stretto.tracing import Recording
@@ -174,9 +175,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], Record]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a small JSON file, whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    beside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def versions() -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stretto.files.whole_files import replacing
 from stretto.tracing.recording import Mark, Recording, Span
 
 SEQUENCE = 1  # every packet names the sequence it belongs to; all of ours belong to one
@@ -19,17 +20,11 @@ LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # fr
 
 def write(recordings: Sequence[Recording], file: Path) -> None:
     """Write the trace to `file`, in place of an earlier one; packets are written one by one, to save memory."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.partial")
-    try:
-        with beside.open("wb") as out:
-            for packet in packets(recordings):
-                content = packet.SerializeToString()
-                out.write(b"\x0a" + varint(len(content)))  # field 1 of Trace, of a length
-                out.write(content)
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(file) as temporary, temporary.open("wb") as out:
+        for packet in packets(recordings):
+            content = packet.SerializeToString()
+            out.write(b"\x0a" + varint(len(content)))  # field 1 of Trace, of a length
+            out.write(content)
 
 
 def varint(number: int) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from stretto.errors import UsageError
+from stretto.files.whole_files import replacing
 
 FORMAT = 1
 LIMIT = 1 << 18  # events that are kept; about 40 MB in memory, 15 MB on disk
@@ -124,17 +125,11 @@ class Recording:
             "offset": self.offset,
             "dropped": self.dropped,
         }
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILES.replace("*", str(self.worker))
-        beside = path.with_name(f".{path.name}.partial")
-        try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(header) + "\n")
-                encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
-                file.writelines(encode(with_text(event)) + "\n" for event in list(self._events))
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(header) + "\n")
+            encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
+            file.writelines(encode(with_text(event)) + "\n" for event in list(self._events))
         return path
 
     @classmethod
