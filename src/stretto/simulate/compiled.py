@@ -7,19 +7,19 @@ from types import ModuleType
 from typing import Any
 
 from stretto.simulate import kernel
-from stretto.simulate.kernel import KernelInput, KernelState
+from stretto.simulate.kernel import Program, State
 
 PAYS = 100_000  # actions from which on loading what was compiled (half a second) is made up for
 INNER = ("code_of", "push", "pop")
 
 
-def run(program: KernelInput, state: KernelState, actions: int) -> tuple[KernelState, int]:
+def run(program: Program, state: State, actions: int) -> tuple[State, int]:
     """Run the kernel: the state that holds all times, and how many of `actions` could be run (fewer: a deadlock)."""
     fast = compiled() if actions >= PAYS else None
     if fast is not None:
         return state, int(fast.run(program, state))
-    lists = KernelState(*map(as_list, state))  # loops over lists take a third of the time of loops over arrays
-    return lists, kernel.run(KernelInput(*map(as_list, program)), lists)
+    lists = State(*map(as_list, state))  # loops over lists take a third of the time of loops over arrays
+    return lists, kernel.run(Program(*map(as_list, program)), lists)
 
 
 def as_list(value: Any) -> Any:

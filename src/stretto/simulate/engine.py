@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stretto.schedule.lower import Lowered, Passing
 from stretto.simulate import compiled
-from stretto.simulate.kernel import UNKNOWN, KernelInput, KernelState
+from stretto.simulate.kernel import UNKNOWN, Program, State
 from stretto.simulate.network import RENDEZVOUS, Transport
 
 Floats = NDArray[np.float64]
@@ -130,10 +130,10 @@ def links_are_shared(moves: Transfers) -> bool:
     return bool((moves.queue[:, 1] >= 0).any())
 
 
-def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> KernelInput:
+def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> Program:
     """What the kernel reads and never changes."""
     late = np.array(lowered.late, np.int64)
-    return KernelInput(
+    return Program(
         turns=turns,
         span=turns + int(late.max()) if turns else 0,
         size=max(1, len(lowered.passings)),
@@ -152,12 +152,12 @@ def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers
     )
 
 
-def first_state(lowered: Lowered, program: KernelInput, moves: Transfers) -> KernelState:
+def first_state(lowered: Lowered, program: Program, moves: Transfers) -> State:
     """What the kernel changes, before anything has run."""
     lanes = len(lowered.lanes)
     cells, messages = len(lowered.actions) * program.turns, len(lowered.passings) * program.turns
     queued = messages * (program.rendezvous or bool((moves.queue[:, 1:] >= 0).any()))
-    return KernelState(
+    return State(
         turn=np.zeros(lanes, np.int64),
         action=program.first.copy(),
         clock=np.zeros(lanes),

@@ -13,8 +13,11 @@ UNKNOWN = -1.0  # a time that is not known yet; times are 0 or more
 SEND, LINK, RECEIVE = 0, 1, 2  # the places where a message may wait, in this order
 
 
-class KernelInput(NamedTuple):
-    """What does not change: one turn, and times. `Any` is an array, or a list where nothing is compiled."""
+class Program(NamedTuple):
+    """What does not change: one turn, and times. `Any` is an array, or a list where nothing is compiled.
+
+    numba's files of compiled code name this class and `State`: where they are called otherwise, older files fail to load.
+    """
 
     turns: int
     span: int  # turns until everything that entered is finished
@@ -39,7 +42,7 @@ class KernelInput(NamedTuple):
     queue: Any  # of each value three: the number of its queue at the send lane, link, receive lane, or -1
 
 
-class KernelState(NamedTuple):
+class State(NamedTuple):
     """What changes: where each lane is, when everything happened so far, and the messages that queue."""
 
     turn: Any  # of each lane: the turn that it is in
@@ -59,7 +62,7 @@ class KernelState(NamedTuple):
     ready: Any  # a stack of lanes that may go on
 
 
-def run(program: KernelInput, state: KernelState) -> int:
+def run(program: Program, state: State) -> int:
     """Work out all times; how many actions could be run.
 
     One function, because a call that hands on all these arrays takes longer than an action.
