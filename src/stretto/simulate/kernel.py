@@ -16,7 +16,7 @@ SEND, LINK, RECEIVE = 0, 1, 2  # the places where a message may wait, in this or
 class Program(NamedTuple):
     """What does not change: one turn, and times. `Any` is an array, or a list where nothing is compiled.
 
-    numba's files of compiled code name this class and `State`: where they are called otherwise, older files fail to load.
+    numba's files of compiled code name this class and `State`: under other names older files would fail to load.
     """
 
     turns: int
