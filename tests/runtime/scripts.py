@@ -227,7 +227,7 @@ def loaded_in_flight(method, folder, **options):
 
 def between_devices(function, *args):
     """Call a function here with values that go as between devices, through gloo."""
-    from stretto.trainer.trainer import distributed
+    from stretto.trainer import distributed
 
     distributed.backend_between = lambda group, device: "gloo"
     return globals()[function](*args)

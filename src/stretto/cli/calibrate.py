@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stretto.cli.output import FLAG, aligned, print_json, write, writing_to
+from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cli.progress import progress
 from stretto.errors import UsageError
-from stretto.settings.command_line import WHOLE, WHOLES
+from stretto.settings.command_line import FLAG, WHOLE, WHOLES
 
 if TYPE_CHECKING:
     from stretto.collectives import Calibration
@@ -66,20 +66,20 @@ def calibrate(
             tell_collectives(result, out, json=json, quiet=quiet)
         return
     only_with_collectives(sizes, per_node)
-    found = machine(workers if workers is not None or launched > 1 else 2, launched, quick=quick, silent=silent)
-    if found is not None:  # the first process tells it
-        tell_machine(found, out or OUT, json=json, quiet=quiet)
+    findings = machine(workers if workers is not None or launched > 1 else 2, launched, quick=quick, silent=silent)
+    if findings is not None:  # those of all processes, on the first one
+        tell_machine(findings, out or OUT, json=json, quiet=quiet)
 
 
 def only_with_collectives(sizes: Sequence[int], per_node: int | None) -> None:
-    """Refuse options that would have no meaning."""
-    for name, given in (("sizes", sizes != SIZES), ("per_node", per_node is not None)):
-        if given:
+    """Raise UsageError for options that count for all-reduces only."""
+    for name, chosen in (("sizes", sizes != SIZES), ("per_node", per_node is not None)):
+        if chosen:
             raise UsageError(f"{name} is for --collectives: add it, or leave {name} out")
 
 
 def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) -> "Findings | None":
-    """Measure layers and messages, on processes of its own or among those that are there."""
+    """Measure layers and messages, on `workers` new processes or among those `launched`; None but on the first one."""
     check((), None, workers, launched)
     import os
 
@@ -88,28 +88,28 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
     options = {"quick": quick, "load": os.getloadavg()[0]}
     with progress("calibrate", steps_of(quick), silent=silent) as bar:
         try:
-            found = measured("machine", options, None if launched > 1 else workers, lambda _: bar.advance(1))
+            content = measured("machine", options, None if launched > 1 else workers, lambda _: bar.advance(1))
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; nothing has been written") from None
-    return None if found is None else Findings.of(found)
+    return None if content is None else Findings.of(content)
 
 
-def tell_machine(found: "Findings", out: Path, *, json: bool, quiet: bool) -> None:
-    """Write the cluster and say what it is."""
+def tell_machine(findings: "Findings", out: Path, *, json: bool, quiet: bool) -> None:
+    """Write the cluster's file and print its rates and links."""
     from stretto.cost.cluster_file import to_dict, write_cluster
     from stretto.measure.machine import cluster_of
 
-    cluster = cluster_of(found)
+    cluster = cluster_of(findings)
     with writing_to(out):
         write_cluster(cluster, out)
     if json:
-        print_json({"out": str(out), "noise": found.noise, "load": found.load, "cluster": to_dict(cluster)})
+        print_json({"out": str(out), "noise": findings.noise, "load": findings.load, "cluster": to_dict(cluster)})
     elif not quiet:
         print(f"{cluster_in_words(cluster)}\n\n{cluster.sources['devices.cpu']}\nwritten to {out}")
 
 
 def cluster_in_words(cluster: "Cluster") -> str:
-    """Rates of the first device, and the links."""
+    """A table of the first device's rates, one line for each kind of layer and pass, and the links below it."""
     from stretto.report.units import bytes_held, duration, flops, number, percent
 
     device = cluster.device(0)
@@ -128,12 +128,12 @@ def cluster_in_words(cluster: "Cluster") -> str:
     links += [busy_in_words(name, link) for name, link in cluster.links.items() if link.travel is not None]
     gamma = f"additions: gamma {duration(1e6 * device.reduction_seconds_per_byte)} a MB"
     peak = f"fastest layer: {flops(device.peak_of('float32'))}/s, copies {bytes_held(device.memory_bandwidth)}/s"
-    own = f"the runtime: {duration(device.per_action)} an action, {duration(device.per_step)} a step"
-    return "\n".join([aligned(lines), "", peak, *links, gamma, own])
+    runtime = f"the runtime: {duration(device.per_action)} an action, {duration(device.per_step)} a step"
+    return "\n".join([aligned(lines), "", peak, *links, gamma, runtime])
 
 
 def busy_in_words(name: str, link: "Link") -> str:
-    """What a message takes while both of its ends compute."""
+    """The seconds that a message takes of its sender, of its receiver and on its way, while both compute."""
     from stretto.report.units import duration
 
     way, way_per_byte = link.way
@@ -142,8 +142,8 @@ def busy_in_words(name: str, link: "Link") -> str:
         "its receiver": (link.receive, link.receive_per_byte),
         "its way": (way, way_per_byte),
     }
-    told = (f"{where} {duration(t0)} + {duration(1e6 * t1)} a MB" for where, (t0, t1) in lines.items())
-    return f"messages {name} nodes while both compute: {', '.join(told)}"
+    parts = (f"{where} {duration(t0)} + {duration(1e6 * t1)} a MB" for where, (t0, t1) in lines.items())
+    return f"messages {name} nodes while both compute: {', '.join(parts)}"
 
 
 def all_reduces(
@@ -156,12 +156,12 @@ def all_reduces(
     check(sizes, per_node, workers, launched)
     options = {"sizes": list(sizes), "per_node": per_node}
     with progress("all-reduce", steps_of(sizes), silent=silent) as bar:
-        found = measured("collectives", options, None if launched > 1 else workers, lambda _: bar.advance(1))
-    return None if found is None else Calibration.of(found)
+        content = measured("collectives", options, None if launched > 1 else workers, lambda _: bar.advance(1))
+    return None if content is None else Calibration.of(content)
 
 
 def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, quiet: bool) -> None:
-    """Write what was measured of all-reduces, and say it. Raises UsageError if it is neither written nor kept."""
+    """Write, store and print what was measured. Raises UsageError if it can be neither written nor stored."""
     from stretto.collectives.algorithm_comparison import compared
 
     rows = compared(result)
@@ -171,8 +171,8 @@ def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, qui
     if file is None and out is None:
         raise UsageError(f"{trouble}: give --out FILE, and name it in all-reduce(algorithm=auto, calibration='FILE')")
     if json:
-        told = result.to_dict() | {"all_reduce": [row.to_json() for row in rows], "fastest": fastest(result)}
-        print_json(told | {"out": out and str(out), "kept": file and str(file)})
+        measurements = result.to_dict() | {"all_reduce": [row.to_json() for row in rows], "fastest": fastest(result)}
+        print_json(measurements | {"out": out and str(out), "kept": file and str(file)})
     elif not quiet:
         print(in_words(result, rows))
         if out is not None:
@@ -181,7 +181,7 @@ def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, qui
 
 
 def keep(result: "Calibration") -> tuple[Path | None, str]:
-    """Keep it for this user on this machine: the file, or None and what is in the way."""
+    """Store the measurements in the user's cache folder: the file; or None, and why they cannot be stored."""
     from stretto.collectives.stored_calibration import keep as write_down
 
     try:
@@ -208,7 +208,10 @@ def check(sizes: Sequence[int], per_node: int | None, workers: int | None, launc
 def measured(
     what: str, options: Mapping[str, Any], workers: int | None, on_step: Callable[[int], None]
 ) -> dict[str, Any] | None:
-    """Measure on processes of its own, or among those that are there already."""
+    """Measure on `workers` new processes; among those that a launcher has started where that is None.
+
+    `what` is machine or collectives. None but on the first process.
+    """
     from stretto.runtime.launch import LaunchSettings
     from stretto.study.calibration_processes import measure_here, measure_on_processes
 
@@ -218,12 +221,12 @@ def measured(
 
 
 def fastest(result: "Calibration") -> dict[str, str]:
-    """The algorithm for each size, by its bytes."""
+    """The fastest algorithm for each size of a tensor, in bytes."""
     return {str(row.bytes): row.fastest for row in result.measured}
 
 
 def in_words(result: "Calibration", rows: "Sequence[ComparedTime]") -> str:
-    """The table, and what was fitted."""
+    """The table of measured and predicted times, and the three constants that were fitted."""
     from stretto.report.units import bytes_held, duration, number
 
     lines: list[tuple[str, ...]] = [("tensor", "algorithm", "measured", "messages", "sent", "predicted", "ratio", "")]

@@ -13,18 +13,29 @@ from cyclopts import Parameter
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.progress import progress
 from stretto.cli.study_file import study_file
+from stretto.errors import UsageError
 from stretto.processes import fork_server
 from stretto.report.heading import Heading
 from stretto.settings.command_line import NUMBER, WHOLE
-from stretto.settings.runs import CompareSettings, known
+from stretto.settings.runs import CompareSettings, at_least_one, known
 
 if TYPE_CHECKING:
     from stretto.study import Outcome
 
 
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What of a study file is run."""
+
+    size: str | None = None
+    """Size of a study file: small (the machine at hand) or full (a cluster); small unless said otherwise."""
+    part: str | None = None
+    """The part of a study file to run; one after the other unless said otherwise, each in a folder of its own."""
+
+
 @dataclass(frozen=True)
 class Sweep:
-    """What one page is made of: settings, where it goes, and what a study file says of it."""
+    """The settings of one sweep, the folder for its page, and the title that a study file gives it."""
 
     settings: CompareSettings
     out: Path | None = None
@@ -39,8 +50,7 @@ def compare(
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
     jobs: Annotated[int | None, WHOLE] = None,
     timeout: Annotated[float | None, NUMBER] = None,
-    size: str | None = None,
-    part: str | None = None,
+    selection: Annotated[Selection, Parameter(name="*")] = Selection(),
     storage: str | None = None,
     parts: Annotated[Mapping[str, CompareSettings] | None, Parameter(parse=False)] = None,
 ) -> int:
@@ -60,10 +70,6 @@ def compare(
         processes a run has for itself, one.
     timeout
         With --workers, seconds that a worker waits for another (600 unless said otherwise); then the run has failed.
-    size
-        Size of a study file: small (the machine at hand) or full (a cluster); small unless said otherwise.
-    part
-        The part of a study file to run; one after the other unless said otherwise, each in a folder of its own.
     storage
         Where several of these commands, on any machines, share the runs among them: journal:PATH (a file, also on a
         shared disk), sqlite:///PATH (a file of one machine), postgresql://USER:PASSWORD@HOST/NAME. Give all the same
@@ -71,27 +77,25 @@ def compare(
         made by others. Needs optuna: the extra "sweep".
     """
     chosen = parts or {"": settings}
-    for each in chosen.values():
-        check_jobs(each, jobs)
-        check_timeout(each, timeout)
-    sweeps = sweeps_of(config, chosen, output.out, size, part)
+    for swept in chosen.values():
+        check_jobs(swept, jobs)
+        check_timeout(swept, timeout)
+    sweeps = sweeps_of(config, chosen, output.out, selection)
     if output.dry_run:
         return show_settings(sweeps, output)
-    if jobs != 1 or any(each.workers is not None for each in chosen.values()):
+    if jobs != 1 or any(swept.workers is not None for swept in chosen.values()):
         fork_server.prepare()
-    found = {name: run(sweep, output, jobs, storage, timeout) for name, sweep in sweeps.items()}
+    outcomes = {name: run(sweep, output, jobs, storage, timeout) for name, sweep in sweeps.items()}
     if output.json:
-        content = {name: outcome.to_json() for name, outcome in found.items()}
+        content = {name: outcome.to_json() for name, outcome in outcomes.items()}
         print_json({"parts": content} if parts else content[""])
-    return 1 if any(outcome.failures for outcome in found.values()) else 0
+    return 1 if any(outcome.failures for outcome in outcomes.values()) else 0
 
 
 def check_jobs(settings: CompareSettings, jobs: int | None) -> None:
-    """Raise UsageError for numbers of jobs that cannot be."""
-    from stretto.errors import UsageError
-
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"jobs={jobs}: choose a whole number of at least 1")
+    """Raise UsageError for a number of jobs below one, or above one where runs have processes of their own."""
+    if jobs is not None:
+        at_least_one("jobs", jobs)
     if settings.workers is not None and jobs not in (None, 1):
         raise UsageError(
             f"jobs={jobs}, workers={settings.workers}: runs on several processes go one after the other, so that their "
@@ -100,9 +104,7 @@ def check_jobs(settings: CompareSettings, jobs: int | None) -> None:
 
 
 def check_timeout(settings: CompareSettings, timeout: float | None) -> None:
-    """Raise UsageError for a time that is none, or for which nobody would wait."""
-    from stretto.errors import UsageError
-
+    """Raise UsageError for a timeout without --workers, and for one that is not above 0."""
     if timeout is not None and settings.workers is None:
         raise UsageError(f"--timeout {timeout:g}: it is for processes that wait for each other; give --workers, too")
     if timeout is not None and not 0 < timeout < math.inf:
@@ -110,26 +112,26 @@ def check_timeout(settings: CompareSettings, timeout: float | None) -> None:
 
 
 def sweeps_of(
-    file: Path | None, parts: Mapping[str, CompareSettings], out: Path | None, size: str | None, part: str | None
+    file: Path | None, parts: Mapping[str, CompareSettings], out: Path | None, selection: Selection
 ) -> dict[str, Sweep]:
-    """What is to be run, by the names of its parts. Raises UsageError for a size or a part of what has none."""
-    from stretto.errors import UsageError
-
+    """The sweeps to run, by the names of their parts. Raises UsageError for a size or a part of what has none."""
     study = None if file is None else study_file(file)
     if study is None:
-        for name, value in (("size", size), ("part", part)):
+        for name, value in vars(selection).items():
             if value is not None:
                 raise UsageError(f"{name}={value!r} is one of a study file: name its file, or leave --{name} out")
         return {name: Sweep(settings, out) for name, settings in parts.items()}
-    study.refuse_commands(study.size(size))
+    study.refuse_commands(study.size(selection.size))
     return {
-        name: Sweep(settings, out / name if out and name else out, study.heading(size, name or part))
+        name: Sweep(
+            settings, out / name if out and name else out, study.heading(selection.size, name or selection.part)
+        )
         for name, settings in parts.items()
     }
 
 
 def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
-    """The resolved configuration of each part."""
+    """Print the resolved configuration of each part; the exit status."""
     from stretto import study
 
     resolved = {name: study.resolve_study(sweep.settings) for name, sweep in sweeps.items()}
@@ -144,7 +146,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
 
 
 def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, timeout: float | None) -> "Outcome":
-    """Make the runs of a sweep that are missing, and its page."""
+    """Train the runs of a sweep that are not finished, and write its page."""
     from stretto import study
     from stretto.study.shared_queue import without_password
 
@@ -183,7 +185,7 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
 
 
 def show_outcome(outcome: "Outcome", output: Output) -> None:
-    """The table, and where the page is."""
+    """Print the table, and where the page is."""
     from stretto.report import summarize
     from stretto.report.terminal import table
 

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stretto.cli.output import FLAG, aligned, print_json
-from stretto.settings.command_line import OPTIONS, WHOLE, WHOLES, Option
+from stretto.cli.output import aligned, print_json
+from stretto.errors import UsageError, nearest
+from stretto.settings.command_line import FLAG, OPTIONS, WHOLE, WHOLES, Option
 
 if TYPE_CHECKING:
     from stretto.doctor.model import Diagnosis
@@ -42,8 +43,6 @@ def doctor(
     json
         Print one JSON object on stdout, nothing else.
     """
-    from stretto.errors import UsageError
-
     if model is not None:
         diagnosis = diagnosis_of(model, model_options or {}, data, example, stages, path)
         if json:
@@ -58,7 +57,7 @@ def doctor(
 
 
 def environment(json: bool) -> int:
-    """Check this machine."""
+    """Check this machine and print the findings; 1 if something is missing that Stretto cannot do without, else 0."""
     from stretto.doctor.environment import examine
 
     findings = examine()
@@ -81,9 +80,11 @@ def diagnosis_of(
     stages: int | None,
     path: str | None,
 ) -> "Diagnosis":
-    """Find the model and an example of its input, and look at it. Raises UsageError for what cannot be found."""
+    """Import or build the model, and say which methods can train it.
+
+    `shape` is that of an input batch. Raises UsageError for a model or an example that there is not.
+    """
     from stretto.doctor.model import cut, diagnose, example_of
-    from stretto.errors import UsageError
 
     model, example = built_in(name, options, data) if ":" not in name else of_user(name, options, data)
     if shape is not None:
@@ -105,7 +106,6 @@ def diagnosis_of(
 
 def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
     """A built-in network and a small batch of its data."""
-    from stretto.errors import UsageError, nearest
     from stretto.models import MODELS
     from stretto.nn.chain import Chain
     from stretto.settings.runs import DEFAULTS, Settings
@@ -123,7 +123,6 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
 
 def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
     """A user's network, and the example that it came with."""
-    from stretto.errors import UsageError
     from stretto.models.user_model import user_model
 
     if options or data is not None:
@@ -131,26 +130,29 @@ def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[An
     return user_model(name)
 
 
-def in_words(name: str, found: "Diagnosis") -> list[str]:
-    """A table of the modules, what stands in the way, and what to mind."""
+def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
+    """Lines: a table of the modules, why some cannot be trained under some methods, and remarks."""
     from stretto.doctor.model import MEANING, methods_of
 
-    plural = "stage" if found.num_stages == 1 else "stages"
+    plural = "stage" if diagnosis.num_stages == 1 else "stages"
     rows = [("stage", "module", "kind", "parameters", *MEANING)]
-    for each in found.modules:
-        sure = ["yes" if getattr(each, mechanism) else "NO" for mechanism in MEANING]
-        rows.append((str(each.stage), each.name, each.kind, f"{each.parameters:,}", *sure))
-    lines = [f"{name} in {found.num_stages} {plural}, input {found.example}", "", aligned(rows), ""]
-    lines += [f"{each:<9}  {MEANING[each]}: {', '.join(names)}" for each, names in methods_of().items()]
+    for module in diagnosis.modules:
+        guaranteed = ["yes" if getattr(module, mechanism) else "NO" for mechanism in MEANING]
+        rows.append((str(module.stage), module.name, module.kind, f"{module.parameters:,}", *guaranteed))
+    lines = [f"{name} in {diagnosis.num_stages} {plural}, input {diagnosis.example}", "", aligned(rows), ""]
+    lines += [
+        f"{mechanism:<9}  {MEANING[mechanism]}: {', '.join(methods)}" for mechanism, methods in methods_of().items()
+    ]
     lines += ["With any other method no weights change between a forward and its backward: every module will do.", ""]
-    for why in found.objections:
-        lines.append(f"{why.module} ({why.kind}), {' and '.join(why.mechanisms)}: {why.reason}; {why.remedy}")
-    if found.shares:
-        lines.append(f"stages have {', '.join(f'{share:.1%}' for share in found.shares)} of the cost")
-    if found.uneven:
-        lines.append(f"mind: {found.uneven}")
+    for objection in diagnosis.objections:
+        mechanisms = " and ".join(objection.mechanisms)
+        lines.append(f"{objection.module} ({objection.kind}), {mechanisms}: {objection.reason}; {objection.remedy}")
+    if diagnosis.shares:
+        lines.append(f"stages have {', '.join(f'{share:.1%}' for share in diagnosis.shares)} of the cost")
+    if diagnosis.uneven:
+        lines.append(f"mind: {diagnosis.uneven}")
     alike: dict[tuple[str, str], list[str]] = {}
-    for remark in found.remarks:
+    for remark in diagnosis.remarks:
         alike.setdefault((remark.kind, remark.remark), []).append(remark.module)
     lines += [f"mind: {', '.join(names)} ({kind}) {remark}" for (kind, remark), names in alike.items()]
-    return [*lines, "every method's weights can be guaranteed" if not found.objections else "see those marked NO"]
+    return [*lines, "every method's weights can be guaranteed" if not diagnosis.objections else "see those marked NO"]

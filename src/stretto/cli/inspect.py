@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-from stretto.cli.output import FLAG, Output, aligned, print_json
+from stretto.cli.output import Output, aligned, print_json
+from stretto.errors import UsageError
+from stretto.settings.command_line import FLAG
 
 
 def inspect(
@@ -26,26 +28,24 @@ def inspect(
     quiet
         Print nothing.
     """
-    from stretto.errors import UsageError
     from stretto.report.inspection import HEADS
     from stretto.study import read_study
     from stretto.study.inspected_runs import inspect_study, write_inspection
 
     study = read_study(folder)
-    found = inspect_study(study)
-    if not found:
+    runs = inspect_study(study)
+    if not runs:
         raise UsageError(f"nothing to inspect in {folder}: none of its {len(study.tasks)} runs is finished")
-    page = write_inspection(study, found)
+    page = write_inspection(study, runs)
     if json:
-        print_json({"runs": [each.to_json() for each in found], "report": str(page)})
+        print_json({"runs": [run.to_json() for run in runs], "report": str(page)})
         return
     output = Output(quiet=quiet)
-    for each in found:
-        output.say(f"{each.record.method}: {each.outcome}\n")
-        output.say(
-            aligned([row[:1] + row[2:] for row in (HEADS, *each.rows)])
-        )  # 80 columns have no room for what it is
-        for text in each.missing:
+    for run in runs:
+        output.say(f"{run.record.method}: {run.outcome}\n")
+        narrow = [row[:1] + row[2:] for row in (HEADS, *run.rows)]  # without the modules: a terminal has 80 columns
+        output.say(aligned(narrow))
+        for text in run.missing:
             output.say(f"not measured: {text}")
         output.say("")
     output.say(f"report: {page}")

@@ -1,4 +1,4 @@
-"""A method laid out for so many stages, workers and micro-batches: what show and simulate are about."""
+"""The schedule of a method for given numbers of stages, workers and micro-batches, as show and simulate take it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from stretto.schedule import Rules, Schedule
     from stretto.simulate import Durations
 
-MOST_STAGES, MOST_MICROBATCHES, MOST = 128, 1024, 8192  # more takes long to work out; the last is of both multiplied
-FEW = 4  # micro-batches, where neither the user nor the method says how many
+MOST_STAGES, MOST_MICROBATCHES, MOST_FORWARDS = 128, 1024, 8192  # more takes long to simulate
+MICROBATCHES = 4  # unless the user or the method says how many
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """How many micro-batches enter in all."""
+        """The number of micro-batches that enter before the pipeline drains."""
         return self.turns * self.schedule.per_turn
 
     def steady(self, times: "Durations", latency: float = 0) -> tuple[float, float]:
@@ -50,9 +50,10 @@ def lay_out(method: str, stages: int, workers: int | None, microbatches: int | N
     for name, value, most in (("stages", stages, MOST_STAGES), ("microbatches", microbatches, MOST_MICROBATCHES)):
         if value is not None and not 1 <= value <= most:
             raise UsageError(f"{name}={value}: choose a whole number from 1 to {most}")
-    if microbatches is not None and stages * microbatches > MOST:
+    if microbatches is not None and stages * microbatches > MOST_FORWARDS:
         raise UsageError(
-            f"microbatches={microbatches} on {stages} stages: choose at most {MOST // stages} for so many stages"
+            f"microbatches={microbatches} on {stages} stages: choose at most {MOST_FORWARDS // stages} for so many "
+            "stages"
         )
     chosen = find(method)
     if workers is not None and not 1 <= workers <= stages:
@@ -60,4 +61,4 @@ def lay_out(method: str, stages: int, workers: int | None, microbatches: int | N
     if microbatches is not None:
         chosen = with_microbatches(chosen, microbatches)
     schedule, rules = chosen.plan(stages, workers)
-    return Layout(chosen, schedule, rules, turns=-(-(microbatches or FEW) // schedule.per_turn))
+    return Layout(chosen, schedule, rules, turns=-(-(microbatches or MICROBATCHES) // schedule.per_turn))

@@ -1,4 +1,4 @@
-"""What every verb shares: where results go, and how much is said."""
+"""What every verb shares: where results are written, and what is printed."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from stretto.errors import UsageError
+from stretto.settings.command_line import FLAG
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,12 +19,10 @@ if TYPE_CHECKING:
     from stretto.settings.runs import Settings
     from stretto.tracing import Recording
 
-FLAG = Parameter(negative="")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """How a command speaks."""
+    """Where a command writes its results, and what it prints."""
 
     out: Path | None = None
     """Folder for the results; named after the settings unless said otherwise."""
@@ -36,42 +35,42 @@ class Output:
 
     @property
     def silent(self) -> bool:
-        """Whether people are not to be told anything."""
+        """Whether nothing is printed for people."""
         return self.quiet or self.json
 
     def say(self, text: Any) -> None:
-        """Tell people, on stdout."""
+        """Print for people, on stdout; nothing with --quiet or --json."""
         if not self.silent:
             console().print(text)
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A rich console on the streams as they are now."""
+    """A rich console on stdout or stderr, whatever these are when it is called."""
     from rich.console import Console
 
     return Console(file=sys.stderr if stderr else sys.stdout, soft_wrap=False, highlight=False)
 
 
 def print_json(content: Any) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout. Raises ValueError for nan and infinity, which JSON lacks."""
     print(json.dumps(content, indent=1, allow_nan=False))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines, columns aligned."""
+    """A table in characters: each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def write(file: Path, content: str) -> None:
-    """Put a file where it was asked for."""
+    """Write text into a file, in a folder that is made if need be. Raises UsageError if that cannot be."""
     with writing_to(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content, encoding="utf-8")
 
 
 def write_trace(file: Path, recordings: Sequence["Recording"]) -> None:
-    """Put a trace for Perfetto where it was asked for."""
+    """Write recordings as a trace for Perfetto. Raises UsageError if that cannot be."""
     from stretto.tracing import perfetto
 
     with writing_to(file):
@@ -85,8 +84,6 @@ def check_file(file: Path) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise UsageError if a folder for results cannot be made or written. Leaves nothing."""
-    from stretto.errors import UsageError
-
     if os.path.isfile(folder):  # noqa: PTH113 - which takes names that are too long, too
         raise UsageError(f"--out {folder} is a file: name a folder")
     nameless = folder != Path() and folder.name in ("", "..")  # what a run writes has a name beside its folder's
@@ -94,9 +91,7 @@ def check_folder(folder: Path) -> None:
 
 
 def refuse(path: Path, other: str, reason: Callable[[], str | None]) -> None:
-    """Raise UsageError if there is a reason why nothing can be written to a path."""
-    from stretto.errors import UsageError
-
+    """Raise UsageError if `reason` returns why nothing can be written to a path; `other` is what to choose instead."""
     try:
         why = reason()
     except OSError as error:
@@ -114,18 +109,16 @@ def obstacle_to(file: Path) -> str | None:
 
 def obstacle_in(folder: Path) -> str | None:
     """Why nothing can be made in a folder, which may have to be made itself; None if it can."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not there.is_dir():
-        return f"{there} is a file"
-    with tempfile.TemporaryFile(dir=there):  # rights do not tell of disks that are read-only
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        return f"{nearest} is a file"
+    with tempfile.TemporaryFile(dir=nearest):  # permissions say nothing of disks that are mounted read-only
         return None
 
 
 @contextmanager
 def writing_to(file: Path) -> Iterator[None]:
     """Turn the operating system's refusals to write a file into errors that say what to do."""
-    from stretto.errors import UsageError
-
     try:
         yield
     except OSError as error:

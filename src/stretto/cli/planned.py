@@ -1,4 +1,4 @@
-"""What stretto plan writes and says of the plan it found."""
+"""What stretto plan writes and prints of the plan that it has found."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Any
 from stretto.cli.output import aligned, print_json, write
 from stretto.cli.penalties import in_words as penalties_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
+from stretto.errors import UsageError
 
 if TYPE_CHECKING:
     from stretto.plan import Found, Objective, Plan, Problem
     from stretto.plan.candidate_costs import Prices
     from stretto.study.model_costs import Costed
 
-SEEN = 1e-6  # of a step: terms that are less are rounding
+NEGLIGIBLE = 1e-6  # share of a step's time: smaller terms are rounding errors
 
 
 def written(
-    best: "Plan", prices: "Prices", aim: "Objective", model: "Costed", out: Path, export: str | None
+    best: "Plan", prices: "Prices", objective: "Objective", model: "Costed", out: Path, export: str | None
 ) -> dict[str, Any]:
-    """Write the plan, and what others read of it."""
+    """Write the plan's file, and with `export` torch's files beside it; return the plan's as plain data."""
     from stretto.plan.plan_file import content, to_toml
 
-    known = content(best, prices, aim, model=model.name, trained=model.trained)
+    known = content(best, prices, objective, model=model.name, trained=model.trained)
     known["plan"]["bounds"] = model.bounds(best.bounds)
     write(out, to_toml(known))
     if export is not None:
@@ -45,52 +46,54 @@ def exported(best: "Plan", model: "Costed", out: Path) -> None:
     write(out.with_suffix(".split.json"), f"{json.dumps(begin, indent=1)}\n")
 
 
-def summary(best: "Plan", found: "Found", known: Mapping[str, Any], model: "Costed", out: Path) -> dict[str, Any]:
-    """The plan that was written as plain data, and the search; of a user's own model the line that trains it."""
+def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Costed", out: Path) -> dict[str, Any]:
+    """What `stretto plan --json` prints of the plan that was written and of the search, as plain data.
+
+    For a user's own model that includes the line of Python that trains it.
+    """
     from stretto.plan.plan_file import script
 
-    told = {
+    facts = {
         "plan": str(out),
         "predicted_seconds": best.seconds,
-        "predicted_bytes": [round(each) for each in best.bytes],
+        "predicted_bytes": [round(many) for many in best.bytes],
         "candidates": found.candidates,
         "priced": found.priced,
         "search_seconds": found.seconds,
-        "chosen": known["plan"],
-        "predicted": known["predicted"],
-        "objective": known["objective"],
+        "chosen": file["plan"],
+        "predicted": file["predicted"],
+        "objective": file["objective"],
     }
-    return told if model.positions is None else told | {"script": script(best, known["plan"]["bounds"])}
+    return facts if model.positions is None else facts | {"script": script(best, file["plan"]["bounds"])}
 
 
-def explained(problem: "Problem", aim: "Objective", best: "Plan", prices: "Prices") -> list[dict[str, Any]]:
-    """What every other choice would change, as plain data."""
+def explained(problem: "Problem", objective: "Objective", best: "Plan", prices: "Prices") -> list[dict[str, Any]]:
+    """Of every other choice, whether it fits and how many seconds more a step takes, as plain data."""
     from stretto.plan.explain import alternatives
 
     return [
-        {"choice": each.choice, "fits": False} if each.plan is None else {
-            "choice": each.choice, "fits": True, "method": str(each.plan.candidate), "seconds": each.plan.formula,
-            "times": each.plan.formula / best.formula, "term": each.term, "more_seconds": each.more,
+        {"choice": other.choice, "fits": False} if other.plan is None else {
+            "choice": other.choice, "fits": True, "method": str(other.plan.candidate), "seconds": other.plan.formula,
+            "times": other.plan.formula / best.formula, "term": other.term, "more_seconds": other.more,
         }
-        for each in alternatives(problem, aim, best, prices)
+        for other in alternatives(problem, objective, best, prices)
     ]  # fmt: skip
 
 
-def points(problem: "Problem", aim: "Objective") -> list[dict[str, Any]]:
-    """The frontier as plain data."""
+def points(problem: "Problem", objective: "Objective") -> list[dict[str, Any]]:
+    """The plans that no other beats in time, memory and money, as plain data."""
     from stretto.plan.explain import frontier
 
     return [
         {"method": str(p.plan.candidate), "workers": p.plan.candidate.workers, "seconds": p.plan.seconds,
          "bytes": round(p.memory), "money": p.plan.money, "pipeline": p.plan.candidate.pipeline,
          "tensor": p.plan.candidate.mesh.tensor, "data": p.plan.candidate.mesh.data, "sharding": p.plan.candidate.shard}
-        for p in frontier(problem, aim)
+        for p in frontier(problem, objective)
     ]  # fmt: skip
 
 
 def tell_difference(files: Sequence[Path], *, json: bool) -> None:
-    """Print what two plans differ in."""
-    from stretto.errors import UsageError
+    """Print the keys in which two plans differ, with both values. Raises UsageError for any other number of plans."""
     from stretto.plan.plan_file import difference, read_plan
 
     if len(files) != 2:
@@ -108,27 +111,27 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
 
 
-def in_words(told: Mapping[str, Any]) -> str:
-    """The plan for people."""
-    lines = [aligned(rows_of(told["chosen"], told["predicted"]))]
-    if told["objective"]["goal"] == "loss":
-        lines += ["", *penalties_in_words(told["objective"], told["penalties"])]
-    if "explain" in told:
-        rows = [why(each) for each in told["explain"]] or [("none", "", "", "")]
+def in_words(facts: Mapping[str, Any]) -> str:
+    """What `stretto plan` prints: the plan, a step's time and memory, and what was asked for beside them."""
+    lines = [aligned(rows_of(facts["chosen"], facts["predicted"]))]
+    if facts["objective"]["goal"] == "loss":
+        lines += ["", *penalties_in_words(facts["objective"], facts["penalties"])]
+    if "explain" in facts:
+        rows = [why(choice) for choice in facts["explain"]] or [("none", "", "", "")]
         lines += ["", "one other choice at a time, by closed forms", aligned(rows)]
-    if "frontier" in told:
-        lines += ["", "not beaten in time, memory and money", aligned([row_of(each) for each in told["frontier"]])]
-    if "scaling" in told:
-        lines += ["", scaling_in_words(told["scaling"])]
-    if "script" in told:
-        processes = told["chosen"]["workers"]
-        lines += ["", f"torchrun --nproc-per-node {processes} your script, with", told["script"]]
-    looked = f"{told['candidates']} candidates, {told['priced']} priced, in {told['search_seconds']:.2f} s"
-    return "\n".join([*lines, "", f"{looked}; written to {told['plan']}"])
+    if "frontier" in facts:
+        lines += ["", "not beaten in time, memory and money", aligned([row_of(point) for point in facts["frontier"]])]
+    if "scaling" in facts:
+        lines += ["", scaling_in_words(facts["scaling"])]
+    if "script" in facts:
+        processes = facts["chosen"]["workers"]
+        lines += ["", f"torchrun --nproc-per-node {processes} your script, with", facts["script"]]
+    searched = f"{facts['candidates']} candidates, {facts['priced']} priced, in {facts['search_seconds']:.2f} s"
+    return "\n".join([*lines, "", f"{searched}; written to {facts['plan']}"])
 
 
 def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is chosen, what a step takes and what that is made of."""
+    """Rows of what was chosen and what a step takes, with the parts of its time."""
     from stretto.plan.explain import size
     from stretto.report.units import duration
 
@@ -144,14 +147,14 @@ def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tup
         *(
             (f"  {name.replace('_', ' ')}", duration(value))
             for name, value in predicted["seconds"].items()
-            if abs(value) > SEEN * seconds
+            if abs(value) > NEGLIGIBLE * seconds
         ),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
     ]
 
 
 def row_of(point: Mapping[str, Any]) -> tuple[str, ...]:
-    """A plan of the frontier."""
+    """A row about a plan of the frontier: method, workers, a step's time, memory, money."""
     from stretto.plan.explain import size
     from stretto.report.units import duration
 
@@ -161,12 +164,12 @@ def row_of(point: Mapping[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def why(each: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """A row about another choice."""
+def why(other: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """A row about another choice: its method, a step's time, and the part of it that changes most."""
     from stretto.report.units import duration
 
-    if not each["fits"]:
-        return each["choice"], "does not fit", "", ""
-    more = each["more_seconds"]
-    changed = f"{each['term']} {'+' if more >= 0 else '-'}{duration(abs(more))}"
-    return each["choice"], each["method"], f"{duration(each['seconds'])} ({each['times']:.3g} times)", changed
+    if not other["fits"]:
+        return other["choice"], "does not fit", "", ""
+    more = other["more_seconds"]
+    changed = f"{other['term']} {'+' if more >= 0 else '-'}{duration(abs(more))}"
+    return other["choice"], other["method"], f"{duration(other['seconds'])} ({other['times']:.3g} times)", changed

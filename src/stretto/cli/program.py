@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from inspect import Signature
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flush()
     except (CycloptsError, StrettoError) as error:
         code = MISTAKE if isinstance(error, CycloptsError | UsageError) else FAILED
-        told = getattr(error, "said_by", None) is not None  # by another process of this job
-        return code if told else complain(f"{error}", code)
+        printed = getattr(error, "said_by", None) is not None  # by another process of this job
+        return code if printed else complain(f"{error}", code)
     except BrokenPipeError:  # whoever read stdout has gone; nothing that Python says at its end may fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        said = f"{error.filename or 'the operating system refuses'}: {error.strerror or error}"
-        return complain(said, MISTAKE if error.errno in NO_PATH else FAILED)
+        message = f"{error.filename or 'the operating system refuses'}: {error.strerror or error}"
+        return complain(message, MISTAKE if error.errno in NO_PATH else FAILED)
     except ValueError as error:
         if "null byte" not in str(error):
             raise
@@ -93,12 +93,15 @@ def take_signals() -> None:
 
 
 def call(words: list[str]) -> Any:
-    """Parse and run. A TOML file may stand anywhere among the words; the options beside it win."""
+    """Parse the words and run the verb. A TOML file may stand anywhere among them; options given as words win."""
     words = file_first(words, lambda: options_of(words))
     command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    bound.apply_defaults()
     if command is compare:
-        bound.arguments["parts"] = {part: settings_of(words, part) for part in parts_of(bound.arguments)}
-    check_outputs({**defaults(bound.signature), **bound.arguments})
+        selection = bound.arguments["selection"]
+        parts = parts_of(bound.arguments["config"], selection.size, selection.part)
+        bound.arguments["parts"] = {part: settings_of(words, part) for part in parts}
+    check_outputs(bound.arguments)
     if command is train:
         bound.arguments["command"] = shlex.join(["stretto", *words])
     try:
@@ -112,24 +115,22 @@ def call(words: list[str]) -> Any:
 
 def check_outputs(arguments: Mapping[str, Any]) -> None:
     """Raise UsageError where a verb is to write and cannot: before it computes anything."""
-    output = arguments.get("output")
-    if isinstance(output, Output) and output.out is not None:
-        check_folder(output.out)
-    for name in FILES:
-        if isinstance(arguments.get(name), Path):
-            check_file(arguments[name])
-
-
-def defaults(signature: Signature) -> dict[str, Any]:
-    """What a verb takes for options that are not given."""
-    return {name: each.default for name, each in signature.parameters.items() if each.default is not each.empty}
+    for name, value in arguments.items():
+        if isinstance(value, Output):
+            if value.out is not None:
+                check_folder(value.out)
+        elif is_dataclass(value):
+            check_outputs(vars(value))
+        elif name in FILES and isinstance(value, Path):
+            check_file(value)
 
 
 def options_of(words: Sequence[str]) -> list[str]:
     """The options of the verb, those that every verb has included."""
     verb = words[0] if words and words[0] in app and not words[0].startswith("-") else None
-    found = () if verb is None else app[verb].assemble_argument_collection()
-    return ["--help", "--version", *(name for argument in found for name in argument.names if name.startswith("-"))]
+    arguments = () if verb is None else app[verb].assemble_argument_collection()
+    names = (name for argument in arguments for name in argument.names)
+    return ["--help", "--version", *(name for name in names if name.startswith("-"))]
 
 
 def settings_of(words: list[str], part: str) -> CompareSettings:
@@ -140,7 +141,7 @@ def settings_of(words: list[str], part: str) -> CompareSettings:
 
 
 def complain(message: str, status: int) -> int:
-    """Say on stderr what went wrong."""
+    """Print an error on stderr; return the exit status."""
     with contextlib.suppress(OSError):
         flush()
     print(f"stretto: {message}", file=sys.stderr)

@@ -9,40 +9,40 @@ from stretto.cli.output import console
 
 
 class Progress(Protocol):
-    """Something that can be told how far the work is."""
+    """Shows how far the work is."""
 
     def advance(self, steps: int) -> None:
-        """So many more steps are done."""
+        """Count so many more steps as done."""
 
     def note(self, text: str) -> None:
-        """What to say beside the bar."""
+        """Show a text after the bar from now on."""
 
 
 class Silent:
-    """Says nothing."""
+    """Progress that is not shown."""
 
     def advance(self, steps: int) -> None:
-        """Say nothing."""
+        """Show nothing of the steps that are done."""
 
     def note(self, text: str) -> None:
-        """Say nothing."""
+        """Show nothing of the text."""
 
 
 class Lines(Silent):
-    """A line each time another tenth is done."""
+    """Progress as lines on stderr, one whenever another tenth of the work is done."""
 
     def __init__(self, title: str, total: int, done: int) -> None:
         self.title, self.total, self.done = title, total, done
         self._note = ""
 
     def advance(self, steps: int) -> None:
-        """Count, and say so at every tenth."""
+        """Count steps; print a line if they complete a tenth of the work."""
         before, self.done = self.done, self.done + steps
         if self.total and self.done * 10 // self.total > before * 10 // self.total:
             print(f"{self.title}: {self.done * 100 // self.total} % {self._note}".rstrip(), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Keep it for the next line."""
+        """Keep a text for the end of the next line."""
         self._note = text
 
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-from stretto.cli.output import FLAG, Output, print_json
+from stretto.cli.output import Output, print_json
+from stretto.settings.command_line import FLAG
 
 
 def report(

@@ -19,9 +19,9 @@ def scaled(problem: "Problem", model: str, numbers: Sequence[int], file: Path, *
     from stretto.plan.scaling_study import batches, scaling
     from stretto.report.scaling import build_scaling
 
-    rows = [row_of(each) for each in scaling(problem, numbers, per_worker=per_worker)]
+    rows = [row_of(plan) for plan in scaling(problem, numbers, per_worker=per_worker)]
     size = problem.batch_sizes[0] * (problem.workers if per_worker else 1)
-    around = [row_of(each) for each in batches(problem, size)]
+    by_batch = [row_of(plan) for plan in batches(problem, size)]
     facts = {
         "Model": f"{model}, {len(problem.layers)} layers, {problem.costs.dtype}",
         "Cluster": f"{problem.cluster.name}, {problem.cluster.num_workers:,} workers, more nodes where it takes them",
@@ -29,37 +29,37 @@ def scaled(problem: "Problem", model: str, numbers: Sequence[int], file: Path, *
         "Methods": ", ".join(problem.names),
     }
     with writing_to(file):
-        build_scaling(file, model=model, cluster=problem.cluster.name, scaled=rows, batches=around,
+        build_scaling(file, model=model, cluster=problem.cluster.name, scaled=rows, batches=by_batch,
                       per_worker=per_worker, facts=facts)  # fmt: skip
-    return {"page": str(file), "rows": [asdict(row) for row in rows], "batches": [asdict(row) for row in around]}
+    return {"page": str(file), "rows": [asdict(row) for row in rows], "batches": [asdict(row) for row in by_batch]}
 
 
-def row_of(each: "Scaled") -> "ScaledPlan":
-    """What tables and charts show."""
+def row_of(scaled: "Scaled") -> "ScaledPlan":
+    """A row of the table and a point of the charts; without a plan where none fits."""
     from stretto.report.scaling import ScaledPlan
 
-    plan = each.plan
+    plan = scaled.plan
     if plan is None:
-        return ScaledPlan(way=each.way, workers=each.workers, batch=each.batch)
+        return ScaledPlan(way=scaled.way, workers=scaled.workers, batch=scaled.batch)
     c = plan.candidate
     axes = [f"{name} {many}" for name, many in (("data", c.mesh.data), ("pipeline", c.pipeline),
             ("tensor", c.mesh.tensor)) if many > 1]  # fmt: skip
     axes += [f"space {c.mesh.space[0]}x{c.mesh.space[1]}"] if c.mesh.space != (1, 1) else []
     return ScaledPlan(
-        way=each.way, workers=each.workers, batch=each.batch, plan=", ".join([str(c), *axes]), used=c.workers,
-        seconds=plan.seconds, throughput=each.examples_per_second, efficiency=each.efficiency,
-        utilisation=each.utilisation, simulated=plan.simulated,
+        way=scaled.way, workers=scaled.workers, batch=scaled.batch, plan=", ".join([str(c), *axes]), used=c.workers,
+        seconds=plan.seconds, throughput=scaled.examples_per_second, efficiency=scaled.efficiency,
+        utilisation=scaled.utilisation, simulated=plan.simulated,
     )  # fmt: skip
 
 
-def in_words(told: Mapping[str, Any]) -> str:
-    """The table for people."""
+def in_words(facts: Mapping[str, Any]) -> str:
+    """Two tables: plans by the number of workers, and plans by the batch size."""
     from stretto.report.scaling import HEADS, ScaledPlan
 
-    rows = [ScaledPlan(**each).cells for each in told["rows"]]
-    around = [(f"{row.batch:,}", row.way, *row.cells[3:4], *row.cells[5:7], row.cells[8])
-              for row in (ScaledPlan(**each) for each in told["batches"]) if row.seconds is not None]  # fmt: skip
-    workers = told["batches"][0]["workers"]
+    rows = [ScaledPlan(**row).cells for row in facts["rows"]]
+    by_batch = [(f"{row.batch:,}", row.way, *row.cells[3:4], *row.cells[5:7], row.cells[8])
+              for row in (ScaledPlan(**row) for row in facts["batches"]) if row.seconds is not None]  # fmt: skip
+    workers = facts["batches"][0]["workers"]
     lines = [aligned([HEADS, *rows]), "", f"against the batch, on {workers:,} workers"]
-    lines += [aligned([("batch", "way", "plan", "a step", "examples/s", "utilisation"), *around])]
-    return "\n".join([*lines, f"drawn in {told['page']}"])
+    lines += [aligned([("batch", "way", "plan", "a step", "examples/s", "utilisation"), *by_batch])]
+    return "\n".join([*lines, f"drawn in {facts['page']}"])

@@ -2,14 +2,32 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.output import FLAG, print_json, write
-from stretto.settings.command_line import WHOLE
+from stretto.cli.layout import Layout, lay_out
+from stretto.cli.output import print_json, write
+from stretto.errors import UsageError
+from stretto.settings.command_line import FLAG, WHOLE
+
+if TYPE_CHECKING:
+    from stretto.simulate import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOutput:
+    """Where a schedule is drawn and written."""
+
+    svg: Path | None = None
+    """File to draw the schedule into."""
+    csv: Path | None = None
+    """File to write a synchronous schedule into, as torch.distributed.pipelining reads it."""
+    json: Annotated[bool, FLAG] = False
+    """Print one JSON object on stdout, nothing else."""
 
 
 def show(
@@ -21,9 +39,7 @@ def show(
     stages: Annotated[int, WHOLE] = 4,
     workers: Annotated[int | None, WHOLE] = None,
     microbatches: Annotated[int | None, WHOLE] = None,
-    svg: Path | None = None,
-    csv: Path | None = None,
-    json: Annotated[bool, FLAG] = False,
+    output: Annotated[ShowOutput, Parameter(name="*")] = ShowOutput(),
 ) -> None:
     """Draw the schedule of a method, with what can be read off it: delays, bubble, activations held.
 
@@ -44,79 +60,112 @@ def show(
     microbatches
         Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
         synchronous pipeline takes them as one minibatch.
-    svg
-        File to draw the schedule into.
-    csv
-        File to write a synchronous schedule into, as torch.distributed.pipelining reads it.
-    json
-        Print one JSON object on stdout, nothing else.
     """
-    from stretto.cli.layout import lay_out
-    from stretto.errors import UsageError
-    from stretto.plan.plan_file import read_plan
-    from stretto.schedule import draw, read_csv
-    from stretto.schedule.export import to_csv
-    from stretto.simulate import simulate, unit_costs
+    from stretto.simulate import simulate
 
-    if sum(each is not None for each in (method, plan, file)) != 1:
+    if sum(source is not None for source in (method, plan, file)) != 1:
         raise UsageError(
             "show draws a method, a plan or a file: give one of them, greedy or --plan plan.toml or --from F"
         )
-    if file is not None:
-        listed = read_csv(file)
-        method, stages, workers = f"csv(path={str(file)!r})", listed.num_stages, None
-        microbatches = microbatches or listed.per_turn
-    if plan is not None:
-        planned = read_plan(plan)["plan"]
-        method, stages, workers = planned["method"], planned["stages"], planned["pipeline"]
-    assert method is not None
-    layout = lay_out(method, stages, workers, microbatches)
-    chosen, schedule, rules, turns = layout.method, layout.schedule, layout.rules, layout.turns
-    timeline = simulate(schedule, rules, turns)
-    steady, steady_bubble = layout.steady(unit_costs)
-    held = simulate(schedule, rules, schedule.drain + 2)
-    delays = chosen.delays(schedule)
-    facts: dict[str, Any] = {
-        "method": str(chosen),
-        "stages": stages,
+    if method is not None:
+        layout = lay_out(method, stages, workers, microbatches)
+    else:
+        layout = planned(plan, microbatches) if plan is not None else listed(file, microbatches)
+    timeline = simulate(layout.schedule, layout.rules, layout.turns)
+    facts = facts_of(layout, timeline)
+    write_files(layout, timeline, output)
+    if output.json:
+        svg = None if output.svg is None else str(output.svg)
+        print_json({**facts, "actions": actions_of(layout), "svg": svg})
+        return
+    print(in_words(layout, timeline, facts))
+    for written in (output.svg, output.csv):
+        if written is not None:
+            print(f"written to {written}")
+
+
+def planned(file: Path, microbatches: int | None) -> Layout:
+    """The pipeline of a plan's file, as many workers as that has."""
+    from stretto.plan.plan_file import read_plan
+
+    chosen = read_plan(file)["plan"]
+    return lay_out(chosen["method"], chosen["stages"], chosen["pipeline"], microbatches)
+
+
+def listed(file: Path | None, microbatches: int | None) -> Layout:
+    """The schedule of a file of torch.distributed.pipelining."""
+    from stretto.schedule import read_csv
+
+    assert file is not None
+    schedule = read_csv(file)
+    return lay_out(f"csv(path={str(file)!r})", schedule.num_stages, None, microbatches or schedule.per_turn)
+
+
+def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
+    """What can be read off a schedule, as plain data; times are in forwards, delays in updates."""
+    from stretto.simulate import simulate, unit_costs
+
+    method, schedule, rules = layout.method, layout.schedule, layout.rules
+    period, bubble = layout.steady(unit_costs)
+    full = simulate(schedule, rules, schedule.drain + 2)
+    delays = method.delays(schedule)
+    return {
+        "method": str(method),
+        "stages": schedule.num_stages,
         "workers": schedule.num_workers,
         "microbatches": layout.microbatches,
         "makespan": timeline.makespan,
         "bubble": timeline.bubble,
-        "steady_period": steady,
-        "steady_bubble": steady_bubble,
+        "steady_period": period,
+        "steady_bubble": bubble,
         "delay": list(delays.steady),
         "mean_delay": list(delays.mean),
-        "peak_activations": list(held.peak_graphs),
-        "peak_inputs": list(held.peak_inputs),
-        "weight_versions": list(chosen.versions(schedule)),
+        "peak_activations": list(full.peak_graphs),
+        "peak_inputs": list(full.peak_inputs),
+        "weight_versions": list(method.versions(schedule)),
         "heads_after": list(rules.reach.heads[:-1]),
     }
-    if csv is not None:
-        write(csv, to_csv(schedule))
-    if svg is not None:
-        write(svg, draw.svg(timeline.spans, title=f"{chosen} on {schedule.num_workers} workers"))
-    if json:
-        actions = [[str(a) for a in schedule.unroll(w, turns)] for w in range(schedule.num_workers)]
-        print_json({**facts, "actions": actions, "svg": None if svg is None else str(svg)})
-        return
+
+
+def actions_of(layout: Layout) -> list[list[str]]:
+    """Each worker's actions, in its order."""
+    schedule = layout.schedule
+    return [[str(action) for action in schedule.unroll(w, layout.turns)] for w in range(schedule.num_workers)]
+
+
+def write_files(layout: Layout, timeline: "Timeline", output: ShowOutput) -> None:
+    """Write the files that were asked for. Raises UsageError for a schedule that torch's format cannot say."""
+    from stretto.schedule import draw
+    from stretto.schedule.export import to_csv
+
+    if output.csv is not None:
+        write(output.csv, to_csv(layout.schedule))
+    if output.svg is not None:
+        write(output.svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
+
+
+def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> str:
+    """The schedule in characters, and what can be read off it."""
+    from stretto.schedule import draw
+
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
-    print(f"{chosen}: {chosen.summary}\n\n{draw.text(timeline.spans, width=width)}\n")
-    print(f"these {facts['microbatches']} micro-batches   {timeline.makespan:g} columns, {timeline.bubble:.0%} idle")
-    print(f"steady state           {steady:g} columns a turn, {steady_bubble:.0%} idle")
-    print(f"delay by stage         {by_stage(facts['delay'])} updates")
+    entered = f"these {facts['microbatches']} micro-batches"
+    lines = [
+        f"{layout.method}: {layout.method.summary}\n\n{draw.text(timeline.spans, width=width)}\n",
+        f"{entered}   {timeline.makespan:g} columns, {timeline.bubble:.0%} idle",
+        f"steady state           {facts['steady_period']:g} columns a turn, {facts['steady_bubble']:.0%} idle",
+        f"delay by stage         {by_stage(facts['delay'])} updates",
+    ]
     if facts["mean_delay"] != facts["delay"]:  # some micro-batches of an update see one update more than others
-        print(f"mean delay by stage    {by_stage(facts['mean_delay'])} updates")
-    print(f"forwards held by stage {by_stage(facts['peak_activations'])}")
-    if rules.recompute:
-        print(f"inputs kept by stage   {by_stage(facts['peak_inputs'])} for the recompute")
-    print(f"weight versions        {by_stage(facts['weight_versions'])}")
-    print(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
-    for file in (svg, csv):
-        if file is not None:
-            print(f"written to {file}")
+        lines.append(f"mean delay by stage    {by_stage(facts['mean_delay'])} updates")
+    lines.append(f"forwards held by stage {by_stage(facts['peak_activations'])}")
+    if layout.rules.recompute:
+        lines.append(f"inputs kept by stage   {by_stage(facts['peak_inputs'])} for the recompute")
+    lines.append(f"weight versions        {by_stage(facts['weight_versions'])}")
+    lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
+    return "\n".join(lines)
 
 
 def by_stage(values: Sequence[float]) -> str:
-    """Numbers in a row."""
+    """One number for each stage, fractions with three digits."""
     return " ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in values)

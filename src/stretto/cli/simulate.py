@@ -3,38 +3,89 @@
 import math
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stretto.cli.output import FLAG, aligned, print_json, write, write_trace
-from stretto.settings.command_line import NUMBER, NUMBERS, WHOLE
+from cyclopts import Parameter
+
+from stretto.cli.layout import Layout, lay_out
+from stretto.cli.output import aligned, print_json, write, write_trace
+from stretto.errors import UsageError
+from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, WHOLE
 
 if TYPE_CHECKING:
-    from stretto.cli.layout import Layout
-    from stretto.simulate import Timeline
+    from stretto.simulate import Durations, Timeline
 
 MOST_COLUMNS = 400  # a drawing of more columns is no drawing
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A method and how many stages, workers and micro-batches it is simulated with."""
+
+    method: str | None = None
+    """Method with its options, e.g. 1f1b or "paci(every=2)"."""
+    stages: Annotated[int, WHOLE] = 4
+    """Number of stages."""
+    workers: Annotated[int | None, WHOLE] = None
+    """Number of workers; as many as suit the method unless said otherwise."""
+    microbatches: Annotated[int | None, WHOLE] = None
+    """Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
+    synchronous pipeline takes them as one minibatch."""
+
+    def layout(self) -> Layout:
+        """Its schedule. Raises UsageError for counts that cannot be, and where the method is missing."""
+        if self.method is None:
+            raise UsageError("method is missing: give one, or --overlay with the folder of a traced run")
+        return lay_out(self.method, self.stages, self.workers, self.microbatches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """The time of each action, in a unit of the user's choice: one for all stages, or one each."""
+
+    forward: Annotated[tuple[float, ...] | None, NUMBERS] = None
+    """Time of a micro-batch's forward; 1 unless said otherwise."""
+    backward: Annotated[tuple[float, ...] | None, NUMBERS] = None
+    """Time of its whole backward; twice the forward unless said otherwise."""
+    input_gradient: Annotated[tuple[float, ...] | None, NUMBERS] = None
+    """Where a backward comes in two halves, the time of the first; half of the backward unless said otherwise."""
+    weight_gradient: Annotated[tuple[float, ...] | None, NUMBERS] = None
+    """The time of the second half; the rest of the backward unless said otherwise."""
+    update: Annotated[tuple[float, ...] | None, NUMBERS] = None
+    """Time of an update; 0 unless said otherwise."""
+    latency: Annotated[float, NUMBER] = 0.0
+    """Time that a value needs from one worker to another. Nobody computes less meanwhile."""
+
+    def durations(self, num_stages: int) -> "Durations":
+        """The time of every action. Raises UsageError for times that cannot be, or as many as no stages."""
+        from stretto.simulate import action_durations
+
+        actions = {name: value for name, value in asdict(self).items() if name != "latency"}
+        return action_durations(num_stages, **actions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateOutput:
+    """Where a simulation is drawn and written."""
+
+    svg: Path | None = None
+    """File to draw the schedule into, to scale."""
+    trace: Path | None = None
+    """File for a trace that ui.perfetto.dev shows (.pftrace); one unit of time is a millisecond there."""
+    json: Annotated[bool, FLAG] = False
+    """Print one JSON object on stdout, nothing else."""
+
+
 def simulate(
     *,
-    method: str | None = None,
-    stages: Annotated[int, WHOLE] = 4,
-    workers: Annotated[int | None, WHOLE] = None,
-    microbatches: Annotated[int | None, WHOLE] = None,
-    forward: Annotated[tuple[float, ...] | None, NUMBERS] = None,
-    backward: Annotated[tuple[float, ...] | None, NUMBERS] = None,
-    input_gradient: Annotated[tuple[float, ...] | None, NUMBERS] = None,
-    weight_gradient: Annotated[tuple[float, ...] | None, NUMBERS] = None,
-    update: Annotated[tuple[float, ...] | None, NUMBERS] = None,
-    latency: Annotated[float, NUMBER] = 0.0,
+    pipeline: Annotated[Pipeline, Parameter(name="*")] = Pipeline(),
+    times: Annotated[Times, Parameter(name="*")] = Times(),
     overlay: Path | None = None,
     cluster: str | None = None,
-    svg: Path | None = None,
-    trace: Path | None = None,
-    json: Annotated[bool, FLAG] = False,
+    output: Annotated[SimulateOutput, Parameter(name="*")] = SimulateOutput(),
 ) -> None:
     """Time, bubble and memory of every worker under a method, from the times of its stages.
 
@@ -43,27 +94,6 @@ def simulate(
 
     Parameters
     ----------
-    method
-        Method with its options, e.g. 1f1b or "paci(every=2)".
-    stages
-        Number of stages.
-    workers
-        Number of workers; as many as suit the method unless said otherwise.
-    microbatches
-        Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
-        synchronous pipeline takes them as one minibatch.
-    forward
-        Time of a micro-batch's forward; 1 unless said otherwise.
-    backward
-        Time of its whole backward; twice the forward unless said otherwise.
-    input_gradient
-        Where a backward comes in two halves, the time of the first; half of the backward unless said otherwise.
-    weight_gradient
-        The time of the second half; the rest of the backward unless said otherwise.
-    update
-        Time of an update; 0 unless said otherwise.
-    latency
-        Time that a value needs from one worker to another. Nobody computes less meanwhile.
     overlay
         Folder of a run that `stretto train --trace` has written, instead of a method and times: what its workers did
         and what they do on paper go into one trace (--trace FILE; overlay.pftrace in that folder unless said
@@ -71,99 +101,99 @@ def simulate(
     cluster
         With --overlay, a cluster's name or its file: times are what stages and messages cost there, and not the mean
         times of the run's own actions.
-    svg
-        File to draw the schedule into, to scale.
-    trace
-        File for a trace that ui.perfetto.dev shows (.pftrace); one unit of time is a millisecond there.
-    json
-        Print one JSON object on stdout, nothing else.
     """
     from stretto import simulate as paper
-    from stretto.cli.layout import lay_out
-    from stretto.errors import UsageError
-    from stretto.schedule import draw
 
     if overlay is not None:
-        tell_overlay(overlay, method, cluster, trace or overlay / "overlay.pftrace", json=json)
+        tell_overlay(overlay, pipeline.method, cluster, output.trace or overlay / "overlay.pftrace", json=output.json)
         return
-    if method is None:
-        raise UsageError("method is missing: give one, or --overlay with the folder of a traced run")
-    if not 0 <= latency < math.inf:
-        raise UsageError(f"latency={latency:g}: a time is 0 or more")
-    layout = lay_out(method, stages, workers, microbatches)
-    times = paper.action_durations(
-        stages,
-        forward=forward,
-        backward=backward,
-        input_gradient=input_gradient,
-        weight_gradient=weight_gradient,
-        update=update,
-    )
-    timeline = paper.simulate(layout.schedule, layout.rules, layout.turns, times, latency=latency)
-    steady, steady_bubble = layout.steady(times, latency)
-    facts: dict[str, Any] = {
+    if pipeline.method is not None and not 0 <= times.latency < math.inf:
+        raise UsageError(f"latency={times.latency:g}: a time is 0 or more")
+    layout = pipeline.layout()
+    durations, latency = times.durations(pipeline.stages), times.latency
+    timeline = paper.simulate(layout.schedule, layout.rules, layout.turns, durations, latency=latency)
+    facts = facts_of(layout, timeline, durations, latency)
+    write_files(layout, timeline, output)
+    if output.json:
+        written = {"svg": output.svg, "trace": output.trace}
+        print_json(facts | {name: None if file is None else str(file) for name, file in written.items()})
+        return
+    print(in_words(layout, timeline, facts))
+    for file in (output.svg, output.trace):
+        if file is not None:
+            print(f"written to {file}")
+
+
+def facts_of(layout: Layout, timeline: "Timeline", durations: "Durations", latency: float) -> dict[str, Any]:
+    """What the simulation came to, as plain data."""
+    period, bubble = layout.steady(durations, latency)
+    return {
         "method": str(layout.method),
-        "stages": stages,
+        "stages": layout.schedule.num_stages,
         "microbatches": layout.microbatches,
         "minibatches": layout.turns,
         "latency": latency,
         "makespan": timeline.makespan,
         "bubble": timeline.bubble,
-        "steady_period": steady,
-        "steady_bubble": steady_bubble,
+        "steady_period": period,
+        "steady_bubble": bubble,
         "workers": by_worker(layout, timeline),
-        "svg": None if svg is None else str(svg),
-        "trace": None if trace is None else str(trace),
     }
-    if svg is not None:
-        write(svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
-    if trace is not None:
+
+
+def write_files(layout: Layout, timeline: "Timeline", output: SimulateOutput) -> None:
+    """Write the files that were asked for."""
+    from stretto.schedule import draw
+
+    if output.svg is not None:
+        write(output.svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
+    if output.trace is not None:
         from stretto.simulate.recordings import recordings
 
-        write_trace(trace, recordings(timeline, layout.rules))
-    if json:
-        print_json(facts)
-        return
-    print(f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, latency)}\n")
-    print(f"{f'{layout.microbatches} micro-batches':<20} {timeline.makespan:g}, {timeline.bubble:.1%} idle")
-    print(f"{'steady state':<20} {steady:g} a turn of {layout.schedule.per_turn}, {steady_bubble:.1%} idle\n")
-    print(table(facts["workers"]))
-    for file in (svg, trace):
-        if file is not None:
-            print(f"written to {file}")
+        write_trace(output.trace, recordings(timeline, layout.rules))
+
+
+def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any]) -> str:
+    """The drawing, the times and a table of the workers."""
+    idle, turn = f"{facts['steady_bubble']:.1%} idle", f"a turn of {layout.schedule.per_turn}"
+    return (
+        f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, facts['latency'])}\n\n"
+        f"{f'{layout.microbatches} micro-batches':<20} {timeline.makespan:g}, {timeline.bubble:.1%} idle\n"
+        f"{'steady state':<20} {facts['steady_period']:g} {turn}, {idle}\n\n"
+        f"{table(facts['workers'])}"
+    )
 
 
 def tell_overlay(folder: Path, method: str | None, cluster: str | None, file: Path, *, json: bool) -> None:
     """Write a run and its simulation into one trace, and say how far they are apart."""
     from stretto.cost import find_cluster
-    from stretto.errors import UsageError
     from stretto.report.units import duration
     from stretto.study.prediction import overlaid
 
     if method is not None:
         raise UsageError(f"method={method} beside overlay={folder}, whose run has one: give one of both")
-    both, told = overlaid(folder, None if cluster is None else find_cluster(cluster))
-    write_trace(file, both)
-    off = told.simulated / told.measured - 1
+    recordings, run = overlaid(folder, None if cluster is None else find_cluster(cluster))
+    write_trace(file, recordings)
+    error = run.simulated / run.measured - 1
     if json:
-        print_json({**asdict(told), "error": off, "trace": str(file)})
+        print_json({**asdict(run), "error": error, "trace": str(file)})
         return
-    print(f"{told.method}: steps {told.first} to {told.first + told.steps - 1}, predicted from {told.source}")
-    print(f"measured   {duration(told.measured)} a step\nsimulated  {duration(told.simulated)}, off by {off:+.1%}")
+    print(f"{run.method}: steps {run.first} to {run.first + run.steps - 1}, predicted from {run.source}")
+    print(f"measured   {duration(run.measured)} a step\nsimulated  {duration(run.simulated)}, off by {error:+.1%}")
     print(f"written to {file}")
 
 
-def by_worker(layout: "Layout", timeline: "Timeline") -> list[dict[str, Any]]:
+def by_worker(layout: Layout, timeline: "Timeline") -> list[dict[str, Any]]:
     """What each worker holds and does. Where it has several stages, the versions of weights are a list."""
     versions = layout.method.versions(layout.schedule)
     homes = layout.schedule.worker_of
     rows = []
     for worker, busy in enumerate(timeline.busy):
-        own = sorted(stage for stage, home in homes.items() if home == worker)
-        held = [versions[stage] for stage in own]
+        stages = sorted(stage for stage, home in homes.items() if home == worker)
+        held = [versions[stage] for stage in stages]
         rows.append(
             {
-                "stages": own,
+                "stages": stages,
                 "busy": busy,
                 "busy_share": busy / timeline.makespan if timeline.makespan else 0.0,
                 "peak_activations": timeline.peak_activations[worker],

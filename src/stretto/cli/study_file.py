@@ -31,17 +31,17 @@ from stretto.report.heading import Heading
 
 SIZES = ("small", "full")
 WORDS = ("title", "source", "claim")
-OWN = (*WORDS, *SIZES, "parts", "commands")
+KEYS = (*WORDS, *SIZES, "parts", "commands")
 
 
 def study_file(file: Path) -> "StudyFile | None":
     """Read a study file; None for a plain list of settings. Raises UsageError for what is neither."""
     content = read(file)
-    return StudyFile(file, content) if any(key in content for key in OWN) else None
+    return StudyFile(file, content) if any(key in content for key in KEYS) else None
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The file's content. Raises UsageError where there is none."""
+    """The content of a TOML file. Raises UsageError where there is no such file, or it is no TOML."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -54,7 +54,7 @@ def read(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StudyFile:
-    """What a study file says, checked in its form; whether its settings are any is for those who read them to say."""
+    """What a study file says. Its form is checked here; its settings are checked by whoever reads them."""
 
     path: Path
     content: Mapping[str, Any]
@@ -83,12 +83,12 @@ class StudyFile:
             raise UsageError(f"{self.path}: {place} is {table!r}: write {place} and its settings below")
 
     def _check_commands(self, commands: object) -> None:
-        if not isinstance(commands, list) or not all(isinstance(each, str) for each in commands):
+        if not isinstance(commands, list) or not all(isinstance(command, str) for command in commands):
             raise UsageError(f'{self.path}: commands = {commands!r}: write commands = ["stretto ...", ...]')
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The sizes that it has."""
+        """Those of `small` and `full` for which the file has a table."""
         return tuple(size for size in SIZES if size in self.content)
 
     def size(self, asked: str | None) -> str:
@@ -97,14 +97,14 @@ class StudyFile:
         if size not in SIZES:
             raise UsageError(f"size={size!r}: {nearest(size, SIZES)}")
         if size not in self.sizes:
-            there = " and ".join(f"[{each}]" for each in self.sizes) or "neither [small] nor [full]"
-            raise UsageError(f"{self.path} has {there}: add a table [{size}], or ask for another --size")
+            tables = " and ".join(f"[{name}]" for name in self.sizes) or "neither [small] nor [full]"
+            raise UsageError(f"{self.path} has {tables}: add a table [{size}], or ask for another --size")
         return size
 
     def parts(self, size: str) -> tuple[str, ...]:
         """The parts of a size, in order; none where the study is one sweep. Raises UsageError for unknown ones."""
-        there = self.content.get("parts", {})
-        chosen = self.content.get(size, {}).get("parts", list(there))
+        every = self.content.get("parts", {})
+        chosen = self.content.get(size, {}).get("parts", list(every))
         if not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
             raise UsageError(f'{self.path}: [{size}] parts = {chosen!r}: write parts = ["NAME", ...]')
         for name in chosen:
@@ -113,13 +113,13 @@ class StudyFile:
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A part's table. Raises UsageError where there is none of this name."""
-        there: Mapping[str, Mapping[str, Any]] = self.content.get("parts", {})
-        if name not in there:
-            raise UsageError(f"{self.path} has no part {name!r}: {nearest(name, there)}")
-        return there[name]
+        parts: Mapping[str, Mapping[str, Any]] = self.content.get("parts", {})
+        if name not in parts:
+            raise UsageError(f"{self.path} has no part {name!r}: {nearest(name, parts)}")
+        return parts[name]
 
     def commands(self, size: str) -> tuple[str, ...]:
-        """What makes the table, where it is no training."""
+        """The commands that make the paper's table, where no training makes it."""
         return tuple(self.content.get(size, {}).get("commands", self.content.get("commands", ())))
 
     def layers(self, size: str | None, part: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -130,7 +130,7 @@ class StudyFile:
             yield f"{self.path}: [parts.{part}.{chosen}]", table.get(chosen, {})
             yield f"{self.path}: [parts.{part}]", without(table, SIZES)
         yield f"{self.path}: [{chosen}]", without(self.content[chosen], ("parts", "commands"))
-        yield f"{self.path}", without(self.content, OWN)
+        yield f"{self.path}", without(self.content, KEYS)
 
     def tables(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """All settings of all sizes and parts, each with its place."""
@@ -138,7 +138,7 @@ class StudyFile:
             yield from self.layers(size, part)
 
     def heading(self, size: str | None, part: str | None) -> Heading:
-        """What stands above the report."""
+        """The title, source and claim above the report. Raises UsageError for a size that is not there."""
         words = {word: self.content.get(word, "") for word in WORDS}
         return Heading(**words, name=self.path.stem, size=self.size(size), part=part or "")
 
@@ -146,10 +146,10 @@ class StudyFile:
         """Raise UsageError where no training makes the table."""
         commands = self.commands(size)
         if commands:
-            listing = "; ".join(shlex.join(shlex.split(each)) for each in commands)
+            listing = "; ".join(shlex.join(shlex.split(command)) for command in commands)
             raise UsageError(f"{self.path} is no training study, its table is made by other commands: {listing}")
 
 
 def without(table: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """What is left of a table."""
+    """A table without some of its keys."""
     return {key: value for key, value in table.items() if key not in keys}

@@ -19,7 +19,7 @@ def file_first(words: list[str], options: Callable[[], Sequence[str]]) -> list[s
 
     Raises UsageError where a file stands behind a word that looks like an option and is none of `options()`.
     """
-    found = [
+    files = [
         i
         for i, (before, word) in enumerate(itertools.pairwise(words), start=1)
         if word.endswith(".toml")
@@ -27,20 +27,23 @@ def file_first(words: list[str], options: Callable[[], Sequence[str]]) -> list[s
         and before not in TAKES_PATH
         and words[i - 2 : i - 1] != ["--diff"]  # the second of two
     ]
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} configuration files ({', '.join(words[i] for i in found)}): give one")
-    for before in (words[i - 1] for i in found):
+    if len(files) > 1:
+        raise UsageError(f"{len(files)} configuration files ({', '.join(words[i] for i in files)}): give one")
+    for before in (words[i - 1] for i in files):
         if before.startswith("--") and not before.startswith("--no-") and before.partition(".")[0] not in options():
             raise UsageError(f"unknown option {before}: {nearest(before, options())}")
-    return words if not found else [words[0], words[found[0]], *words[1 : found[0]], *words[found[0] + 1 :]]
+    return words if not files else [words[0], words[files[0]], *words[1 : files[0]], *words[files[0] + 1 :]]
 
 
 def settings_from_file(app: Any, commands: tuple[str, ...], arguments: Any) -> None:
-    """Cyclopts calls this between reading the words and converting them: give open options the file's values."""
+    """Give options that are not on the command line the file's values.
+
+    Cyclopts calls this between reading the words and converting them.
+    """
     options = {spelled(argument.name[2:]): argument for argument in arguments if argument.name.startswith("--")}
-    given = next((argument for argument in arguments if argument.name == "CONFIG" and argument.tokens), None)
-    if given is not None:
-        for place, table in tables_of(Path(given.tokens[0].value), commands, options):
+    config = next((argument for argument in arguments if argument.name == "CONFIG" and argument.tokens), None)
+    if config is not None:
+        for place, table in tables_of(Path(config.tokens[0].value), commands, options):
             fill(options, place, table)
     if commands == ("train",) and options["plan"].tokens:
         from stretto.plan.plan_file import training_of
@@ -52,7 +55,7 @@ def settings_from_file(app: Any, commands: tuple[str, ...], arguments: Any) -> N
 def tables_of(
     file: Path, commands: tuple[str, ...], options: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What a file says, the strongest first, each with its place: one table, or those of a study file for compare."""
+    """(place, settings) of each table of a file, the strongest first: one, or several of a study file for compare."""
     study = study_file(file) if commands == ("compare",) else None
     if study is None:
         yield f"{file}", read(file)
@@ -64,7 +67,7 @@ def tables_of(
 
 
 def fill(options: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> None:
-    """Give options that are still open the values of a file."""
+    """Give options that nothing stronger has set the values of a file."""
     refuse_unknown(options, place, content)
     for key, value in content.items():
         argument = options[spelled(key)]
@@ -81,14 +84,14 @@ def refuse_unknown(options: Mapping[str, Any], place: str, content: Mapping[str,
 
 
 def spelled(key: str) -> str:
-    """Write batch-size and batch_size alike."""
+    """A key as options are compared: batch-size and batch_size are the same."""
     return key.replace("-", "_")
 
 
-def parts_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """The parts of the study file that was named, unless one of them was asked for."""
-    study = None if arguments.get("config") is None else study_file(arguments["config"])
-    return () if study is None or arguments.get("part") else study.parts(study.size(arguments.get("size")))
+def parts_of(file: Path | None, size: str | None, part: str | None) -> tuple[str, ...]:
+    """The parts of a study file at a size; none for any other file, or if one `part` was asked for."""
+    study = None if file is None else study_file(file)
+    return () if study is None or part else study.parts(study.size(size))
 
 
 def check_shape(where: str, key: str, value: Any, hint: Any) -> None:
@@ -101,17 +104,17 @@ def check_shape(where: str, key: str, value: Any, hint: Any) -> None:
     if value == []:
         raise UsageError(f"{where}: give at least one value, or leave {key} out")
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if any(isinstance(each, dict | list) for each in inner):
+    if any(isinstance(member, dict | list) for member in inner):
         raise UsageError(f"{where}: only numbers, texts, true and false belong here")
 
 
-def as_words(where: str, value: Any, given: Sequence[Token]) -> Iterator[Token]:
-    """A value as the words it would have been on the command line, without what was `given` there."""
+def as_words(where: str, value: Any, typed: Sequence[Token]) -> Iterator[Token]:
+    """A value as the words it would have been on the command line, but for options `typed` there, which win."""
     if isinstance(value, dict):
-        taken = [spelled(token.keys[-1]) for token in given if token.keys]
-        for name, each in value.items():
+        taken = [spelled(token.keys[-1]) for token in typed if token.keys]
+        for name, member in value.items():
             if spelled(name) not in taken:
-                yield Token(keyword=where, value=str(each), keys=(name,), source="file")
-    elif not given:
-        for index, each in enumerate(value if isinstance(value, list) else [value]):
-            yield Token(keyword=where, value=str(each), index=index, source="file")
+                yield Token(keyword=where, value=str(member), keys=(name,), source="file")
+    elif not typed:
+        for index, member in enumerate(value if isinstance(value, list) else [value]):
+            yield Token(keyword=where, value=str(member), index=index, source="file")

@@ -1,4 +1,4 @@
-"""Names that become parts of paths: what stands in a file or on the command line must not lead out of a folder."""
+"""Names that become parts of paths: a name from a file or the command line must not lead out of its folder."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ SEPARATORS = "/\\:"  # the last stands behind a drive's letter
 
 
 def in_path(name: Any, what: str, *, hidden: bool = False) -> str:
-    """The name, if it can be that of one file in a folder; `what` names it in messages.
+    """The name itself, if it can be that of a file in a folder; messages call it `what`.
 
-    `hidden`: it may begin with a dot. Raises UsageError for everything else: no text, nothing, separators (those of
-    Windows, too), control characters, "." and "..", a leading dot, more than 200 characters.
+    Raises UsageError if it is no text, is empty, "." or "..", has more than 200 characters, separators (of Windows,
+    too) or control characters, or begins with a dot and is not to be `hidden`.
     """
     if not isinstance(name, str):
         raise UsageError(f"{what} is {name!r}: it names a file, so write a text")

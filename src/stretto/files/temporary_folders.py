@@ -1,8 +1,9 @@
 """Folders for temporary files. Those of a process that was killed are removed by the next one that starts processes.
 
-Whoever made a folder holds a lock in it, which the operating system gives up with the process: an id may be used again,
-a lock is not. What another user owns, or what holds no such lock, is not touched. The lock is a bare descriptor: forks
-close what they inherit, and a file object that they drop would close it again, by then perhaps another file.
+The process that made a folder holds a lock on a file in it, which the operating system releases when the process ends:
+a process id may be used again, a lock is not. A folder of another user, or without such a file, is not touched. The
+lock is a bare file descriptor: forks close what they inherit, and a file object that they drop would close it a second
+time, when the number may belong to another file.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from pathlib import Path
 PREFIX = "stretto-"
 MADE = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}")  # as tempfile writes names
 OWNER = ".owner"  # the file that is locked
-BARELY_BEGUN = 3600.0  # seconds until a folder that has not even a lock is taken for one of a killed process
+UNLOCKED = 3600.0  # seconds after which a folder without a lock is taken for one of a killed process
 
 
 @contextlib.contextmanager
@@ -35,12 +36,14 @@ def scratch() -> Iterator[Path]:
 
 
 def for_sockets() -> None:
-    """Give multiprocessing a folder of ours for the life of this process, unless it has made one already."""
+    """Give multiprocessing such a folder for its sockets while this process lives, unless it has made one already."""
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if "tempdir" not in config:
         folder, lock = make()
         config["tempdir"] = str(folder)
-        util.Finalize(None, remove, args=(folder, lock, os.getpid()), exitpriority=-100)  # as late as its own
+        util.Finalize(
+            None, remove, args=(folder, lock, os.getpid()), exitpriority=-100
+        )  # as late as that of multiprocessing's own folder
 
 
 def remove(folder: Path, lock: int, owner: int) -> None:
@@ -51,10 +54,10 @@ def remove(folder: Path, lock: int, owner: int) -> None:
 
 
 def make() -> tuple[Path, int]:
-    """A new folder, and the descriptor of the open file that says whose it is."""
+    """A new folder, and the descriptor of its locked file."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        with contextlib.suppress(FileNotFoundError):  # somebody has swept it before it had an owner
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it before it was locked
             file = os.open(folder / OWNER, os.O_WRONLY | os.O_CREAT, 0o644)
             if lock(file) is not False and same(file, folder / OWNER):
                 return folder, file
@@ -62,7 +65,7 @@ def make() -> tuple[Path, int]:
 
 
 def sweep() -> None:
-    """Remove the folders of processes that are gone."""
+    """Remove the folders of processes that have ended."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(tempfile.gettempdir())):
             if entry.name.startswith(PREFIX) and MADE.fullmatch(entry.name):
@@ -70,14 +73,14 @@ def sweep() -> None:
                     sweep_one(Path(entry.path), entry.stat(follow_symlinks=False))
 
 
-def sweep_one(folder: Path, found: os.stat_result) -> None:
-    """Remove a folder if it is this user's, and of a process that is gone. Raises OSError where that cannot be."""
-    if not (hasattr(os, "getuid") and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()):
+def sweep_one(folder: Path, status: os.stat_result) -> None:
+    """Remove a folder if it is this user's and its process has ended. Raises OSError if it cannot be removed."""
+    if not (hasattr(os, "getuid") and stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()):
         return
     owner = folder / OWNER
     if not owner.exists():
-        if time.time() - found.st_mtime > BARELY_BEGUN:
-            folder.rmdir()  # not if anything is in it
+        if time.time() - status.st_mtime > UNLOCKED:
+            folder.rmdir()  # fails if anything is in it
         return
     with owner.open("r+", encoding="ascii") as file:
         if lock(file.fileno()):
@@ -91,7 +94,7 @@ def sweep_one(folder: Path, found: os.stat_result) -> None:
 
 
 def lock(file: int) -> bool | None:
-    """Lock a file; whether this process has it now. None where there are no locks."""
+    """Lock an open file: True if this process has the lock now, False if another has, None if there are no locks."""
     try:
         import fcntl
 
@@ -104,5 +107,5 @@ def lock(file: int) -> bool | None:
 
 
 def same(file: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Whether a path still names the open file."""
     return path.exists() and os.path.samestat(os.fstat(file), path.stat())

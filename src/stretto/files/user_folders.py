@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def user_cache() -> Path | None:
-    """The folder of this user for what programs can make again; None for a user without a home.
+    """Stretto's folder in this user's cache, for what can be computed again; None for a user without a home.
 
     $XDG_CACHE_HOME where it is set, else ~/.cache; ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows.
     """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(given).is_absolute():  # the specification ignores a relative one
-        return Path(given) / "stretto"
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(cache).is_absolute():  # the specification ignores a relative one
+        return Path(cache) / "stretto"
     local = os.environ.get("LOCALAPPDATA", "")
     if sys.platform == "win32" and local:
         return Path(local) / "stretto"

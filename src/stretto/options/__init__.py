@@ -1,1 +1,1 @@
-"""What a user wrote, read and checked, before anything is done with it. No torch."""
+"""What a user writes, read and checked: names with options, arguments, objects by their names. No torch."""

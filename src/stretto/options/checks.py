@@ -1,4 +1,4 @@
-"""Checks of single arguments, before anything is done with them. No torch.
+"""Checks of single arguments. No torch.
 
 Each raises UsageError with the argument's name, its value and what to give instead.
 """
@@ -7,17 +7,17 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from stretto.errors import UsageError, nearest
 
 LONGEST = 80  # characters of a value in a message
 MOST_STAGES = 10_000
-"""A schedule of more stages is a slip of the hand: its lists would not end."""
+"""More stages are taken for a mistyped number: a schedule of so many would take too long to list."""
 
 
 def shown(value: Any) -> str:
-    """A value for a message, on one line; a tensor or an array by its shape, type and device."""
+    """A value as a message shows it, on one line; a tensor or an array by its shape, type and device."""
     kind, shape, dtype = type(value), getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None and not isinstance(value, type):
         device = getattr(value, "device", None)
@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
 
 
 def refuse(name: str, value: Any, wanted: str) -> NoReturn:
-    """Say that an argument will not do."""
+    """Raise UsageError with an argument's name and value; `wanted` is what to give instead."""
     raise UsageError(f"{name}={shown(value)}: give {wanted}")
 
 
@@ -50,7 +50,7 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> None:
         raise UsageError(f"{name}={value!r}: {nearest(value, words)}")
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is an int; True is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -88,21 +88,20 @@ def flag(name: str, value: Any) -> None:
 
 
 def function(name: str, value: Any, wanted: str) -> None:
-    """Refuse what cannot be called."""
+    """Refuse what cannot be called; `wanted` says what function is meant."""
     if not callable(value):
         refuse(name, value, wanted)
 
 
 def path(name: str, value: Any, wanted: str = "a path, such as 'runs/one'") -> None:
     """Refuse what is no path: neither text nor a Path, empty, or with a character that no file system takes."""
-    given = isinstance(value, str | os.PathLike)
-    text = os.fspath(value) if given else None
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         refuse(name, value, wanted)
 
 
 def sequence(name: str, value: Any, wanted: str) -> None:
-    """Refuse what has no length and no order. Text is not meant, a list of modules is."""
+    """Refuse what is no sequence of objects, such as a list of modules; text, dicts and tensors are none."""
     ordered = hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type)
     if not ordered or isinstance(value, str | bytes) or hasattr(value, "keys") or hasattr(value, "dtype"):
         refuse(name, value, wanted)
@@ -115,7 +114,7 @@ def mapping(name: str, value: Any, wanted: str) -> None:
 
 
 def called(name: str, value: Callable[..., Any], *arguments: Any, wanted: str) -> Any:
-    """What a user's function gives. Its own errors become UsageError: it was called with what it was to expect."""
+    """Call a user's function with arguments that it must accept; its errors become UsageError."""
     try:
         return value(*arguments)
     except UsageError:

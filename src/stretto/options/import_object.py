@@ -1,4 +1,4 @@
-"""Objects of a user's code by their names: `package.module:name` or `path/to/file.py:name`."""
+"""Import an object by its name, `package.module:name` or `path/to/file.py:name`."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ from stretto.errors import UsageError, nearest
 
 
 def import_object(text: str, what: str = "model") -> Any:
-    """What `text` names. Raises UsageError, in which it is called `what`, where there is no such thing."""
+    """The object that `text` names. Raises UsageError, which calls it `what`, where there is none."""
     place, _, name = text.rpartition(":")
     module = load(place, text, what)
     if not hasattr(module, name):
@@ -22,7 +22,10 @@ def import_object(text: str, what: str = "model") -> Any:
 
 
 def load(place: str, text: str, what: str) -> ModuleType:
-    """Import a module by its name, from the current folder too, or a file by its path, with its neighbours."""
+    """Import a module by its name, also from the current folder, or a file by its path.
+
+    A file may import those beside it. Messages quote `text`, the whole name, and call it `what`.
+    """
     if not place:
         raise UsageError(f"{what} {text!r}: write package.module:function or path/to/file.py:function")
     file = Path(place)
@@ -39,14 +42,14 @@ def load(place: str, text: str, what: str) -> ModuleType:
 
 
 def stamp(file: Path) -> tuple[int, int]:
-    """When a file was changed, and its length."""
-    known = file.stat()
-    return known.st_mtime_ns, known.st_size
+    """When a file was changed, in ns, and its length in bytes."""
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 @cache
 def from_file(file: Path, _changed: int, _length: int) -> ModuleType:
-    """Run a file as a module of a name that no other module has; again only once it has changed."""
+    """Import a file as a module with a name of its own; again only once the file has changed."""
     spec = importlib.util.spec_from_file_location(f"stretto_model_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None

@@ -1,1 +1,1 @@
-"""How processes of ours start, and end with whoever started them. No torch at import."""
+"""How Stretto's processes start, and end with the process that started them. No torch at import."""

@@ -1,7 +1,7 @@
-"""Processes forked from one that has imported what they need, which takes a fresh one seconds.
+"""Processes forked from Python's fork server, which has imported what they need: a fresh process takes seconds for it.
 
-That one is Python's own fork server. It has a single thread, has computed nothing, is deaf to Ctrl-C and SIGTERM, which
-may come to all processes of a job, and ends with whoever started it, as do its forks (stretto.processes.lifeline).
+The server has one thread and has computed nothing. It blocks Ctrl-C and SIGTERM, which may be sent to all processes of
+a job. It ends with the process that started it, and so do its forks (stretto.processes.lifeline).
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from multiprocessing import forkserver, resource_tracker
 from stretto.files import temporary_folders
 from stretto.processes import lifeline
 
-ROOM = 72  # characters for the folder of temporary files: the server's socket is in there, and its path has 107 at most
-# torch.optim imports torch._dynamo at its first step; each process imports the command anew that it was started by.
+LONGEST_FOLDER = 72  # characters of the folder for temporary files: the path of a socket in it has 107 at most
+# torch.optim imports torch._dynamo at its first step; each process imports the module again that the command ran as.
 NEEDED = (
     "stretto.processes.server_start",
     "torch._dynamo",
@@ -28,40 +28,40 @@ NEEDED = (
     "stretto.study.process_pool",
     "stretto.study.launch",
 )
-LOST = (EOFError, ConnectionError)  # what comes of asking for a process when the fork server has gone meanwhile
+LOST = (EOFError, ConnectionError)  # raised where a process is started and the fork server has ended meanwhile
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def method() -> str:
-    """How processes start: forked, where that is possible. Windows has no forks."""
-    possible = "forkserver" in multiprocessing.get_all_start_methods() and len(tempfile.gettempdir()) <= ROOM
+    """The start method for multiprocessing: forkserver where it is possible, else spawn (on Windows)."""
+    possible = "forkserver" in multiprocessing.get_all_start_methods() and len(tempfile.gettempdir()) <= LONGEST_FOLDER
     return "forkserver" if possible else "spawn"
 
 
 def prepare() -> None:
-    """See that this process has begun to import; what this one does meanwhile costs no time."""
+    """Start the fork server, unless it runs. It imports while this process goes on."""
     if method() == "forkserver":
         temporary_folders.sweep()
         temporary_folders.for_sockets()
-        with deaf_to(signal.SIGINT, signal.SIGTERM), one_thread(), lifeline.told():
+        with blocked(signal.SIGINT, signal.SIGTERM), one_thread(), lifeline.starter_named():
             multiprocessing.set_forkserver_preload([*NEEDED])
             forkserver.ensure_running()
 
 
 def begin() -> None:
-    """What a process does first: it ends with its parent, and by SIGTERM. Ctrl-C it never hears: its parent does."""
+    """What a started process calls first: it ends with its parent, and by SIGTERM. Ctrl-C is left to its parent."""
     lifeline.follow()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 @contextlib.contextmanager
-def deaf_to(*signals: signal.Signals) -> Iterator[None]:
-    """Processes started in here never hear these signals, not even while they import."""
+def blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Block signals in processes that are started meanwhile, from their first instruction on."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # its own start would end the blocking
+    resource_tracker.ensure_running()  # started later, it would unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -71,7 +71,7 @@ def deaf_to(*signals: signal.Signals) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """What is imported by a process started in here starts no threads: a fork would miss them."""
+    """Keep what processes import, that are started meanwhile, from starting threads, which a fork does not copy."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:

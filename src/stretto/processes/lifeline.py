@@ -1,9 +1,9 @@
-"""A process ends with the one that started it, however that one ends, and whatever it does itself at the time.
+"""A process ends with the one that started it, however that one ends, and whatever the process itself does then.
 
-The fork server looks four times a second whether its starter is still its parent, also while it imports. What it forks
-holds the end of a pipe that only the starter has open: when the pipe closes, the starter has gone. Linux ends both at
-once besides, even where they are stopped; but it takes the end of a parent's thread for that of the parent, so a server
-asks for it only if a main thread has started it.
+The fork server checks four times a second whether its starter is still its parent, also while it imports. Its forks
+hold one end of a pipe whose other end only the starter has open: when the pipe closes, the starter has ended. On Linux
+the kernel also kills both at once, even where they are stopped (PR_SET_PDEATHSIG); but it takes the end of the thread
+that started a process for the end of the parent, so the server asks for that only if a main thread has started it.
 """
 
 import atexit
@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from multiprocessing.connection import wait
 from types import FrameType, TracebackType
 
-STARTER = "STRETTO_STARTER"  # what the fork server is told in its environment: "<process id> <main or other thread>"
-PERIOD = 0.25  # seconds between two looks of the fork server at its parent, and of what it forked at theirs
-ENDING = 5.0  # seconds that a command may take to end
+STARTER = "STRETTO_STARTER"  # environment variable of the fork server: "<id of the starter> <main or other thread>"
+PERIOD = 0.25  # seconds between two checks of the parent, by the fork server and by its forks
+ENDING = 5.0  # seconds that a command takes at most to end
 PR_SET_PDEATHSIG = 1  # in <linux/prctl.h>
 
 _server: list[int] = []  # the id of the fork server, in it and in what it forks
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """A fork server started in here is told whom to end with."""
+def starter_named() -> Iterator[None]:
+    """Name this process and thread to a fork server that is started meanwhile, as those that it ends with."""
     thread = "main" if threading.current_thread() is threading.main_thread() else "other"
     os.environ[STARTER] = f"{os.getpid()} {thread}"
     try:
@@ -38,41 +38,41 @@ def told() -> Iterator[None]:
 
 
 def serve() -> None:
-    """Make this process, a fork server that begins to import, end with its starter. Elsewhere nothing."""
+    """Make a fork server, before it imports, end with its starter. Does nothing in any other process."""
     starter, _, thread = os.environ.pop(STARTER, "").partition(" ")
     if not starter:
         return
     _server[:] = [os.getpid()]
     parent = int(starter)
 
-    def look(_: int, __: FrameType | None) -> None:
+    def check_parent(_: int, __: FrameType | None) -> None:
         if os.getpid() == _server[0] and os.getppid() != parent:
             os._exit(0)
 
-    atexit.register(leave)
-    os.register_at_fork(after_in_child=born)
-    sys.excepthook = complain
-    signal.signal(signal.SIGALRM, look)
+    atexit.register(exit_at_once)
+    os.register_at_fork(after_in_child=after_fork)
+    sys.excepthook = report_unless_ended
+    signal.signal(signal.SIGALRM, check_parent)
     signal.siginterrupt(signal.SIGALRM, False)
     if thread == "main":
-        end_at_once()
+        end_with_parent()
     signal.setitimer(signal.ITIMER_REAL, 1e-6, PERIOD)  # forks have no timer
 
 
-def leave() -> None:
-    """End the fork server without taking all that it has imported apart, which takes it seconds."""
+def exit_at_once() -> None:
+    """End the fork server without freeing what it has imported, which would take seconds."""
     if os.getpid() == _server[0]:
         os._exit(0)
 
 
-def born() -> None:
-    """What a fork of the server does first of all; forks of forks do nothing."""
+def after_fork() -> None:
+    """Make a fork of the server end with it, first of all; nothing in forks of forks."""
     if os.getppid() == _server[0]:
-        end_at_once()
+        end_with_parent()
 
 
-def complain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Tell of an error in a fork that has not begun yet, unless it comes of its starter's end, which is under way."""
+def report_unless_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error of a fork that has not begun yet, unless its starter is about to end, which causes such errors."""
     until = time.monotonic() + ENDING
     while os.getpid() != _server[0] and time.monotonic() < until:
         if os.getppid() != _server[0]:
@@ -82,14 +82,14 @@ def complain(kind: type[BaseException], error: BaseException, trace: TracebackTy
 
 
 def follow() -> None:
-    """Make this process, which multiprocessing has started, end with whoever asked for it and with its fork server."""
+    """Make this process, which multiprocessing has started, end with its starter and with its fork server."""
     starter = multiprocessing.parent_process()
-    assert starter is not None, "only what multiprocessing has started follows somebody"
+    assert starter is not None, "multiprocessing has started this process"
     parent = os.getppid()
     if _server:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         sys.excepthook = sys.__excepthook__
-        end_at_once()
+        end_with_parent()
         if os.getppid() != _server[0]:
             os._exit(1)
 
@@ -101,8 +101,8 @@ def follow() -> None:
     threading.Thread(target=watch, name="stretto-lifeline", daemon=True).start()
 
 
-def end_at_once() -> None:
-    """Have the system kill this process as soon as the thread that started it ends, where it can (Linux)."""
+def end_with_parent() -> None:
+    """Have the kernel kill this process as soon as the thread that started it ends (on Linux; else nothing)."""
     if sys.platform == "linux":
         import ctypes
 

@@ -1,4 +1,4 @@
-"""What the fork server imports first, so that it ends with its starter from then on. Elsewhere it does nothing."""
+"""The fork server imports this first: from then on it ends with its starter. In other processes it does nothing."""
 
 from stretto.processes import lifeline
 

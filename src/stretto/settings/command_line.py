@@ -1,4 +1,4 @@
-"""How the words of a command line, or the values of a TOML file, become values of settings."""
+"""How words of the command line become values of settings; those of a TOML file are given as such words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,13 +7,12 @@ from cyclopts import CoercionError, Parameter, Token
 
 from stretto.options.parse import split_list
 
-Option = str | int | float | bool
-
+Option = str | int | float | bool  # a value of --model-options.NAME and the like
 KINDS: dict[Callable[[str], Any], str] = {int: "whole number", float: "number", str: "text"}
 
 
 def read(kind: Callable[[str], Any], text: str, token: Token) -> Any:
-    """Read one value; 3.5 is no whole number, though it could be rounded to one."""
+    """Read one value. Raises CoercionError for one of another kind: 3.5 is no whole number."""
     try:
         return kind(text)
     except ValueError as error:
@@ -35,7 +34,7 @@ def list_of(kind: Callable[[str], Any]) -> Parameter:
 
 
 def options(_: Any, tokens: Any) -> dict[str, Option]:
-    """Read `--model-options.width 256`."""
+    """The options of `--model-options.width 256 --model-options.depth 4`, {"width": 256, "depth": 4}."""
     if not isinstance(tokens, Mapping):
         remedy = f"write {tokens[0].keyword}.NAME VALUE"
         raise CoercionError(msg=f"{tokens[0].value!r} has no name: {remedy}", token=tokens[0])
@@ -57,3 +56,4 @@ def option(text: str) -> Option:
 WHOLE, NUMBER = single(int), single(float)
 TEXTS, NUMBERS, WHOLES = list_of(str), list_of(float), list_of(int)
 OPTIONS = Parameter(converter=options)
+FLAG = Parameter(negative="")

@@ -17,7 +17,7 @@ from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a run and a study have in common."""
+    """The settings that a run and a study have in common."""
 
     model: str = "mlp"
     """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder."""
@@ -66,7 +66,7 @@ class Settings:
     inspect` draws the last three. Numbers and seconds of the run stay the same."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, each value as it was resolved."""
+        """The settings as plain data, for JSON."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @property
@@ -77,20 +77,20 @@ class Settings:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], origin: str) -> Self:
         """Read what `to_json` wrote. Raises UsageError for an unknown or a missing key, naming `origin`."""
-        known = [field.name for field in fields(cls)]
-        missing = [key for key in known if key not in data]
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in data]
         if missing:
             raise UsageError(f"{origin} lacks {', '.join(missing)}: it is no resolved configuration")
         for key in data:
-            if key not in known:
-                raise UsageError(f"{origin}: unknown key {key!r}: {nearest(key, known)}")
+            if key not in names:
+                raise UsageError(f"{origin}: unknown key {key!r}: {nearest(key, names)}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(Settings):
-    """One run."""
+    """The settings of one run."""
 
     method: str = "backprop"
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
@@ -124,7 +124,7 @@ class TrainSettings(Settings):
 
     @property
     def stage_workers(self) -> int | None:
-        """The workers of one pipeline, whatever the number of processes that do one's work."""
+        """The workers of one pipeline: the processes, divided by the replicas and by those that share a stage."""
         return None if self.workers is None else self.workers // (self.mesh.data * self.mesh.inside)
 
     @property
@@ -149,8 +149,8 @@ class CompareSettings(Settings):
 
     def runs(self) -> list[TrainSettings]:
         """Every run of the (resolved) study; one seed after the other, so that an early stop leaves whole sweeps."""
-        own = {"methods", "lr", "batch_size", "seeds"}
-        shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        swept = {"methods", "lr", "batch_size", "seeds"}
+        shared = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in swept}
         return [
             with_steps(TrainSettings(**shared, method=method, lr=lr, batch_size=batch_size, seed=seed))
             for seed in range(self.seeds)
@@ -171,13 +171,13 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What suits a network on the embedded data; a single run takes the first size."""
+    """What suits a network on the embedded data; a single run takes the first of the batch sizes."""
 
     optimizer: str
     steps: int
     evaluations: int
     batch_sizes: tuple[int, ...]
-    rate: int = 1  # of the optimizer's rates, for a single run
+    rate: int = 1  # index into the optimizer's RATES, for a single run
     data: str = "digits"  # where a command has no default of its own
 
 
@@ -205,7 +205,7 @@ MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
 
 
 def check(settings: Settings) -> None:
-    """Raise UsageError for values that no run could have, before anything is built."""
+    """Raise UsageError for values that no run can have. Needs no network and no data."""
     for name in ("steps", "examples", "evaluations", "stages", "workers", "reference_batch"):
         if getattr(settings, name) is not None:
             at_least_one(name, getattr(settings, name))
@@ -232,7 +232,7 @@ def check(settings: Settings) -> None:
 
 
 def check_replicas(settings: TrainSettings) -> None:
-    """Refuse replicas that the processes or the examples cannot be divided among."""
+    """Raise UsageError where processes or examples cannot be divided among replicas and axes."""
     at_least_one("data_parallel", settings.data_parallel)
     find(settings.sync).check_replicas(settings.data_parallel)
     if len(settings.space) != 2:
@@ -241,8 +241,8 @@ def check_replicas(settings: TrainSettings) -> None:
     among = mesh.data * mesh.inside
     if mesh.inside > 1 and settings.workers is not None and settings.workers % among:
         height, width = mesh.space
-        named = {"data-parallel": mesh.data, "tensor": mesh.tensor, "height": height, "width": width}
-        axes = " x ".join(f"{axis} {length}" for axis, length in named.items() if length > 1)
+        lengths = {"data-parallel": mesh.data, "tensor": mesh.tensor, "height": height, "width": width}
+        axes = " x ".join(f"{axis} {length}" for axis, length in lengths.items() if length > 1)
         raise UsageError(
             f"workers={settings.workers} for {axes}: the axes, with the pipeline's, multiply to the number of "
             f"processes; choose workers={multiple(settings.workers, among)}"
@@ -260,12 +260,12 @@ def check_replicas(settings: TrainSettings) -> None:
 
 
 def multiple(number: int, of: int) -> int:
-    """The multiple of a number next to another one, but not 0."""
+    """The multiple of `of` that is nearest to `number`, but at least `of`."""
     return max(1, round(number / of)) * of
 
 
 def check_large_batches(settings: Settings) -> None:
-    """Refuse lengths that contradict each other, scaling from nowhere, and what nobody can measure."""
+    """Raise UsageError for steps beside examples, scaling without a reference batch, and unknown measurements."""
     if settings.steps is not None and settings.examples is not None:
         raise UsageError(f"steps={settings.steps}, examples={settings.examples}: give one of both")
     if settings.lr_scaling != "momentum" and settings.reference_batch is None:
@@ -295,13 +295,13 @@ def check_sweep(settings: CompareSettings) -> None:
 
 
 def at_least_one(name: str, value: int) -> None:
-    """Refuse counts below one."""
+    """Raise UsageError for a count below one."""
     if value < 1:
         raise UsageError(f"{name}={value}: choose a whole number of at least 1")
 
 
 def positive_rates(rates: Sequence[float]) -> None:
-    """Refuse learning rates that do not train."""
+    """Raise UsageError for learning rates that are not above 0, or infinite."""
     for rate in rates:
         if not 0 < rate < float("inf"):
             raise UsageError(f"lr={rate}: choose a positive number")
@@ -312,36 +312,36 @@ T = TypeVar("T")
 
 
 def known(value: T | None) -> T:
-    """A value of settings that have been resolved."""
+    """A value of resolved settings, in which none of these is None."""
     assert value is not None, "these settings have not been resolved"
     return value
 
 
 def with_defaults(settings: S) -> S:
-    """Resolve what was left open and depends on the network: optimizer, rates, sizes, length."""
-    chosen = DEFAULTS[settings.model]
-    name = chosen.optimizer if settings.optimizer == "auto" else settings.optimizer
+    """Fill in what depends on the network: optimizer, learning rates, batch sizes, steps, evaluations, momentum."""
+    suits = DEFAULTS[settings.model]
+    name = suits.optimizer if settings.optimizer == "auto" else settings.optimizer
     if settings.reference_batch is not None and settings.lr_scaling == "momentum" and name != "sgd":
         raise UsageError(
             f"reference_batch={settings.reference_batch}: rate and momentum are scaled for sgd, there is no such rule "
             f"for {name}: leave it out, choose optimizer=sgd, or lr_scaling=linear or sqrt, which scales the rate"
         )
-    left_open = ("steps", "evaluations", "lr", "batch_size", "momentum")
-    given = {key: value for key in left_open if (value := getattr(settings, key)) is not None}
-    rates, sizes = RATES[name], chosen.batch_sizes
+    open_fields = ("steps", "evaluations", "lr", "batch_size", "momentum")
+    explicit = {key: value for key in open_fields if (value := getattr(settings, key)) is not None}
+    rates, sizes = RATES[name], suits.batch_sizes
     single = isinstance(settings, TrainSettings)
     filled = {
-        "steps": chosen.steps if settings.examples is None else settings.steps,
-        "evaluations": chosen.evaluations,
-        "lr": rates[chosen.rate] if single else rates,
+        "steps": suits.steps if settings.examples is None else settings.steps,
+        "evaluations": suits.evaluations,
+        "lr": rates[suits.rate] if single else rates,
         "batch_size": sizes[0] if single else sizes,
         "momentum": 0.99 if name == "nadam" else 0.9,  # what the paper of `nesterov` takes
     }
-    return with_steps(replace(settings, optimizer=name, **{**filled, **given}))
+    return with_steps(replace(settings, optimizer=name, **{**filled, **explicit}))
 
 
 def with_steps(settings: S) -> S:
-    """Say in steps, of a single run, how many examples it is to train on."""
+    """A single run's settings with steps instead of examples; other settings as they are."""
     if not isinstance(settings, TrainSettings) or settings.examples is None:
         return settings
     return replace(settings, steps=-(-settings.examples // known(settings.batch_size)), examples=None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stretto.errors import ScheduleError, UsageError
-from stretto.methods import BASELINE, METHODS
+from stretto.methods import BASELINE, METHODS, method
 from stretto.methods.cure import Correction, Place, Prediction
 from stretto.settings.runs import CompareSettings, known
 from stretto.study.prepare import Prepared, prepare, resolve, with_optimizer
@@ -29,7 +29,7 @@ def choose(settings: CompareSettings) -> Choice:
     """
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:
-        resolved = resolve(with_optimizer(settings, named))
+        resolved = resolve(with_optimizer(settings, [method(name) for name in named]))
         for name in resolved.methods:
             attempt(resolved, name)
         return Choice(resolved, {})

@@ -13,7 +13,7 @@ from stretto import data, models
 from stretto.errors import UsageError
 from stretto.measure import Costs, measure
 from stretto.mesh import Mesh
-from stretto.methods import method
+from stretto.methods import Method, method
 from stretto.models.greedy_decode import find_bleu
 from stretto.nn.chain import Chain
 from stretto.optim import LAMB, LARS, cosine, scale_for_batch, warmup
@@ -57,8 +57,6 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
 def resolve(settings: S) -> S:
     """Fill in every setting that was left open. Raises UsageError for settings that cannot work."""
     settings = with_methods(settings)
-    if isinstance(settings, runs.TrainSettings):
-        settings = with_optimizer(settings, [settings.method])
     runs.check(settings)
     model = build_model(settings)
     stages = len(model.layers) if settings.stages is None else settings.stages
@@ -81,17 +79,22 @@ def resolve(settings: S) -> S:
 
 
 def with_methods(settings: S) -> S:
-    """Write each method's name as Stretto itself does: two spellings of one method are one."""
+    """Write each method's name as Stretto itself does: two spellings of one method are one.
+
+    A single run takes the optimizer of its method.
+    """
     if isinstance(settings, runs.CompareSettings):
         return replace(settings, methods=tuple(str(method(name)) for name in settings.methods))
     if isinstance(settings, runs.TrainSettings):
-        return replace(settings, method=str(method(settings.method)), sync=str(find_sync(settings.sync)))
+        chosen = method(settings.method)
+        named = replace(settings, method=str(chosen), sync=str(find_sync(settings.sync)))
+        return with_optimizer(named, [chosen])
     return settings
 
 
-def with_optimizer(settings: S, methods: Sequence[str]) -> S:
+def with_optimizer(settings: S, methods: Sequence[Method]) -> S:
     """Choose the optimizer that all methods require, if they require the same one and it was left open."""
-    required = {method(name).cure.optimizer for name in methods}
+    required = {chosen.cure.optimizer for chosen in methods}
     built_on = required.pop() if len(required) == 1 else None
     if settings.optimizer != "auto" or built_on is None:
         return settings

@@ -139,7 +139,7 @@ def _start() -> _Runner:
         ours, theirs = context.Pipe()
         process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
         try:
-            with fork_server.deaf_to(signal.SIGINT):
+            with fork_server.blocked(signal.SIGINT):
                 process.start()
             break
         except fork_server.LOST as error:

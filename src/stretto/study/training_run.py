@@ -86,8 +86,23 @@ def run(
     process waits for another one longer than `timeout` seconds. A run that is asked to stop saves a checkpoint first if
     `keeps` is true or its settings save checkpoints anyway; it raises KeyboardInterrupt.
     """
-    prepared = prepare(settings, timeout)
-    trainer = prepared.trainer
+    return run_prepared(
+        prepare(settings, timeout), folder, on_step, trace=trace, costs=costs, resume=resume, keeps=keeps
+    )
+
+
+def run_prepared(
+    prepared: Prepared,
+    folder: Path,
+    on_step: OnStep = lambda *_: None,
+    *,
+    trace: bool = False,
+    costs: Costs | None = None,
+    resume: bool = False,
+    keeps: bool = False,
+) -> Record:
+    """As `run`, with a trainer that is there already and has not trained yet."""
+    settings, trainer = prepared.settings, prepared.trainer
     if costs is None:
         costs = costs_of(prepared)
     checkpoints = Checkpoints(settings, folder)

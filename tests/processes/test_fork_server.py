@@ -44,5 +44,5 @@ def test_it_never_hears_ctrl_c_but_can_be_told_to_end(number, status):
 
 def test_where_a_socket_would_find_no_room_processes_are_no_forks(monkeypatch):
     assert fork_server.method() == "forkserver"
-    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * fork_server.ROOM)
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * fork_server.LONGEST_FOLDER)
     assert fork_server.method() == "spawn"

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="locks")
 
 OWNER = """
 import sys
-from stretto import scratch
-scratch.for_sockets()
-with scratch.scratch() as folder:
+from stretto.files import temporary_folders
+temporary_folders.for_sockets()
+with temporary_folders.scratch() as folder:
     (folder / "inner").mkdir()
     (folder / "inner" / "file").touch()
     print(folder, flush=True)
@@ -101,8 +101,8 @@ def test_one_swept_before_it_was_locked_is_made_anew(tmp_path, monkeypatch):
 FORGETS = """
 import gc, os, sys
 from multiprocessing import util
-from stretto import scratch
-scratch.for_sockets()
+from stretto.files import temporary_folders
+temporary_folders.for_sockets()
 child = os.fork()
 if child == 0:
     os.closerange(3, 50)

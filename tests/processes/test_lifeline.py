@@ -15,14 +15,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 STARTER = """
 import multiprocessing, sys, threading, time
-from stretto import forks
+from stretto.processes import fork_server
 import child
 
-forks.NEEDED = ("stretto.processes.server_start", *sys.argv[1].split(","))
+fork_server.NEEDED = ("stretto.processes.server_start", *sys.argv[1].split(","))
 
 def start():
-    forks.prepare()
-    if "endless" not in forks.NEEDED:
+    fork_server.prepare()
+    if "endless" not in fork_server.NEEDED:
         multiprocessing.get_context("forkserver").Process(target=child.live, daemon=True).start()
     print("started", flush=True)
     time.sleep(1000)
@@ -35,9 +35,10 @@ if __name__ == "__main__":
 """
 MODULES = {
     "endless": "import pathlib, time\npathlib.Path('begun').touch()\nwhile True:\n    time.sleep(0.01)\n",
-    "helpless": "from stretto import lifeline\nlifeline.end_at_once = lambda: None\n",
-    "child": "import pathlib, time\nfrom stretto import forks\n"
-    "def live():\n    forks.begin()\n    pathlib.Path('begun').touch()\n    while True:\n        time.sleep(0.01)\n",
+    "helpless": "from stretto.processes import lifeline\nlifeline.end_with_parent = lambda: None\n",
+    "child": "import pathlib, time\nfrom stretto.processes import fork_server\n"
+    "def live():\n    fork_server.begin()\n    pathlib.Path('begun').touch()\n"
+    "    while True:\n        time.sleep(0.01)\n",
 }
 
 

@@ -1,0 +1,91 @@
+"""Settings of `stretto plan`: a model, a cluster, and what the search may choose from.
+
+A field's docstring is its help text on the command line.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, TEXTS, WHOLE, WHOLES, Option
+
+PLAN = Path("plan.toml")
+TWO_FILES = Parameter(
+    consume_multiple=True, negative="", converter=lambda _, tokens: tuple(Path(token.value) for token in tokens)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What is planned, on which devices, and what the plan is to be best in."""
+
+    workers: Annotated[int | None, WHOLE] = None
+    """Devices of the cluster that may be used, its first ones; all unless said otherwise. Fewer if that is better."""
+    cluster: str | None = None
+    """A cluster's name, or its file, which stretto calibrate writes."""
+    model: str = "mlp"
+    """Network that stretto train trains: mlp, cnn, transformer, ...; a published one: gpt3-175b, resnet152, ...; or a
+    function without arguments that returns (module, example): package.module:function or path/to/file.py:function."""
+    model_options: Annotated[dict[str, Option] | None, OPTIONS] = None
+    """Its options: --model-options.width 256."""
+    data: str | None = None
+    """Data set of a built-in network; an embedded one that suits it unless said otherwise."""
+    data_options: Annotated[dict[str, Option] | None, OPTIONS] = None
+    """Its options."""
+    optimizer: str = "auto"
+    """sgd, lars, adam, adamw, nadam or lamb; what suits the network unless said otherwise."""
+    batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Examples of a step; several to choose from: 64,128."""
+    dtype: str = "bfloat16"
+    """Of a published network's weights; with bfloat16 the optimizer keeps float32 copies."""
+    methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
+    """Methods to choose from: names, or synchronous, asynchronous, local, all. Synchronous ones, which are plain
+    training, unless said otherwise, but all for --objective loss."""
+    stages: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Numbers of stages to choose from."""
+    microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Numbers of micro-batches to choose from."""
+    objective: str = "step"
+    """step (time an example), money, memory, or loss (time to a loss: needs --critical-batch, or --measured)."""
+    critical_batch: Annotated[float | None, NUMBER] = None
+    """Examples: steps to a loss are least-steps x (1 + critical-batch / batch size) x penalty."""
+    least_steps: Annotated[float | None, NUMBER] = None
+    """Steps to the loss with an infinite batch; 1, or what --measured says."""
+    penalties: Annotated[dict[str, Option] | None, OPTIONS] = None
+    """How many times as many steps as backprop a method takes to a loss: --penalties.pb 1.2. Others are assumed."""
+    measured: Path | None = None
+    """Folder of a finished study that `stretto compare` wrote: penalties of its methods with their error over seeds,
+    and the critical batch where it has several batch sizes. Methods that it lacks are left out; those named in
+    --methods are tried all the same, under an assumed penalty."""
+    loss: Annotated[float | None, NUMBER] = None
+    """Train loss to aim at, with --measured; the hardest that most of its methods reach unless said otherwise."""
+    all_workers: Annotated[bool, FLAG] = False
+    """Use all workers, even if fewer were better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOutput:
+    """What is written of a plan, and what is said beside it."""
+
+    explain: Annotated[bool, FLAG] = False
+    """Tell what every other choice would change."""
+    frontier: Annotated[bool, FLAG] = False
+    """List the plans that no other beats in time, memory and money."""
+    scale: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Numbers of workers, 1,10,100,1000,10000: throughput and efficiency of data-parallel, pipeline and hybrid plans on
+    each, the cluster with as many more nodes as it takes; and utilisation against the batch size on --workers. Printed,
+    and drawn into a page beside the plan."""
+    per_worker: Annotated[bool, FLAG] = False
+    """With --scale, the batch size is that of each worker and grows with their number."""
+    diff: Annotated[tuple[Path, ...] | None, TWO_FILES] = None
+    """Compare two plans instead: --diff A.toml B.toml."""
+    export: str | None = None
+    """torch: write the schedule as torch.distributed.pipelining reads it, and split points, beside the plan."""
+    out: Path = PLAN
+    """File for the plan."""
+    json: Annotated[bool, FLAG] = False
+    """Print one JSON object on stdout, nothing else."""
+    quiet: Annotated[bool, FLAG] = False
+    """Say nothing."""
