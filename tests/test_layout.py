@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import stretto
+import stretto.replicas.strategies
 from stretto.processes.fork_server import NEEDED
 
 ROOT = Path(stretto.__file__).parent
@@ -108,3 +109,17 @@ def test_folders_that_import_no_torch(folder):
     code += "print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_ways_to_agree_answer_for_themselves():
+    """What depends on how replicas stay together is asked of it (`sync.sharding`), not found out by its class."""
+    names = {*vars(stretto.replicas.strategies)["CHOICES"].values()}
+    asked = re.compile(rf"isinstance\([^)]*\b({'|'.join(each.__name__ for each in names)})\b")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted(ROOT.rglob("*.py"))
+        if path.relative_to(ROOT).parts[0] != "replicas"
+        for line in path.read_text().splitlines()
+        if asked.search(line)
+    ]
+    assert found == []

@@ -5,9 +5,12 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+import stretto
 from stretto.errors import UsageError
-from stretto.schedule import Reach
-from stretto.stage.stage import Stage, Target, add, give, take
+from stretto.schedule import Reach, Rules
+from stretto.stage.precision import Precision
+from stretto.stage.specification import Specification
+from stretto.stage.stage import Parts, Practice, Stage, Target, add, give, take
 from stretto.weights import Current, Stash
 
 MIDDLE = Reach((None, 1, 1))  # overlapping: stage 1 is trained by its own head and by the one above
@@ -18,12 +21,31 @@ def linear(seed, a=3, b=3):
     return nn.Linear(a, b).double()
 
 
-def make(index=1, reach=MIDDLE, weights=Current, module=None, head=True, **options):
+def make(
+    index=1, reach=MIDDLE, weights=Current, module=None, head=True, *,
+    split=True, mean=False, per_update=1, step=None, **parts,
+):  # fmt: skip
     module = linear(0) if module is None else module
     head = linear(1) if head is True else head
     parameters = [p for part in (module, head) if part is not None for p in part.parameters()]
-    options = {"split": True, "optimizer": torch.optim.SGD(parameters, lr=1.0), **options}
-    return Stage(index, module, reach=reach, weights=weights(module), loss=mse_loss, head=head, **options)
+    parts = Parts(
+        index=index, module=module, head=head, **{"optimizer": torch.optim.SGD(parameters, lr=1.0), **parts}
+    )  # fmt: skip
+    specification = Specification(
+        method=stretto.method("overlapping", combine="mean" if mean else "sum"), loss=mse_loss,
+        optimizer=lambda _: parts.optimizer, precision=Precision(None), device=torch.device("cpu"),
+        mesh=stretto.Mesh(), sync=stretto.AllReduce(),
+    )  # fmt: skip
+    rules = Rules(reach, split=frozenset([index] if split else []), per_update=per_update)
+    practice = Practice(weights(module), step or (lambda _: parts.optimizer.step()))
+    return Stage(parts, specification, rules, practice)
+
+
+class Seeds:
+    """What a stage calls before each forward."""
+
+    def __init__(self, start):
+        self.start = start
 
 
 def data(seed=5):
@@ -134,7 +156,7 @@ def test_a_reach_that_needs_two_sweeps_wants_them():
 
 def test_micro_batches_are_announced_before_their_forward():
     seen = []
-    stage = make(seed_forward=seen.append)
+    stage = make(seeds=Seeds(seen.append))
     x, y, _ = data()
     for microbatch in (3, 7):
         forward(stage, microbatch, x, y)

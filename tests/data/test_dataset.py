@@ -3,9 +3,11 @@ from itertools import islice
 import pytest
 import torch
 
+import stretto
 from stretto.data import Dataset, Split, forever
 from stretto.errors import UsageError
 from stretto.stage.precision import Precision
+from stretto.stage.specification import Specification
 from stretto.trainer.microbatches import Dealer
 
 
@@ -119,10 +121,12 @@ def test_replicas_share_every_batch_out_wherever_training_goes_on(start):
     for x, y in batches:
         parts = []
         for rank in range(2):
-            dealer = Dealer(
-                1, 2, own=[rank], merges=False, reads_x=True, reads_y=True,
-                loss=torch.nn.functional.mse_loss, precision=Precision(None), device=torch.device("cpu"),
+            specification = Specification(
+                method=stretto.method("backprop"), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD,
+                precision=Precision(None), device=torch.device("cpu"), mesh=stretto.Mesh(data=2),
+                sync=stretto.AllReduce(),
             )  # fmt: skip
+            dealer = Dealer(specification, 1, own=[rank], merges=False, reads_x=True, reads_y=True)
             (load,) = dealer.loads(x, y)
             parts.append(load["activation"][0])
         assert torch.equal(torch.cat(parts), x)

@@ -162,16 +162,15 @@ def tell_axes(prepared: "Prepared", output: Output, *, nodes: int) -> None:
 
 def tell_algorithm(prepared: "Prepared", output: Output) -> None:
     """Say which calibration all-reduce(algorithm=auto) goes by; where there is none, the first process warns."""
-    from stretto.replicas import AllReduce
-
     sync, replicas = prepared.trainer.sync, prepared.trainer.mesh.data
-    if not isinstance(sync, AllReduce) or sync.algorithm != "auto" or prepared.settings.workers is None:
+    reducing = sync.reducing
+    if reducing is None or reducing.algorithm != "auto" or prepared.settings.workers is None:
         return
     from stretto.collectives.stored_calibration import basis
     from stretto.runtime.world import machines_of
 
     ranks = prepared.trainer.placement.replicas_of(0)
-    chosen = basis(replicas, machines_of(ranks), sync.calibration)
+    chosen = basis(replicas, machines_of(ranks), reducing.calibration)
     if chosen.calibration is not None:
         output.say(f"{sync} goes by {chosen.words}")
 

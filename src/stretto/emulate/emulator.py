@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
+from stretto.schedule.rules import Flow
 from stretto.schedule.validity import explain
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage
@@ -17,9 +18,9 @@ class Emulator(Interpreter):
         self, schedule: Schedule, rules: Rules, stages: Mapping[int, Stage], delays: Delays | None = None
     ) -> None:
         super().__init__(schedule, rules, stages, delays)
-        self.queues: list[deque[tuple[Action, tuple[Edge, ...]]]] = [deque() for _ in schedule.body]  # with needs
+        self.queues: list[deque[tuple[Action, Flow]]] = [deque() for _ in schedule.body]
         self._waiting: dict[Edge, int] = {}
-        self.may: Callable[[Action], bool] = lambda _: True  # whether an action need not wait for anything else
+        self.may: Callable[[Action], bool] | None = None  # whether an action need not wait for anything else
 
     def restart(self, n: int) -> None:
         """Turn n comes next; whatever was in flight is dropped."""
@@ -41,28 +42,29 @@ class Emulator(Interpreter):
         """Turn n's actions wait for their turn; those of micro-batches from `until` on never will."""
         for worker, queue in enumerate(self.queues):
             for action in self.schedule.turn(worker, n, until, self._since):
-                queue.append((action, self._needs(action)))
+                queue.append((action, self.rules.flow(action, self._since)))
 
     def pump(self) -> bool:
         """Run all that can run. Returns whether anything has."""
         ready = deque(range(len(self.queues)))
-        before = [len(queue) for queue in self.queues]
+        before = sum(map(len, self.queues))
         while ready:
             self._advance(ready.popleft(), ready)
-        return before != [len(queue) for queue in self.queues]
+        return before != sum(map(len, self.queues))
 
     def _advance(self, worker: int, ready: deque[int]) -> None:
         queue = self.queues[worker]
         while queue:
-            action, needs = queue[0]
-            for edge in needs:
+            action, flow = queue[0]
+            for edge in flow.needs:
                 if edge not in self.values:
                     self._waiting[edge] = worker
                     return
-            if not self.may(action):
+            if self.may is not None and not self.may(action):
                 return
             queue.popleft()
-            for edge in self._run(action, needs):
+            self._run(action, flow)
+            for edge in flow.makes:
                 waiter = self._waiting.pop(edge, None)
                 if waiter is not None:
                     ready.append(waiter)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stretto.emulate.emulator import Emulator
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
+from stretto.schedule.rules import Flow
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage
 
@@ -59,8 +60,7 @@ class Replicas(Emulator):
             total = total + torch.stack(Interpreter.losses(other, edges))
         return list(total)
 
-    def _run(self, action: Action, needs: tuple[Edge, ...]) -> tuple[Edge, ...]:
-        made = super()._run(action, needs)
+    def _run(self, action: Action, flow: Flow) -> None:
+        super()._run(action, flow)
         for other in self._others:
-            other._run(action, needs)
-        return made
+            other._run(action, flow)

@@ -7,6 +7,7 @@ from stretto.emulate.emulator import Emulator
 from stretto.emulate.replica_emulator import Replicas
 from stretto.errors import UsageError
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
+from stretto.schedule.rules import Flow
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage
 
@@ -30,6 +31,11 @@ class InOrder(Replicas):
         """Whether nothing is in flight in any replica."""
         return all(not each.values for each in self._all)
 
+    @property
+    def updates(self) -> int:
+        """How many updates have begun in all replicas."""
+        return sum(each._updates for each in self._all)
+
     def has(self, edges: Sequence[Edge]) -> bool:
         """Whether all replicas have made these values."""
         return all(edge in each.values for each in self._all for edge in edges)
@@ -40,8 +46,8 @@ class InOrder(Replicas):
         while any(each.pump() for each in self._all):
             pass
 
-    def _run(self, action: Action, needs: tuple[Edge, ...]) -> tuple[Edge, ...]:
-        return Interpreter._run(self, action, needs)
+    def _run(self, action: Action, flow: Flow) -> None:
+        Interpreter._run(self, action, flow)
 
     def _finish(self, until: int) -> None:
         heads = [(r, queue[0][0]) for r, each in enumerate(self._all) for queue in each.queues if queue]

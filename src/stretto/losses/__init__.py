@@ -2,7 +2,8 @@
 
 from stretto.losses.cross_entropy import CrossEntropy, next_token_cross_entropy, token_cross_entropy
 from stretto.losses.mean_check import MeanCheck
-from stretto.losses.value import Loss, MeanOverExamples, Sum, call, mean, mean_and_weight, understand
+from stretto.losses.sums import Sum
+from stretto.losses.value import Loss, MeanOverExamples, call, mean, mean_and_weight, understand
 
 __all__ = [
     "CrossEntropy",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.losses.value import Sum, divided
+from stretto.losses.sums import Sum, divided
 from stretto.nn.sharded_modules import local
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from stretto.losses.sums import Sum, as_count
 from stretto.nn.batch import IGNORED
 
 
@@ -33,9 +33,24 @@ class CrossEntropy:
     tokens: bool = False
     shift: bool = False
 
+    @cached_property
+    def _plain(self) -> bool:
+        return self.weight is None and not (self.label_smoothing or self.tokens or self.shift)
+
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean over the targets that count."""
+        if self._plain:
+            return self.function(output, target, ignore_index=self.ignore_index)
         return self._reduced(*self._flat(output, target), "mean")
+
+    def value(self, output: Tensor, target: Tensor, counted: bool) -> Tensor | Sum:
+        """The mean; or, if that is `counted` and targets are classes, the sum and the count."""
+        if not counted or (isinstance(target, Tensor) and target.is_floating_point()):
+            return self(output, target)
+        total, number = self.sum_and_count(output, target)
+        count = as_count(number, total)
+        assert count is not None, "a number of targets, or a sum of their weights"
+        return Sum(total, count)
 
     def sum_and_count(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The sum over the targets that count, and their number, or the sum of their weights. Classes, not shares."""
@@ -86,14 +101,3 @@ def recognise(loss: Any) -> CrossEntropy | None:
         return None
     options = {name: getattr(loss, name) for name in _OPTIONS & inspect.signature(type(loss)).parameters.keys()}
     return CrossEntropy(function=function, **options)
-
-
-def as_count(value: Any, like: Tensor) -> Tensor | None:
-    """A count as a float64 number on the device of `like`; None for what is no number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, Real | Tensor):
-        return None
-    count = torch.as_tensor(value).detach().to(like.device, torch.float64)
-    if count.numel() != 1:
-        return None
-    readable = type(count) is Tensor and count.device.type == "cpu"  # a device would have to be waited for
-    return count.reshape(()) if not readable or 0 <= float(count) < float("inf") else None

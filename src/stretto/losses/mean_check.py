@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from stretto.errors import UsageError
-from stretto.losses.value import Loss, MeanOverExamples, Sum, call
+from stretto.losses.sums import Sum
+from stretto.losses.value import Loss, MeanOverExamples, call
 from stretto.nn.batch import IGNORED
 from stretto.nn.generator import PreservedGenerator
 

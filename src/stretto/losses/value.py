@@ -7,33 +7,16 @@ many. So a loss may return `(sum, count)`, and training divides by the count of 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.losses.cross_entropy import as_count, recognise
+from stretto.losses.cross_entropy import CrossEntropy, recognise
+from stretto.losses.sums import Sum, as_count
 
 Loss = Callable[[Any, Any], Any]  # (output, target) -> mean over the examples, or (sum, count)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sum:
-    """A sum over a batch's targets, and how many of them count (or how much): `count` is float64, without gradient."""
-
-    total: Tensor
-    count: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """Sum over count; 0 where nothing counts."""
-        return self.total / torch.where(self.count > 0, self.count, 1.0).to(self.total.dtype)
-
-    @property
-    def pair(self) -> Tensor:
-        """Both numbers, [2], float64: what is told of a micro-batch's loss."""
-        return torch.stack((self.total.detach().to(torch.float64), self.count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +66,16 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
     )
 
 
+def valuing(loss: Loss) -> Callable[[Any, Any, bool], Tensor | Sum]:
+    """`call` with this loss: (output, target, counted) -> what it gives."""
+    return loss.value if isinstance(loss, CrossEntropy) else partial(checked, loss)
+
+
+def checked(loss: Loss, output: Any, target: Any, counted: bool) -> Tensor | Sum:
+    """`call`, its arguments in order."""
+    return call(loss, output, target, counted=counted)
+
+
 def described(value: Any) -> str:
     """A loss's value for a message."""
     if isinstance(value, Tensor):
@@ -96,30 +89,3 @@ def mean_and_weight(loss: Loss, output: Any, target: Any, examples: int) -> tupl
     """The mean over a batch, and how much the batch weighs beside others: its count, or its number of examples."""
     value = call(understand(loss), output, target)
     return (value.mean, float(value.count)) if isinstance(value, Sum) else (value, float(examples))
-
-
-def divided(value: Sum, whole: Tensor, share: float) -> Tensor:
-    """A replica's mean, from its sum: times its `share` of the minibatch, its gradient is that of the minibatch's mean.
-
-    `whole` is the count of all replicas' sums together. It may be told only after this, in place: the backward reads
-    it. Nothing counted gives no gradient.
-    """
-    mean: Tensor = Divided.apply(value.total, value.count, whole, share)  # type: ignore[no-untyped-call]
-    return mean
-
-
-class Divided(torch.autograd.Function):
-    """The operation of `divided`."""
-
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, count: Tensor, whole: Tensor, share: float) -> Tensor:
-        """The mean over what this replica counts."""
-        ctx.whole, ctx.share = whole, share
-        return Sum(total, count).mean
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Over this replica's share of the count of all."""
-        (gradient,) = gradients
-        divisor = (ctx.whole * ctx.share).to(gradient.dtype)
-        return torch.where(divisor > 0, gradient / divisor, torch.zeros_like(gradient)), None, None, None

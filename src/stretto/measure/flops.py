@@ -11,8 +11,9 @@ from stretto.emulate import Emulator
 from stretto.nn.batch import inputs_on, target_on
 from stretto.nn.flop_counter import counting
 from stretto.nn.generator import PreservedGenerator
-from stretto.schedule import Action
-from stretto.stage.stage import Stage, Target
+from stretto.schedule import Action, Rules
+from stretto.stage.specification import Specification
+from stretto.stage.stage import Parts, Practice, Stage, Target
 from stretto.trainer.trainer import Trainer
 from stretto.weights import WEIGHTS
 
@@ -29,16 +30,11 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     spared: the input gradient at a detached input, or a second forward. The trainer, its statistics and the global
     generator are left alone. Element-wise work and optimizers count as nothing, as in torch's counter.
     """
-    reach, split, recompute = trainer.rules.reach, trainer.rules.split, trainer.rules.recompute
-    stages = []
+    of, stages = trainer.specification, []
+    alone = replace(trainer.rules, per_update=1)
     for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
-        weights = WEIGHTS[COUNTED_AS[trainer.method.weights]](module)
-        mean = trainer.method.combine == "mean"
-        stages.append(
-            Counted(index, module, reach=reach, weights=weights, head=head,
-                    loss=trainer.precision.loss(trainer.loss), split=index in split, recompute=index in recompute,
-                    mean=mean)
-        )  # fmt: skip
+        practice = Practice(WEIGHTS[COUNTED_AS[of.method.weights]](module), nothing)
+        stages.append(Counted(Parts(index=index, module=module, head=head), of, alone, practice))
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
     emulator = Emulator(trainer.schedule, rules, dict(enumerate(stages)), trainer.method.delays(trainer.schedule))
     inputs, target = trainer.precision.inputs(inputs_on(x, trainer.device)), target_on(y, trainer.device)
@@ -53,11 +49,15 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     }
 
 
+def nothing(_: int) -> None:
+    """An update of a stage that nothing trains."""
+
+
 class Counted(Stage):
     """A stage that adds up what its actions cost."""
 
-    def __init__(self, index: int, module: torch.nn.Module, **parts: Any) -> None:
-        super().__init__(index, module, **parts)
+    def __init__(self, parts: Parts, specification: Specification, rules: Rules, practice: Practice) -> None:
+        super().__init__(parts, specification, rules, practice)
         self.flops: dict[str, int] = {}
 
     def run(

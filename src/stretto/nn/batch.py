@@ -42,7 +42,7 @@ def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
 def inputs_of(x: Any, name: str = "x") -> tuple[Tensor, ...]:
     """The tensors of x, which is one of FORMS. Raises UsageError for anything else, and for what has no numbers."""
     if isinstance(x, Tensor):
-        return (with_numbers(x, name),)
+        return (x if not x.is_meta else with_numbers(x, name),)
     if isinstance(x, Mapping):
         if not all(isinstance(key, str) for key in x):
             raise UsageError(
@@ -88,7 +88,7 @@ def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
 def target_of(y: Any, name: str = "y") -> Any:
     """The target, arrays as tensors and lists as tuples, in a dict too; any other thing is the loss's own business."""
     if isinstance(y, Tensor):
-        return with_numbers(y, name)
+        return y if not y.is_meta else with_numbers(y, name)
     if isinstance(y, np.ndarray):
         return as_tensor(y, name)
     if isinstance(y, tuple | list):
@@ -122,6 +122,14 @@ def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
         raise UsageError(f"{shown(value)} is {value.layout}: only dense tensors can be cut into {pieces} {what}")
     if isinstance(value, Tensor) and value.dim():
         return list(value.tensor_split(pieces))
+    if (
+        type(value) is tuple
+        and len(value) == 1
+        and isinstance(value[0], Tensor)
+        and value[0].layout == torch.strided
+        and value[0].dim()
+    ):
+        return list(zip(value[0].tensor_split(pieces), strict=True))
     if isinstance(value, tuple) and value:
         return [like(value, each) for each in zip(*(cut(part, pieces, what) for part in value), strict=True)]
     if isinstance(value, dict) and value:
@@ -133,12 +141,18 @@ def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
     )
 
 
-def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> None:
-    """Raise UsageError unless x and y are of as many examples, at least one. None is a part that is not read here.
+def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> int | None:
+    """How many examples x and y are of; None if that is not known.
+
+    Raises UsageError unless it is the same number, at least one. None is a part that is not read here.
 
     What is not cut is looked at as far as it has to be: x's first tensor, and y where it is a single tensor, which may
     then hold several entries for each example in one dimension.
     """
+    if x is not None and len(x) == 1 and isinstance(y, Tensor) and x[0].dim() and y.dim():
+        count = x[0].shape[0]
+        if 0 < count == y.shape[0]:
+            return count
     examples = None if x is None else size(x[0], "x" if len(x) == 1 else "x's first tensor")
     if cuts and x is not None:
         for number, tensor in enumerate(x):
@@ -154,6 +168,7 @@ def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> None:
                 "the examples'; a target for each token is [N, T], and the loss may flatten it"
             )
         examples = own
+    return examples
 
 
 def size(tensor: Tensor, name: str) -> int:

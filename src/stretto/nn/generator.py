@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from stretto.nn.seeding import derive
+
 
 class PreservedGenerator:
     """The device's global random generator, given back as it was found."""
@@ -27,3 +29,19 @@ class PreservedGenerator:
     def __exit__(self, *_: object) -> None:
         assert self._state is not None
         self._generator.set_state(self._state)
+
+
+class ForwardSeeds:
+    """Seeds the device's generator before each forward of a stage.
+
+    What a stage draws (dropout) depends on the seed, the stage, the replica and the micro-batch only.
+    """
+
+    def __init__(self, device: torch.device, seed: int, stage: int, replica: int = 0) -> None:
+        base = derive(seed, "forward", stage)
+        self._base = derive(base, "replica", replica) if replica else base
+        self._generator = PreservedGenerator(device)
+
+    def start(self, microbatch: int) -> None:
+        """The forward of a micro-batch comes next."""
+        self._generator.seed(derive(self._base, microbatch))

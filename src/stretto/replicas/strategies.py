@@ -25,6 +25,26 @@ class Sync:
         told = ", ".join(f"{key}={written(value)}" for key, value in given if value is not None)
         return f"{self.name}({told})" if told else self.name
 
+    @property
+    def action(self) -> Agreement | None:
+        """The kind of action with which replicas meet in the schedule; None if their meeting is part of an update."""
+        return self.agreement
+
+    @property
+    def reducing(self) -> "AllReduce | None":
+        """How gradients are added up by messages of our own; None where they are not."""
+        return None
+
+    @property
+    def sharding(self) -> "FullyShard | None":
+        """How replicas share out one set of weights; None where each has all of them."""
+        return None
+
+    @property
+    def serving(self) -> "ParameterServer | None":
+        """What servers of weights are to keep to; None without servers."""
+        return None
+
     def kept(self, replicas: int) -> str:
         """What a checkpoint of so many replicas says of this choice."""
         return self.name
@@ -76,6 +96,11 @@ class AllReduce(Sync):
                 "leave calibration= out"
             )
 
+    @property
+    def reducing(self) -> "AllReduce":
+        """Hook, algorithm and calibration."""
+        return self
+
     def kept(self, replicas: int) -> str:
         """With PowerSGD each replica has what it has not told the others yet."""
         return f"{self.name}(hook=powersgd)" if self.hook == "powersgd" and replicas > 1 else self.name
@@ -100,6 +125,11 @@ class FullyShard(Sync):
         check_whole(self, "min_block", 0)
         if not isinstance(self.reshard, bool):
             raise UsageError(f"fully-shard: reshard={self.reshard!r}: choose True or False")
+
+    @property
+    def sharding(self) -> "FullyShard":
+        """When weights are given up, and which layers go alone."""
+        return self
 
     def check(self, method: Method, precision: str | None) -> None:
         """One version of the weights, of one dtype."""
@@ -202,6 +232,16 @@ class ParameterServer(Sync):
     def __str__(self) -> str:
         order = repr(self.order) if isinstance(self.order, str) else self.order
         return f"{self.name}(staleness={self.staleness}{'' if order is None else f', order={order}'})"
+
+    @property
+    def action(self) -> None:
+        """An update is a push to the servers and what they answer."""
+        return None
+
+    @property
+    def serving(self) -> "ParameterServer":
+        """The bound on staleness and the order of updates."""
+        return self
 
     def given(self) -> Order:
         """The order that replicas are to keep; without updates if none was given."""

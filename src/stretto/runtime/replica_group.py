@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from stretto.collectives import Calibration, CollectiveError, all_reduce
 from stretto.nn.buckets import buckets, joined, split_like
-from stretto.replicas import AllReduce, Sync
+from stretto.replicas import Sync
 from stretto.replicas.reduction import Peers, Then
 from stretto.runtime.failure import PeerLostError
 from stretto.runtime.powersgd import PowerSGD
@@ -47,7 +47,7 @@ class GroupPeers(Peers):
         super().__init__(len(fellowship.ranks))
         self._fellowship = fellowship
         self._group = fellowship.group
-        self._algorithm = sync.algorithm if isinstance(sync, AllReduce) else None
+        self._algorithm = None if sync.reducing is None else sync.reducing.algorithm
         self._calibration = calibration
         self._hook = hook_of(sync, self._group)
 
@@ -135,7 +135,7 @@ class Bucket:
 
 def hook_of(sync: Sync, group: dist.ProcessGroup) -> Callable[[Any], Any] | None:
     """torch's communication hook of that name, for one stage."""
-    name = sync.hook if isinstance(sync, AllReduce) else None
+    name = None if sync.reducing is None else sync.reducing.hook
     if name is None:
         return None
     if name == "powersgd":

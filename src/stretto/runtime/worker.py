@@ -109,14 +109,14 @@ class Worker(Interpreter):
         after = self._tells_after
         telling = after and after._replace(microbatch=n * self.schedule.per_turn + after.microbatch)
         for action in self.schedule.turn(self.worker, n, until, self._since):
-            needs = self._needs(action)
-            for edge in needs:
+            flow = self.rules.flow(action, self._since)
+            for edge in flow.needs:
                 if edge not in self.values:
                     self._fetch(edge, action)
             self._status.acts(action)
             with self._within.working():
-                made = self._run(action, needs)
-            for edge, route in zip(made, self._routes_of(action, made), strict=True):
+                self._run(action, flow)
+            for edge, route in zip(flow.makes, self._routes_of(action, flow.makes), strict=True):
                 if edge.value == "loss":
                     losses.append((edge, route))
                 else:

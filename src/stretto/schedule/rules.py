@@ -1,7 +1,8 @@
 """What an action waits for, makes and frees: the one meaning of a schedule, for every interpreter."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -84,6 +85,14 @@ class Tie(NamedTuple):
         return microbatch - self.behind[microbatch % len(self.behind)]
 
 
+class Flow(NamedTuple):
+    """What an action waits for, what it makes, and what nobody needs any more once it has run."""
+
+    needs: tuple[Edge, ...]
+    makes: tuple[Edge, ...]
+    frees: tuple[Edge, ...]
+
+
 def loaded(microbatch: int) -> Action:
     """The loader's action that brings in a micro-batch: the loader is stage -1."""
     return Action("F", -1, microbatch)
@@ -109,7 +118,7 @@ class Rules:
     sums: bool = False
     merges: bool = False
     ties: tuple[Tie, ...] = ()
-    _patterns: dict[tuple[str, int, bool], tuple[Edge, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _patterns: dict[tuple[str, int], Flow] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None, ties: tuple[Tie, ...] = ()) -> "Rules":
@@ -135,7 +144,7 @@ class Rules:
             ties=ties,
         )
 
-    @property
+    @cached_property
     def num_stages(self) -> int:
         """How many stages there are."""
         return self.reach.num_stages
@@ -147,26 +156,35 @@ class Rules:
 
     def needs(self, action: Action) -> tuple[Edge, ...]:
         """What must be there before `action` can run."""
-        return self._shifted(action, self._needs, makes=False)
+        return self._needs(action) if self.ties else self.flow(action).needs
 
     def makes(self, action: Action) -> tuple[Edge, ...]:
         """What is there once `action` has run."""
-        return self._shifted(action, self._makes, makes=True)
+        return self._makes(action) if self.ties else self.flow(action).makes
 
-    def _shifted(self, action: Action, edges: Callable[[Action], tuple[Edge, ...]], *, makes: bool) -> tuple[Edge, ...]:
-        # All micro-batches are alike, so what the first one needs is moved on; unless weights are borrowed.
+    def flow(self, action: Action, since: int | None = None) -> Flow:
+        """What `action` needs, makes and frees, at once; without what was made before micro-batch `since`, if given.
+
+        Only weights that another stage owns may be older than a drain: those have been settled by it.
+        """
         kind, stage, microbatch = action
         if self.ties:
-            return edges(action)
-        pattern = self._patterns.get((kind, stage, makes))
+            needs = tuple([e for e in self._needs(action) if since is None or e.source.microbatch >= since])
+            return Flow(needs, self._makes(action), self.frees(action, needs))
+        # All micro-batches are alike, so what the first one needs is moved on.
+        pattern = self._patterns.get((kind, stage))
         if pattern is None:
-            pattern = self._patterns[kind, stage, makes] = edges(Action(kind, stage, 0))
-        return tuple(
-            [
-                new(Edge, (value, new(Action, (k, s, microbatch + offset)), user))
-                for value, (k, s, offset), user in pattern
-            ]
-        )
+            first = Action(kind, stage, 0)
+            needs = self._needs(first)
+            pattern = self._patterns[kind, stage] = Flow(needs, self._makes(first), self.frees(first, needs))
+        moved = [
+            new(Edge, (value, new(Action, (k, s, microbatch + offset)), user))
+            for value, (k, s, offset), user in pattern.needs + pattern.makes
+        ]
+        count = len(pattern.needs)
+        needs = tuple(moved[:count])
+        frees = needs if pattern.frees == pattern.needs else self.frees(action, needs)
+        return new(Flow, (needs, tuple(moved[count:]), frees))
 
     def _needs(self, action: Action) -> tuple[Edge, ...]:
         kind, stage, microbatch = action
@@ -243,12 +261,13 @@ class Rules:
 
     def loads(self, microbatch: int) -> tuple[Edge, ...]:
         """What the loader makes when a micro-batch enters."""
-        source = loaded(microbatch)
-        return (Edge("activation", source, 0), *(Edge("target", source, stage) for stage in self.reach.heads))
+        source = new(Action, ("F", -1, microbatch))
+        return (new(Edge, ("activation", source, 0)), *[Edge("target", source, stage) for stage in self.reach.heads])
 
     def loss(self, microbatch: int) -> Edge:
         """The output head's loss of a micro-batch."""
-        return Edge("loss", Action("F", self.num_stages - 1, microbatch), self.num_stages)
+        stages = self.num_stages
+        return new(Edge, ("loss", new(Action, ("F", stages - 1, microbatch)), stages))
 
     def _borrowed(self, stage: int, microbatch: int) -> tuple[Edge, ...]:
         # Only the first forward that sees a version needs it to arrive.

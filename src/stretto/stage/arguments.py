@@ -14,7 +14,7 @@ from stretto.mesh import Mesh
 from stretto.nn.generator import PreservedGenerator
 from stretto.nn.seeding import derive
 from stretto.options.checks import called, is_number, refuse, shown
-from stretto.replicas import FullyShard, ParameterServer, Sync
+from stretto.replicas import Sync
 from stretto.schedule import Reach
 
 StageLike = nn.Module | Callable[[], nn.Module]
@@ -43,12 +43,12 @@ def check_mesh(mesh: Mesh, sync: Sync) -> None:
     """Refuse two ways to share one stage."""
     if mesh.tensor > 1 and mesh.space != (1, 1):
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
-    if mesh.inside > 1 and mesh.data > 1 and isinstance(sync, ParameterServer):
+    if mesh.inside > 1 and mesh.data > 1 and sync.serving is not None:
         raise UsageError(
             f"{mesh}: {sync} updates each process by itself, and those that share a stage have to stay together: "
             "use tensor=1, space=(1, 1), or sync='all-reduce'"
         )
-    if mesh.tensor > 1 and mesh.data > 1 and isinstance(sync, FullyShard):
+    if mesh.tensor > 1 and mesh.data > 1 and sync.sharding is not None:
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or shared out among replicas ({sync}), not both")
 
 

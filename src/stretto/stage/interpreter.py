@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.delay import BACKWARD
-from stretto.schedule.rules import operands
+from stretto.schedule.rules import Flow, operands
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 
@@ -38,6 +38,7 @@ class Interpreter(ABC):
         self.record: Record | None = None
         self._delays = Delays(schedule) if delays is None else delays
         self._since = 0  # the first micro-batch after the last drain
+        self._updates = 0
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
         """Turn n: micro-batches enter, each given as what the loader makes of it, by value; run all that can run."""
@@ -53,16 +54,21 @@ class Interpreter(ABC):
 
     def losses(self, edges: Sequence[Edge]) -> list[Tensor]:
         """Take losses that are there. Those of replicas are added up: the same for all of them."""
-        return [self.values.pop(edge) for edge in edges]
+        return list(map(self.values.pop, edges))
 
     def has(self, edges: Sequence[Edge]) -> bool:
         """Whether these values are there; those of emulated replicas too."""
-        return all(edge in self.values for edge in edges)
+        return self.values.keys() >= set(edges)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight."""
         return not self.values
+
+    @property
+    def updates(self) -> int:
+        """How many updates have begun, of all stages; those of emulated replicas too where each goes its own way."""
+        return self._updates
 
     def pause(self) -> None:  # noqa: B027 (most have nothing)
         """Everything is drained, and `settle` will come: no other replica has to wait for an update of this one."""
@@ -107,38 +113,33 @@ class Interpreter(ABC):
     def _finish(self, until: int) -> None:
         """Everything has been issued: raise ScheduleError if something of what entered before `until` is left."""
 
-    def _needs(self, action: Action) -> tuple[Edge, ...]:
-        needs = self.rules.needs(action)
-        if not self.rules.ties:
-            return needs
-        return tuple(edge for edge in needs if edge.source.microbatch >= self._since)  # what was before is settled
-
-    def _run(self, action: Action, needs: tuple[Edge, ...]) -> tuple[Edge, ...]:
-        stage = self.stages[action.stage]
-        given = operands(needs, self.values)
-        age, version = action.microbatch - self._since, None
-        if action.kind == "F":
-            version = self._since // self.schedule.per_turn + self._delays.version(action.stage, age)
-        elif action.kind in "BW":
+    def _run(self, action: Action, flow: Flow) -> None:
+        kind, index, microbatch = action
+        stage = self.stages[index]
+        given = operands(flow.needs, self.values)
+        age, version = microbatch - self._since, None
+        if kind == "F":
+            version = self._since // self.schedule.per_turn + self._delays.version(index, age)
+        elif kind in BACKWARD:
             delay = stage.updates - given["graph"].updates
-            wanted = self._delays.at(action.stage, age)
+            wanted = self._delays.at(index, age)
             assert delay == wanted, f"{action}: its weights are {delay} updates old, the schedule promises {wanted}"
-            if action.stage in self.rules.recompute:
+            if index in self.rules.recompute:
                 delay = stage.updates - given["graph"].recomputed
-                wanted = self._delays.recompute_at(action.stage, age)
+                wanted = self._delays.recompute_at(index, age)
                 assert delay == wanted, f"{action}: recomputed {delay} updates ago, the schedule promises {wanted}"
+        elif kind == "U":
+            self._updates += 1
         start = 0 if self.record is None else perf_counter_ns()
-        made = stage.run(action.kind, action.microbatch, given, version)
+        made = stage.run(kind, microbatch, given, version)
         if self.record is not None:
             self.record(action, given, start, perf_counter_ns())
-        makes = self.rules.makes(action)
-        for edge in makes:
+        for edge in flow.makes:
             self.values[edge] = made[edge.value]
         if self.watch is not None:
             self.watch(action, given, made)
-        for edge in self.rules.frees(action, needs):
+        for edge in flow.frees:
             del self.values[edge]
-        return makes
 
 
 def count(

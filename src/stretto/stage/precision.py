@@ -1,8 +1,9 @@
 """How precise a Trainer computes: as its modules are, in bfloat16 with float32 masters, or under autocast."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,7 +78,11 @@ class Precision:
         cast must not live through an update.
         """
         torch.clear_autocast_cache()
-        return torch.autocast(device.type, dtype=LOW) if self.name == "bf16-autocast" else nullcontext()
+        return self.autocast(device)()
+
+    def autocast(self, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+        """What makes the context of a forward; the cache of an outer autocast has to be cleared before."""
+        return partial(torch.autocast, device.type, dtype=LOW) if self.name == "bf16-autocast" else nullcontext
 
 
 def convert(module: nn.Module) -> None:

@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,11 @@ from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses.counting import Counting, divide, message, shared_divisor
-from stretto.losses.value import Loss, Sum, call, mean_and_weight
+from stretto.losses.sums import Sum
+from stretto.losses.value import Loss, call, mean_and_weight, valuing
 from stretto.nn.batch import like, tensors_in
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
+from stretto.nn.generator import ForwardSeeds
 from stretto.nn.input_errors import is_misfit, told
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local, shares, whole
@@ -25,13 +28,17 @@ from stretto.optim import Masters
 from stretto.optim.loading import load
 from stretto.options.checks import shown
 from stretto.replicas.agreement import Agreement
-from stretto.schedule import KINDS, Reach
+from stretto.schedule import KINDS, Rules
+from stretto.stage.specification import Specification
 from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]
 Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
 Kinds = tuple[tuple[torch.dtype, torch.Size], ...]
 Norms = Callable[[Sequence[Tensor]], Tensor]  # of parameters' gradients, [number of gradients]
+
+VERSION, GRADIENT = attrgetter("_version"), attrgetter("grad")
+NONE_TIED: Mapping[int, nn.Parameter] = {}
 
 
 @dataclass(slots=True)
@@ -83,68 +90,64 @@ class Seen:
 class Practice(NamedTuple):
     """How a stage trains for a while: which weights its passes see, and its update, told how many came before.
 
-    `clip` is how large gradients may be at an update: those of all stages together if they have told each other (R),
+    `step` is None for the optimizer's own. `clip` is how large gradients may be at an update: those of all stages
+    together if they have told each other (R),
     else the stage's own.
     """
 
     weights: Weights
-    step: Callable[[int], object]
+    step: Callable[[int], object] | None
     clip: float | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class Parts:
+    """What one stage consists of.
+
+    `head` is None where the stage has no head, or is the last and its module's output is the model's. `optimizer` is
+    None where nothing is trained, `scheduler` where nobody steps one here. `masters` are what the optimizer steps in
+    place of low-precision parameters. `lends` and `borrows` say which parameters it shares with other stages.
+    `agreement` is its part in what the copies of this stage in other replicas do together. `norms` takes gradients'
+    norms where a process holds parts of them only. `seeds` are started before each forward, so that what a stage draws
+    (dropout) depends on nothing else.
+    """
+
+    index: int
+    module: nn.Module
+    head: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    scheduler: Any = None
+    masters: Masters = field(default_factory=Masters)
+    lends: Lender | None = None
+    borrows: Borrower | None = None
+    agreement: Agreement | None = None
+    norms: Norms | None = None
+    seeds: ForwardSeeds | None = None
 
 
 class Stage:
     """One stage's module, head, weights and optimizer, and the six things that can happen to them.
 
-    `head` is None where the stage has no head, or is the last and its module's output is the model's output.
-    `split` says that the backward comes as I and W, `recompute` that forwards keep no graph and C makes it. `mean`
-    divides the weight gradient of the module by the number of losses that train it, where they would be summed. `step`
-    updates, told how many updates came before; the optimizer's own step unless given. `adopt` changes these choices.
-    `seed_forward` is called with a micro-batch before its forward, so that what a stage draws (dropout) depends on
-    nothing else. `lends` and `borrows` say which parameters it shares with other stages. `masters` are what the
-    optimizer steps in place of low-precision parameters. `per_update` is how many micro-batches a minibatch, and so an
-    update, has. `context` makes what each forward runs in, with its head and loss (autocast). `agreement` is its part
-    in what the copies of this stage in other replicas do together. `norms` takes gradients' norms where a process holds
-    parts of them only.
+    `practice` is how it trains at first; `adopt` changes that. Its backward comes as I and W where `rules` split it;
+    where they recompute, forwards keep no graph and C makes it.
     """
 
-    def __init__(
-        self,
-        index: int,
-        module: nn.Module,
-        *,
-        reach: Reach,
-        weights: Weights,
-        loss: Loss,
-        head: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        step: Callable[[int], object] | None = None,
-        scheduler: Any = None,
-        split: bool = False,
-        recompute: bool = False,
-        mean: bool = False,
-        per_update: int = 1,
-        seed_forward: Callable[[int], None] | None = None,
-        lends: Lender | None = None,
-        borrows: Borrower | None = None,
-        masters: Masters | None = None,
-        context: Callable[[], AbstractContextManager[object]] = nullcontext,
-        agreement: Agreement | None = None,
-        norms: Norms | None = None,
-    ) -> None:
-        assert split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
-        assert not mean or split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I and W"
+    def __init__(self, parts: Parts, specification: Specification, rules: Rules, practice: Practice) -> None:
+        index, module, head, reach = parts.index, parts.module, parts.head, rules.reach
+        self._split = index in rules.split
+        mean = specification.method.combine == "mean"
+        assert self._split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
+        assert not mean or self._split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I, W"
         self.index = index
         self.module = module
         self.head = head
-        self.optimizer = optimizer
-        self.scheduler = scheduler
-        self._step: Callable[[int], object] = step or (lambda _: optimizer.step() if optimizer is not None else None)
-        self.weights = weights
-        self._clip: float | None = None
-        self.loss = loss
+        self.optimizer = parts.optimizer
+        self.scheduler = parts.scheduler
+        self.weights, self._step, self._clip = practice
+        self.loss = specification.precision.loss(specification.loss)
+        self._value = valuing(self.loss)
         self.updates = 0
-        self._split = split
-        self._recompute = recompute
+        self._recompute = index in rules.recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
         self._took: Kinds | None = None  # of the first micro-batch that came through
         self._tried = False  # whether a forward has been run whose graph was not kept
@@ -152,22 +155,22 @@ class Stage:
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
         self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
-        self._lends, self._borrows = lends, borrows
+        self._lends, self._borrows = parts.lends, parts.borrows
         # Each once: a head may use weights of its stage.
         parameters = list(dict.fromkeys(p for part in (module, head) if part is not None for p in part.parameters()))
-        self._parameters = parameters if borrows is None else borrows.own(parameters)
-        self.masters = masters or Masters()
+        self._parameters = parameters if parts.borrows is None else parts.borrows.own(parameters)
+        self.masters = parts.masters
         self._parameters += self.masters.copies.values()
-        self.context = context
-        self.agreement = agreement
-        self._own_norms: Norms = norms or own_norms
+        self.autocast = specification.precision.autocast(specification.device)
+        self.agreement = parts.agreement
+        self._own_norms: Norms = parts.norms or own_norms
         self._begun = False  # whether a gradient has been computed since the last update
-        self._counting = Counting(per_update, agreement)
+        self._counting = Counting(rules.per_update, self.agreement)
         self._divisors: list[Tensor] = []  # of the gradients since the last update, a micro-batch each
         self._divisor: float | None = None  # of this update, once its gradients have been divided
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
-        self._seed_forward = seed_forward
+        self._seeds = parts.seeds
         # For each gradient sent down: whether the own head's is part of it, and which of the arriving ones.
         arriving = reach.arriving(index)
         self._num_arriving = len(arriving)
@@ -196,13 +199,15 @@ class Stage:
             if kind == "F":
                 wanted = self.updates if version is None else version
                 run = self._first_forward if self._recompute else self._forward
-                with self.context():
+                torch.clear_autocast_cache()
+                with self.autocast():
                     made = run(microbatch, operands, wanted)
                 if self._took is None:
                     self._took = kinds_of(operands)
                 return made
             if kind == "C":
-                with self.context():
+                torch.clear_autocast_cache()
+                with self.autocast():
                     return self._second_forward(microbatch, operands)
             return self._run[kind](operands)
         except Exception as error:
@@ -296,15 +301,20 @@ class Stage:
     def _forward(
         self, microbatch: int, operands: Mapping[str, Any], wanted: int, seen: Seen | None = None
     ) -> dict[str, Any]:
-        if self._seed_forward is not None:
-            self._seed_forward(microbatch)
+        if self._seeds is not None:
+            self._seeds.start(microbatch)
         if isinstance(self.head, SharedReadout):
             self.head.receive(operands.get("tied-weight", ()))
-        inputs = like(operands["activation"], [leaf(tensor, self._sends) for tensor in operands["activation"]])
+        inputs = leaves(operands["activation"], self._sends)
         given = like(inputs, [tensor.clone() for tensor in inputs]) if self._changes_input else inputs
-        before = [tensor._version for tensor in given]
-        output, version, tied = self._run_module(given, operands, wanted, seen)
-        if not self._changes_input and before != [tensor._version for tensor in given]:
+        before = list(map(VERSION, given))
+        if self._borrows is None and seen is None:
+            # Where nothing is trained every version is the same.
+            output, version = self.weights.forward(given, 0 if self.optimizer is None else self.updates - wanted)
+            tied: Mapping[int, nn.Parameter] = NONE_TIED
+        else:
+            output, version, tied = self._run_module(given, operands, wanted, seen)
+        if not self._changes_input and before != list(map(VERSION, given)):
             raise UsageError(IN_PLACE.format(self.index))
         outputs = output if isinstance(output, tuple) else (output,)
         if not (self._is_last and not self._split) and not all(isinstance(tensor, Tensor) for tensor in outputs):
@@ -319,13 +329,13 @@ class Stage:
             given = graph.cut or outputs
             made["loss"] = self._lose(graph, given, given if isinstance(output, tuple) else given[0], target, seen)
         if not self._is_last:
-            made["activation"] = tuple([tensor.detach() for tensor in outputs])
+            made["activation"] = tuple(map(Tensor.detach, outputs))
         return made
 
     def _lose(self, graph: Graph, features: Tensors, output: Any, target: Target, seen: Seen | None) -> Tensor:
         # What is told of a micro-batch's loss: its share of the minibatch's mean, or its sum and its count.
         compared = output if self.head is None else self.head(*features)
-        value = call(self.loss, compared, target.value, counted=target.counted)
+        value = self._value(compared, target.value, target.counted)
         whole = self.head if isinstance(self.head, LocalLoss) else None
         if isinstance(value, Sum):
             keeps_graph = seen is not None or not self._recompute
@@ -347,7 +357,6 @@ class Stage:
         def run() -> tuple[Any, Any]:
             if seen is not None:
                 return self.weights.recompute(inputs, seen.version)
-            # Where nothing is trained every version is the same.
             return self.weights.forward(inputs, 0 if self.optimizer is None else self.updates - wanted)
 
         if self._borrows is None:
@@ -385,17 +394,23 @@ class Stage:
     def _backward(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
         graph: Graph = operands["graph"]
+        roots: list[Tensor] = []
+        gradients: list[Tensor | None] = []
         arrived, divisors = self._arrived(operands)
-        roots, gradients = differentiable(graph.outputs, add(arrived))
+        if arrived:
+            roots, gradients = differentiable(graph.outputs, arrived[0] if len(arrived) == 1 else add(arrived))
         if graph.loss is not None and graph.loss.requires_grad:
             roots.append(graph.loss)
             gradients.append(None)
         if roots:
             torch.autograd.backward(roots, gradients)
         self.weights.collect(graph.version)
-        self.masters.collect()
-        sent = message([take(graph.inputs)], [self._divide_by([graph.divisor, *divisors])])
-        return {"gradient": sent, "weight-gradient": None, "tied-gradient": taken(graph.tied)}
+        if self.masters.copies:
+            self.masters.collect()
+        sent: tuple[tuple[Tensor | None, ...], ...] = (take(graph.inputs),)
+        if divisors or graph.divisor is not None:
+            sent = message(sent, [self._divide_by([graph.divisor, *divisors])])
+        return {"gradient": sent, "weight-gradient": None, "tied-gradient": taken(graph.tied) if graph.tied else {}}
 
     def _arrived(self, operands: Mapping[str, Any]) -> tuple[Sequence[Gradient], Sequence[Tensor]]:
         # By stop: gradients, and, where losses give sums, what their micro-batch adds to the update's divisor.
@@ -517,7 +532,10 @@ class Stage:
             elif self._clip is not None:
                 clip(self._parameters, self._clip, operands.get("norm") or [self._norms()])
             steps = counts or (self.agreement is not None and self.agreement.steps)
-            self.weights.update(lambda: self.masters.step(lambda: self._step(finished)) if steps else None)
+            step: Callable[[], object] = nothing
+            if steps:  # the optimizer's own is looked up each time: a scheduler replaces it
+                step = self.optimizer.step if self._step is None else partial(self._step, finished)
+            self.weights.update(partial(self.masters.step, step) if steps and self.masters.copies else step)
             self._drop_gradients()
             if self.scheduler is not None and counts:
                 self.scheduler.step()
@@ -538,6 +556,10 @@ class Stage:
             self.head.receive(unread)
         if self._borrows is not None:
             self._borrows.settle()
+
+
+def nothing() -> None:
+    """An update at which nothing counts."""
 
 
 def kinds_of(operands: Mapping[str, Any]) -> Kinds:
@@ -602,6 +624,17 @@ def begins_in_place(module: nn.Module) -> bool:
     return bool(getattr(first, "inplace", False))
 
 
+def leaves(tensors: Tensors, wants_gradient: bool) -> Tensors:
+    """Leaves with the same values, which collect gradients if any are wanted; with the names that `tensors` have."""
+    made = []
+    for tensor in tensors:
+        detached = tensor.detach()
+        if wants_gradient and (detached.is_floating_point() or detached.is_complex()):
+            detached.requires_grad_()
+        made.append(detached)
+    return like(tensors, made) if type(tensors) is not tuple else tuple(made)
+
+
 def leaf(tensor: Tensor, wants_gradient: bool) -> Tensor:
     """A leaf with the same values, which collects a gradient if one is wanted and the numbers are not whole."""
     tensor = tensor.detach()
@@ -636,7 +669,7 @@ def differentiable(outputs: Tensors, gradients: Gradient) -> tuple[list[Tensor],
 
 def take(tensors: Sequence[Tensor]) -> Gradient:
     """Take the gradients away from `tensors`."""
-    gradients = tuple([tensor.grad for tensor in tensors])
+    gradients = tuple(map(GRADIENT, tensors))
     for tensor in tensors:
         tensor.grad = None
     return gradients

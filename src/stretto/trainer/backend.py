@@ -23,7 +23,7 @@ from stretto.losses import Loss
 from stretto.mesh import Mesh
 from stretto.nn.chain import Chain
 from stretto.nn.shapes import trace
-from stretto.replicas import AllReduce, Order, ParameterServer, Sync
+from stretto.replicas import Order, Sync
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reduction import Peers
 from stretto.schedule import Delays, Rules, Schedule
@@ -191,10 +191,10 @@ class Solo(Team):
 
     def peers(self, sync: Sync) -> Peers | Servers:
         """They take turns."""
-        if isinstance(sync, ParameterServer):
-            self._servers = self._servers or LocalServers(sync, self._mesh.data)
+        if sync.serving is not None:
+            self._servers = self._servers or LocalServers(sync.serving, self._mesh.data)
             return self._servers
-        hook = sync.hook if isinstance(sync, AllReduce) else None
+        hook = None if sync.reducing is None else sync.reducing.hook
         if hook == "powersgd" and not _alone.get():
             raise UsageError(f"{sync} is not emulated: start processes, or leave the hook out")
         return Meeting(self._mesh.data, hook)
@@ -225,10 +225,11 @@ class Solo(Team):
 
     def calibrate(self, sync: Sync) -> None:
         """No messages travel; but a file that is named must be one."""
-        if isinstance(sync, AllReduce) and sync.calibration is not None and not _alone.get():
+        file = None if sync.reducing is None else sync.reducing.calibration
+        if file is not None and not _alone.get():
             from stretto.collectives import Calibration
 
-            Calibration.read(sync.calibration)
+            Calibration.read(file)
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
         """One stage after the other."""
@@ -259,9 +260,7 @@ class Solo(Team):
         first, *others = (states.values() for states in replicas)
         checkpoint.write(path, first, manifest, others)
 
-    def together(self) -> AbstractContextManager[None]:
-        """Nobody else."""
-        return nullcontext()
+    together = staticmethod(nullcontext[None])  # nobody else does anything
 
     def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
         """At once."""

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -14,16 +13,13 @@ from stretto.heads import LocalLoss
 from stretto.heads import build as build_head
 from stretto.heads.head import Network
 from stretto.heads.solo import readings
-from stretto.losses import Loss
-from stretto.mesh import Mesh, Placement
-from stretto.methods import Method
+from stretto.mesh import Placement
 from stretto.nn import memory_limit, tied_weights
 from stretto.nn.batch import inputs_on
 from stretto.nn.generator import PreservedGenerator
 from stretto.nn.remote_stage import Elsewhere
 from stretto.nn.seeding import derive
 from stretto.nn.shapes import example_for_linear
-from stretto.replicas import FullyShard, ParameterServer, Sync
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.arguments import (
     StageLike,
@@ -34,27 +30,12 @@ from stretto.stage.arguments import (
     refuse_lazy,
     wake,
 )
-from stretto.stage.assemble import warn_of_overshoot
-from stretto.stage.build import Made, Workshop
-from stretto.stage.precision import Precision
+from stretto.stage.build import Built, StageBuilder
+from stretto.stage.practice import warn_of_overshoot
+from stretto.stage.specification import Specification
 from stretto.stage.stage import Practice
 from stretto.trainer.backend import Plan, Team
 from stretto.trainer.phase import Phase
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Wanted:
-    """What counts for all stages alike; the arguments of Trainer, as it understands them."""
-
-    team: Team
-    mesh: Mesh
-    sync: Sync
-    method: Method
-    precision: Precision
-    loss: Loss
-    clip: float | None
-    device: torch.device
-    seed: int
 
 
 class Construction:
@@ -66,24 +47,24 @@ class Construction:
 
     def __init__(
         self,
-        of: Wanted,
+        of: Specification,
+        team: Team,
         given: list[StageLike],
-        optimizer: Callable[..., Any],
-        scheduler: Callable[..., Any] | None,
         *,
         example: Any,
         heads: Sequence[nn.Module | None] | None,
         workers: int | None,
     ) -> None:
         self._of = of
+        self._team = team
         num_stages = len(given)
         if not num_stages:
             raise UsageError("stages is empty: give at least one nn.Module")
         if workers is not None and not 1 <= workers <= num_stages:
             raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
-        workers = of.team.workers(workers, num_stages)
-        of.team.agree(self._description(num_stages), of.device)
-        of.team.calibrate(of.sync)
+        workers = team.workers(workers, num_stages)
+        team.agree(self._description(num_stages), of.device)
+        team.calibrate(of.sync)
         known = self._build(given, of.method.homes(num_stages, workers))
         self._agreement = of.sync.agreement if of.mesh.data > 1 or of.sync.agreement != "A" else None
         self.merges = self._agreement not in (None, "A")
@@ -99,9 +80,9 @@ class Construction:
         check_sharing(known, self.heads)
         self._check_losses()
         wake(known)
-        of.team.share([*self.stages, *self.heads])
-        of.team.shard([*self.stages, *self.heads], of.sync, of.device)
-        practices = self._make_stages(optimizer, scheduler)
+        team.share([*self.stages, *self.heads])
+        team.shard([*self.stages, *self.heads], of.sync, of.device)
+        practices = self._make_stages()
         self.phases = self._make_phases(practices, workers)
 
     def _description(self, num_stages: int) -> dict[str, Any]:
@@ -124,7 +105,7 @@ class Construction:
         for index, stage in enumerate(given):
             check_stage(stage, index)
             elsewhere = Elsewhere(index, homes[index])
-            here = self._of.team.holds(homes[index])
+            here = self._team.holds(homes[index])
             known.append(
                 build_stage(stage, index, self._of.seed) if here or isinstance(stage, nn.Module) else elsewhere
             )
@@ -133,7 +114,7 @@ class Construction:
 
     def _tied(self, known: Sequence[nn.Module]) -> Sequence[tied_weights.Tied]:
         found = tied_weights.find(known)
-        if found and (self.merges or isinstance(self._of.sync, FullyShard)):
+        if found and (self.merges or self._of.sync.sharding):
             first = found[0]
             raise UsageError(
                 f"stages {first.owner} and {first.users[0]} share {first.name!r} (tied weights), which {self._of.sync} "
@@ -153,7 +134,7 @@ class Construction:
                 f"method {self._of.method}: a forward that is run again would read a newer readout than it did; leave "
                 "recompute= out, or take another head than 'solo'"
             )
-        if self._reads and (self.merges or isinstance(self._of.sync, FullyShard)):
+        if self._reads and (self.merges or self._of.sync.sharding):
             raise UsageError(
                 f"head 'solo' reads weights of the last stage, of which {self._of.sync} leaves no whole, or no newest, "
                 "version: use sync='all-reduce', or another head"
@@ -165,7 +146,7 @@ class Construction:
         for index, stage in enumerate(self.stages):
             if not isinstance(stage, Elsewhere):
                 last = index == len(self.stages) - 1
-                self._of.team.within.prepare(stage, first=index == 0, last=last, tied=tied)
+                self._team.within.prepare(stage, first=index == 0, last=last, tied=tied)
 
     def _heads(
         self,
@@ -185,7 +166,7 @@ class Construction:
                     "give the Trainer one input batch, example=x, or the heads themselves, heads=[...]"
                 )
         if example is not None:
-            outputs = self._of.team.trace(self.stages, example, self._of.device)
+            outputs = self._team.trace(self.stages, example, self._of.device)
             network = Network(known, outputs, inputs_on(example, self._of.device), shared=self._of.mesh.inside > 1)
             for stage in missing:
                 cpu = torch.device("cpu")  # the same weights on every device
@@ -200,12 +181,12 @@ class Construction:
         refuse_lazy(stage for stage in self.stages if not isinstance(stage, Elsewhere))
         for built in own:
             if built is not None:
-                self._of.team.within.prepare_head(built)
+                self._team.within.prepare_head(built)
         return own
 
     def _check_losses(self) -> None:
         own = [stage for stage, head in enumerate(self.heads) if isinstance(head, LocalLoss)]
-        if own and isinstance(self._of.sync, FullyShard):
+        if own and self._of.sync.sharding:
             raise UsageError(
                 f"the heads of stages {own} have losses of their own, which need their weights outside a forward, and "
                 f"{self._of.sync} has whole weights in a forward only: use sync='all-reduce', or other heads"
@@ -220,55 +201,45 @@ class Construction:
 
     def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
         pairs = tied_weights.pairs(self._ties)
-        action = None if isinstance(self._of.sync, ParameterServer) else self._agreement  # that is part of an update
+        action = None if self._agreement is None else self._of.sync.action
         return plan(
             len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, reads=self._reads, agreement=action
         )
 
-    def _make_stages(
-        self, optimizer: Callable[..., Any], scheduler: Callable[..., Any] | None
-    ) -> list[tuple[Practice, Practice]]:
+    def _make_stages(self) -> list[tuple[Practice, Practice]]:
         self._delays = self._of.method.delays(self.schedule)
-        workshop = Workshop(
-            method=self._of.method,
+        first = StageBuilder(
+            specification=self._of,
             rules=self.rules,
             delays=self._delays,
             ties=self._ties,
-            precision=self._of.precision,
-            loss=self._of.loss,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            clip=self._of.clip,
-            device=self._of.device,
-            seed=self._of.seed,
-            sync=self._of.sync,
-            within=self._of.team.within,
+            within=self._team.within,
             read=bool(self._reads),
         )
         mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, Elsewhere)]
-        benches = [workshop.of_replica(self._of.team.replicas[0])]
+        builders = [first.of_replica(self._team.replicas[0], self._ties)]
         parts = [(self.stages, self.heads)]
-        copies = len(self._of.team.replicas) - 1
+        copies = len(self._team.replicas) - 1
         memory_limit.refuse_more(
             copies * memory_limit.size_of([*self.stages, *self.heads]),
             f"data={copies + 1}: {copies} copies of the stages for emulated replicas need",
             "choose fewer replicas, or processes of their own (--workers)",
         )
-        for replica in self._of.team.replicas[1:]:  # emulated ones
+        for replica in self._team.replicas[1:]:  # emulated ones
             parts.append(copy.deepcopy(parts[0]))
-            benches.append(replace(workshop.of_replica(replica), ties=tied_weights.find(parts[-1][0])))
-        made: list[Made] = []
+            builders.append(first.of_replica(replica, tied_weights.find(parts[-1][0])))
+        built: list[Built] = []
         for index in mine:
-            peers = None if self._agreement is None else self._of.team.peers(self._of.sync)
-            for bench, (stages, heads) in zip(benches, parts, strict=True):
-                made.append(bench.make(index, stages[index], heads[index], peers))
-        warn_of_overshoot(self._of.method, [each.place for each in made if each.place is not None])
+            peers = None if self._agreement is None else self._team.peers(self._of.sync)
+            for builder, (stages, heads) in zip(builders, parts, strict=True):
+                built.append(builder.build(index, stages[index], heads[index], peers))
+        warn_of_overshoot(self._of.method, [stage.place for stage in built if stage.place is not None])
         for stages, heads in parts:
             self._of.precision.convert([*stages, *heads])  # only now that nothing can be refused any more
         self.replicas = [
-            {each.stage.index: each.stage for each in made[number :: len(parts)]} for number in range(len(parts))
+            {made.stage.index: made.stage for made in built[number :: len(parts)]} for number in range(len(parts))
         ]
-        return [each.practices for each in made]
+        return [made.practices for made in built]
 
     def _make_phases(self, practices: Sequence[tuple[Practice, Practice]], workers: int | None) -> dict[bool, Phase]:
         # By whether they are synchronous phases of a method that otherwise is not.
@@ -277,6 +248,6 @@ class Construction:
             schedule, rules = self._plan(self._of.method.synchronous_plan, workers)
             plans.append(Plan(schedule, rules, Delays(schedule)))
         lag = self._of.method.lag(len(self.stages))
-        interpreters = self._of.team.interpreters(plans, self.replicas, lag, self._of.device)
+        interpreters = self._team.interpreters(plans, self.replicas, lag, self._of.device)
         both = zip((False, True), interpreters, zip(*practices, strict=True), strict=False)
         return {synchronous: Phase(interpreter, own) for synchronous, interpreter, own in both}

@@ -33,7 +33,7 @@ from stretto.nn.preserve import evaluating
 from stretto.nn.remote_stage import Elsewhere
 from stretto.nn.shapes import trace
 from stretto.nn.sharded_modules import release
-from stretto.replicas import AllReduce, FullyShard, Order, ParameterServer, Sync
+from stretto.replicas import AllReduce, Order, ParameterServer, Sync
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reduction import Peers
 from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
@@ -161,18 +161,18 @@ class Ranks(Team):
 
     def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
         """Each module by itself."""
-        if self._fellowship is not None and isinstance(sync, FullyShard):
+        if self._fellowship is not None and sync.sharding is not None:
             from stretto.runtime.sharded import shard  # it takes a while
 
             self._sharded = True
             for module in modules:
                 if module is not None and any(True for _ in module.parameters()):
-                    shard(module, self._fellowship, sync, device)
+                    shard(module, self._fellowship, sync.sharding, device)
 
     def peers(self, sync: Sync) -> Peers | Servers:
         """The processes that hold the same stages."""
-        if isinstance(sync, ParameterServer):
-            self._servers = self._servers or self._serve(sync)
+        if sync.serving is not None:
+            self._servers = self._servers or self._serve(sync.serving)
             return self._servers
         return Meeting(1) if self._fellowship is None else GroupPeers(self._fellowship, sync, self._calibration)
 
@@ -277,13 +277,14 @@ class Ranks(Team):
 
     def calibrate(self, sync: Sync) -> None:
         """What the first process finds counts for all: with other tables they would choose other algorithms."""
-        if self._fellowship is None or not isinstance(sync, AllReduce) or sync.algorithm != AUTO:
+        reducing = sync.reducing
+        if self._fellowship is None or reducing is None or reducing.algorithm != AUTO:
             return
         mine: dict[str, Any] = {}
         if self.is_first:
             ranks = self._fellowship.ranks
             try:
-                mine = basis(len(ranks), machines_of(ranks), sync.calibration).to_json()
+                mine = basis(len(ranks), machines_of(ranks), reducing.calibration).to_json()
             except UsageError as error:
                 mine = {"error": str(error)}
         with reaching(0 if self.rank else 1):

@@ -218,7 +218,7 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
     given = [tensor.clone() for tensor in inputs] if begins_in_place(module) else inputs
     alive: list[Any] = []  # whatever is freed gives its place to the next, which would then not be counted
     hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-    with PreservedGenerator(inputs[0].device), hooks, stage.context():
+    with PreservedGenerator(inputs[0].device), hooks, stage.autocast():
         alive.append(call(module, like(graph.inputs, given)))
         if target is not None:
             features = alive[0] if isinstance(alive[0], tuple) else (alive[0],)

@@ -23,15 +23,16 @@ from stretto.nn.generator import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
 from stretto.options.checks import flag, of_kind, positive, whole
 from stretto.options.checks import path as check_path
-from stretto.replicas import Order, ParameterServer, Sync
+from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
 from stretto.replicas.resume import refuse_other
 from stretto.stage.arguments import StageLike, arguments_of, check_kinds, check_mesh
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
+from stretto.stage.specification import Specification
 from stretto.tracing import Recording
 from stretto.trainer.backend import State, find_team
-from stretto.trainer.build import Construction, Wanted
+from stretto.trainer.build import Construction
 from stretto.trainer.microbatches import Dealer
 from stretto.trainer.observer import Observer
 
@@ -112,34 +113,30 @@ class Trainer:
         timeout: float = 600,
     ) -> None:
         positive("timeout", timeout)
-        self.mesh = Mesh() if mesh is None else mesh
-        of_kind("mesh", self.mesh, Mesh, "stretto.Mesh(data=2)")
-        self._team = find_team(timeout, self.mesh)
+        mesh = Mesh() if mesh is None else mesh
+        of_kind("mesh", mesh, Mesh, "stretto.Mesh(data=2)")
+        self._team = find_team(timeout, mesh)
         with self._team.together():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
-            self.sync = find_sync(sync)
-            check_mesh(self.mesh, self.sync)
-            self.sync.check_replicas(self.mesh.data)
-            self.method = find_method(method)
-            self.seed = seed
-            self.precision = Precision(precision)
-            self.sync.check(self.method, precision)
-            self.loss = understand(loss)
-            self.clip = clip
-            self.device = self._team.device(device)
-            wanted = Wanted(
-                team=self._team,
-                mesh=self.mesh,
-                sync=self.sync,
-                method=self.method,
-                precision=self.precision,
-                loss=self.loss,
+            sync = find_sync(sync)
+            check_mesh(mesh, sync)
+            sync.check_replicas(mesh.data)
+            method = find_method(method)
+            sync.check(method, precision)
+            self.specification = Specification(
+                method=method,
+                loss=understand(loss),
+                optimizer=optimizer,
+                scheduler=scheduler,
                 clip=clip,
-                device=self.device,
+                precision=Precision(precision),
+                device=self._team.device(device),
                 seed=seed,
+                mesh=mesh,
+                sync=sync,
             )
             built = Construction(
-                wanted, list(stages), optimizer, scheduler, example=example, heads=heads, workers=workers
+                self.specification, self._team, list(stages), example=example, heads=heads, workers=workers
             )
         self.stages = built.stages
         self.heads = built.heads
@@ -151,20 +148,19 @@ class Trainer:
         self._tellers = built.tellers
         tells_x = any(isinstance(head, LocalLoss) for head in self.heads)
         self._dealer = Dealer(
+            self.specification,
             self.schedule.per_turn,
-            self.mesh.data,
             own=self._team.replicas,
             merges=built.merges,
             reads_x=0 in self._stages or tells_x,
             reads_y=any(head in self._stages for head in self.rules.reach.heads),
             tells_x=tells_x,
-            loss=self.loss,
             arguments=arguments_of(self.stages[0]) if 0 in self._stages else None,
-            precision=self.precision,
-            device=self.device,
         )
+        self._generator = PreservedGenerator(self.device)
         self._phases = built.phases
         self._phase = self._phases[self.method.phases.synchronous(0)]
+        self._interpreter: Interpreter = self._phase.interpreter
         with self._team.together():
             self._phase.begin(0)
         self._entered = 0  # minibatches
@@ -172,6 +168,46 @@ class Trainer:
         self._broken: str | None = None
         self._losses: dict[int, list[Tensor]] = {}  # of the minibatches that `step` may still return
         self._finished = 0  # minibatches whose loss is known
+
+    @property
+    def method(self) -> Method:
+        """The method that trains."""
+        return self.specification.method
+
+    @property
+    def loss(self) -> Loss:
+        """The loss; torch's own cross entropy as a `stretto.losses.CrossEntropy`."""
+        return self.specification.loss
+
+    @property
+    def clip(self) -> float | None:
+        """The largest norm of all stages' gradients together."""
+        return self.specification.clip
+
+    @property
+    def precision(self) -> Precision:
+        """How precise it computes."""
+        return self.specification.precision
+
+    @property
+    def device(self) -> torch.device:
+        """Where the stages of this process are."""
+        return self.specification.device
+
+    @property
+    def seed(self) -> int:
+        """What decides everything that is drawn."""
+        return self.specification.seed
+
+    @property
+    def mesh(self) -> Mesh:
+        """How processes share the work besides the pipeline."""
+        return self.specification.mesh
+
+    @property
+    def sync(self) -> Sync:
+        """How replicas stay together."""
+        return self.specification.sync
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -187,12 +223,14 @@ class Trainer:
         k more: so far may replicas be apart.) Where the loss gives (sum, count) it is sum over count, nan if nothing
         counts: then no weights change, with a warning.
         """
-        self._refuse_if_broken()
+        if self._broken is not None:
+            self._refuse_broken()
         with self._team.together():
             loads = self._dealer.loads(x, y)
         n = self._entered
-        with self._running(f"step {n}"):
-            self._change_phase(n)
+        with self._running("step", n):
+            if len(self._phases) > 1:
+                self._change_phase(n)
             self._interpreter.step(n, loads)
         self._entered += 1
         self._drained = False
@@ -208,7 +246,8 @@ class Trainer:
 
         Should training go on, later steps return them in their turn: collect from `step`, or from the last `flush`.
         """
-        self._refuse_if_broken()
+        if self._broken is not None:
+            self._refuse_broken()
         if not self._drained:
             with self._running("flush"):
                 self._interpreter.drain(self._entered)
@@ -231,7 +270,7 @@ class Trainer:
 
     def _pause(self) -> None:
         # All processes are about to do something together. A server's bound may make one wait for an update of another.
-        if isinstance(self.sync, ParameterServer) and self.mesh.data > 1 and self._broken is None:
+        if self.sync.serving is not None and self.mesh.data > 1 and self._broken is None:
             self.flush()
 
     def stops(self, wanted: bool) -> bool:
@@ -244,10 +283,6 @@ class Trainer:
             last = self._team.last_step(self._entered, self.lag, wanted)
         return last is not None and self._entered >= last
 
-    @property
-    def _interpreter(self) -> Interpreter:
-        return self._phase.interpreter
-
     def _change_phase(self, n: int) -> None:
         phase = self._phases[self.method.phases.synchronous(n)]
         if phase is not self._phase:
@@ -258,16 +293,17 @@ class Trainer:
                 self._collect_losses()
             self._phase.end()
             phase.begin(n)
-            self._phase = phase
+            self._phase, self._interpreter = phase, phase.interpreter
 
     @contextmanager
-    def _running(self, what: str) -> Iterator[None]:
-        before, idle = self._updates(), self._interpreter.idle
+    def _running(self, what: str, number: int | None = None) -> Iterator[None]:
+        before, idle = self._interpreter.updates, self._interpreter.idle
         try:
-            with self._team.together(), torch.enable_grad(), PreservedGenerator(self.device):
+            with self._team.together(), torch.enable_grad(), self._generator:
                 yield
         except BaseException as error:
-            if self._team.can_retry and idle and before == self._updates():
+            what = what if number is None else f"{what} {number}"
+            if self._team.can_retry and idle and before == self._interpreter.updates:
                 # Nothing was in flight, nothing was updated: as if it had not been tried.
                 for stage in self._interpreter.every_stage:
                     stage.abandon()
@@ -276,20 +312,17 @@ class Trainer:
                 self._broken = f"{what} was cut short by {type(error).__name__}: {error}"
             raise
 
-    def _refuse_if_broken(self) -> None:
-        if self._broken is not None:
-            raise StrettoError(
-                f"training cannot go on: {self._broken}. Some stages have finished that minibatch and others have not; "
-                "go on from a checkpoint (trainer.load), or make a new Trainer"
-            )
-
-    def _updates(self) -> list[int]:
-        return [stage.updates for stage in self._interpreter.every_stage]
+    def _refuse_broken(self) -> None:
+        raise StrettoError(
+            f"training cannot go on: {self._broken}. Some stages have finished that minibatch and others have not; "
+            "go on from a checkpoint (trainer.load), or make a new Trainer"
+        )
 
     def _collect_losses(self) -> None:
         pieces = self.schedule.per_turn
         while self._finished < self._entered:
-            edges = [self.rules.loss(self._finished * pieces + piece) for piece in range(pieces)]
+            first = self._finished * pieces
+            edges = list(map(self.rules.loss, range(first, first + pieces)))
             if not self._interpreter.has(edges):
                 return
             self._losses[self._finished] = self._interpreter.losses(edges)
@@ -299,9 +332,12 @@ class Trainer:
         # Of a minibatch's micro-batches: shares of its mean, of which replicas that train by themselves tell their sum;
         # or sums and counts.
         if not losses[0].dim():
-            return sum(float(loss) / self._tellers for loss in losses)
-        total, count = torch.stack(list(losses)).sum(0).tolist()
-        return total / count if count else math.nan
+            total = 0.0
+            for loss in losses:
+                total += float(loss) / self._tellers
+            return total
+        summed, count = torch.stack(list(losses)).sum(0).tolist()
+        return summed / count if count else math.nan
 
     # -- using what was trained -------------------------------------------------------------------------------------
 

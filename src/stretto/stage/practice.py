@@ -1,20 +1,19 @@
-"""A stage put together from what its method wants: its weights, its step, its seeds."""
+"""How a stage trains: which weights its passes see, and what its update does, as its method says."""
 
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from stretto.errors import UsageError
 from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionWanted
-from stretto.methods.cure import Place, Prediction
-from stretto.optim import Masters, Rescheduled, SpikeCompensation
+from stretto.methods.cure import Cure, Place, Prediction
+from stretto.optim import Rescheduled, SpikeCompensation
 from stretto.optim.coming_rates import Scheduler
-from stretto.stage.stage import Practice
+from stretto.stage.specification import Specification
+from stretto.stage.stage import Parts, Practice
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
 from stretto.weights.check import STASH, is_compiled
 from stretto.weights.rounded import Rounded
@@ -31,55 +30,45 @@ from stretto.weights.rules import (
 Optimizer = torch.optim.Optimizer
 
 
-@dataclass(frozen=True, eq=False)
-class Makings:
-    """What decides how a stage trains. `scheduler` makes the optimizer's; it has not been called on this one yet."""
-
-    method: Method
-    module: nn.Module
-    optimizer: Optimizer | None
-    place: Place
-    masters: Masters
-    scheduler: Scheduler | None = None
-
-
-def build_practices(of: Makings, *, autocast: bool = False, clip: float | None = None) -> tuple[Practice, Practice]:
+def build_practices(of: Specification, parts: Parts, place: Place) -> tuple[Practice, Practice]:
     """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot.
 
     `clip` limits the norm of all stages' gradients together. Where stages update at different times each one limits
     its own, to a share that keeps all of them within it.
     """
-    optimizer = of.optimizer
-    weights = build_weights(of)
-    check_copies(of.method, weights, of.place.stage, autocast=autocast)
+    optimizer, clip = parts.optimizer, of.clip
+    weights = build_weights(of, parts, place)
+    check_copies(of.method, weights, place.stage, autocast=of.precision.name == "bf16-autocast")
     if optimizer is None:
-        return Practice(weights, lambda _: None), Practice(Plain(weights), lambda _: None)
-    # The optimizer's step is looked up whenever it is taken: a scheduler replaces it.
-    own = clip if clip is None or of.method.synchronous else clip / math.sqrt(of.place.num_stages)
+        return Practice(weights, None), Practice(Plain(weights), None)
+    own = clip if clip is None or of.method.synchronous else clip / math.sqrt(place.num_stages)
     return (
-        Practice(weights, build_step(of.method, optimizer, of.place), own),
-        Practice(Plain(weights), lambda _: optimizer.step(), clip),
+        Practice(weights, build_step(of.method, optimizer, place), own),
+        Practice(Plain(weights), None, clip),
     )
 
 
-def build_weights(of: Makings) -> Weights:
+def build_weights(of: Specification, parts: Parts, place: Place) -> Weights:
     """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
-    method, module = of.method, of.module
-    if of.optimizer is None or (method.weights == "live" and no_cure(method, of.place)):
+    method, module, optimizer = of.method, parts.module, parts.optimizer
+    if optimizer is None or (method.weights == "live" and no_cure(method, place)):
         return WEIGHTS["current"](module)
     forward, backward = method.cure.forward, method.cure.backward
 
     def rounded(rule: Rule) -> Rule:
-        return Rounded(rule, of.masters) if of.masters.copies else rule
+        return Rounded(rule, parts.masters) if parts.masters.copies else rule
+
+    def built(wanted: Prediction | CorrectionWanted | None) -> Rule:
+        return build_rule(wanted, place, optimizer, of.scheduler)
 
     if method.weights == "live" and forward is None and backward is None:
         return Live(module)
     if method.weights == "live":
-        ahead, back = (build_rule(wanted, of) for wanted in (forward, backward))
-        again = build_recompute_rule(of, ahead, back)
+        ahead, back = built(forward), built(backward)
+        again = build_recompute_rule(method.cure, place, ahead, back, built)
         return Substituted(module, rounded(ahead), rounded(back), None if again is None else rounded(again))
     if forward is not None:
-        return Predicted(module, rounded(build_rule(forward, of)))
+        return Predicted(module, rounded(built(forward)))
     return WEIGHTS[method.weights](module)
 
 
@@ -121,22 +110,24 @@ def no_cure(method: Method, place: Place) -> bool:
     )
 
 
-def build_rule(wanted: Prediction | CorrectionWanted | None, of: Makings) -> Rule:
-    """The rule for the values of a stage's weights."""
+def build_rule(
+    wanted: Prediction | CorrectionWanted | None, place: Place, optimizer: Optimizer, scheduler: Scheduler | None
+) -> Rule:
+    """The rule for the values of a stage's weights. `scheduler` makes one; it was not called on this optimizer yet."""
     if wanted is None:
         return CurrentRule()
     if isinstance(wanted, CorrectionWanted):
-        return Correction(wanted.span(of.place))
-    assert of.optimizer is not None, "a stage that nothing trains needs no rule"
-    horizon = wanted.horizon(of.place)
+        return Correction(wanted.span(place))
+    horizon = wanted.horizon(place)
     if wanted.form == "step":
-        return StepPrediction(of.optimizer, horizon, of.scheduler)
-    return VelocityPrediction(of.optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
+        return StepPrediction(optimizer, horizon, scheduler)
+    return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
 
 
-def build_recompute_rule(of: Makings, ahead: Rule, back: Rule) -> Rule | None:
+def build_recompute_rule(
+    cure: Cure, place: Place, ahead: Rule, back: Rule, built: Callable[[Prediction], Rule]
+) -> Rule | None:
     """The rule for a recompute, which shares the copies that the others keep; None for the weights as they stand."""
-    cure, place = of.method.cure, of.place
     wanted, forward, backward = cure.recompute, cure.forward, cure.backward
     if wanted is None or place.recompute is None:
         return None
@@ -147,7 +138,7 @@ def build_recompute_rule(of: Makings, ahead: Rule, back: Rule) -> Rule | None:
         assert forward is not None, "a recompute is predicted where its forward is"
         whole = forward.horizon(place)
         return PartOf(ahead, wanted.horizon(place) / whole if whole else 0.0)
-    return build_rule(wanted, of)
+    return built(wanted)
 
 
 def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:
@@ -165,8 +156,11 @@ def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:
         )
 
 
-def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[int], object]:
-    """What an update does, given how many the stage has made. Raises UsageError for an optimizer that will not do."""
+def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[int], object] | None:
+    """What an update does, given how many the stage has made; None for the optimizer's own step.
+
+    Raises UsageError for an optimizer that will not do.
+    """
     cure = method.cure
     if cure.optimizer is not None and type(optimizer).__name__ != cure.optimizer:
         raise UsageError(
@@ -181,7 +175,7 @@ def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[
     step: Callable[[], object] = SpikeCompensation(optimizer, place.delay).step if cure.spike else plain
     if cure.reschedule is not None:
         return Rescheduled(optimizer, place.delay, cure.reschedule, step).step
-    return lambda _: step()
+    return (lambda _: step()) if cure.spike else None
 
 
 def check_served(method: Method, sync: object) -> None:

@@ -1,0 +1,33 @@
+"""What a Trainer is given, as all its stages see it: checked once, frozen, and passed whole."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stretto.losses import Loss
+from stretto.mesh import Mesh
+from stretto.methods import Method
+from stretto.replicas import Sync
+from stretto.stage.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Specification:
+    """The arguments of `Trainer` that count for all stages alike.
+
+    `loss` is what `stretto.losses.understand` made of the user's. `optimizer` and `scheduler` are the user's functions,
+    called once a stage.
+    """
+
+    method: Method
+    loss: Loss
+    optimizer: Callable[..., Any]
+    scheduler: Callable[..., Any] | None = None
+    clip: float | None = None
+    precision: Precision
+    device: torch.device
+    seed: int = 0
+    mesh: Mesh
+    sync: Sync
