@@ -10,6 +10,25 @@ from stretto.schedule.schedule import Schedule
 BACKWARD = "BW"  # the kinds that use a forward's weights again for the weight gradient
 
 
+class Places:
+    """Where the actions of a stage stand in its order."""
+
+    def __init__(self, schedule: Schedule, stage: int) -> None:
+        self.updates: list[int] = []
+        self._first: dict[str, list[int | None]] = {}  # kind -> by micro-batch of a turn
+        for position, (kind, _, offset) in enumerate(schedule.of_stage(stage)):
+            of_kind = self._first.setdefault(kind, [None] * schedule.per_turn)
+            if of_kind[offset % schedule.per_turn] is None:
+                of_kind[offset % schedule.per_turn] = position
+            if kind == "U":
+                self.updates.append(position)
+
+    def first(self, kinds: str, microbatch: int) -> int | None:
+        """The first action of one of these kinds for a micro-batch of a turn; None where there is none."""
+        places = (self._first[kind][microbatch] for kind in kinds if kind in self._first)
+        return min((place for place in places if place is not None), default=None)
+
+
 class Delays:
     """How many updates old the weights of a micro-batch's forward are when its gradient is applied.
 
@@ -27,16 +46,17 @@ class Delays:
         flag("buffered", buffered)
         self.schedule = schedule
         self.buffered = buffered
-        self._of_turn = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))
+        self._places = tuple(Places(schedule, stage) for stage in range(schedule.num_stages))
         self._full = tuple(self._reach_back(stage) for stage in range(schedule.num_stages))
+        self._of_turn = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))
         self._known: dict[tuple[str, int, int], int] = {}
 
-    @property
+    @cached_property
     def steady(self) -> tuple[int, ...]:
         """The steady-state delay of every stage, in updates. Where micro-batches differ, the largest."""
         return tuple(max(delays) for delays in self._of_turn)
 
-    @property
+    @cached_property
     def mean(self) -> tuple[float, ...]:
         """The steady-state delay of every stage, in updates, on average over the micro-batches of an update."""
         return tuple(sum(delays) / len(delays) for delays in self._of_turn)
@@ -89,7 +109,7 @@ class Delays:
         return Tie(owner, user, tuple(m - each for m, each in enumerate(newest)), trains=False, every=every)
 
     def _of_stage(self, stage: int, since: str = "F") -> tuple[int, ...]:
-        start = self._reach_back(stage)
+        start = self._full[stage]
         return tuple(self._between(stage, start + m, since) for m in range(self.schedule.per_turn))
 
     def _reach_back(self, stage: int) -> int:
@@ -98,21 +118,21 @@ class Delays:
         return turns * self.schedule.per_turn
 
     def _between(self, stage: int, microbatch: int, since: str) -> int:
+        per_turn = self.schedule.per_turn
         if self.buffered and since == "F":
-            return min(1, microbatch // self.schedule.per_turn)
-        order = self.schedule.of_stage(stage)
+            return min(1, microbatch // per_turn)
         start = self._when(stage, since, microbatch)
         end = self._when(stage, BACKWARD, microbatch)
         updates = 0
-        for n in range(start[0], end[0] + 1):
-            for position, action in enumerate(order):
-                if action.kind == "U" and start < (n, position) < end:
-                    updates += n * self.schedule.per_turn + action.microbatch >= 0
+        for place in self._places[stage].updates:
+            entered = -(self.schedule.of_stage(stage)[place].microbatch // per_turn)  # turn of its first micro-batch
+            first = max(entered, start[0] + (place <= start[1]))
+            last = end[0] - (place >= end[1])
+            updates += max(0, last - first + 1)
         return updates
 
     def _when(self, stage: int, kinds: str, microbatch: int) -> tuple[int, int]:
-        for position, action in enumerate(self.schedule.of_stage(stage)):
-            turns, rest = divmod(microbatch - action.microbatch, self.schedule.per_turn)
-            if action.kind in kinds and rest == 0:
-                return turns, position
-        raise ScheduleError(f"stage {stage}: no {' or '.join(kinds)} for micro-batch {microbatch} in the schedule")
+        place = self._places[stage].first(kinds, microbatch % self.schedule.per_turn)
+        if place is None:
+            raise ScheduleError(f"stage {stage}: no {' or '.join(kinds)} for micro-batch {microbatch} in the schedule")
+        return (microbatch - self.schedule.of_stage(stage)[place].microbatch) // self.schedule.per_turn, place

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from stretto.errors import ScheduleError
 from stretto.options.checks import is_whole, shown
@@ -30,11 +31,13 @@ class Reach:
             raise ScheduleError(f"reach {shown(self.hops)}: give None or a whole number for each stage, (None, 1)")
         if not self.hops or self.hops[-1] is None:
             raise ScheduleError(f"reach {self.hops}: the last stage must have a head, it is the model's output")
+        stops = [len(self.hops) if hops is None else stage - hops for stage, hops in enumerate(self.hops)]
+        lowest = [*accumulate(reversed(stops), min)][::-1]  # stop of the heads of a stage and those above it
         for stage, hops in enumerate(self.hops):
             if hops is not None and not 0 <= hops <= stage:
                 raise ScheduleError(f"reach {self.hops}: the head of stage {stage} reaches {hops} stages down; "
                                     f"between 0 and {stage} exist")  # fmt: skip
-            if not self.losses(stage):
+            if lowest[stage] > stage:
                 raise ScheduleError(f"reach {self.hops}: no head's gradient reaches stage {stage}, it would not train")
 
     @property
@@ -57,9 +60,17 @@ class Reach:
         hops = self.hops[stage]
         return None if hops is None else stage - hops
 
+    @cached_property
+    def _losses(self) -> tuple[tuple[int, ...], ...]:
+        heads: list[list[int]] = [[] for _ in self.hops]
+        for head, stop in self._stops():
+            for stage in range(stop, head + 1):
+                heads[stage].append(head)
+        return tuple(map(tuple, heads))
+
     def losses(self, stage: int) -> tuple[int, ...]:
         """The stages whose heads train `stage`."""
-        return tuple(head for head, stop in self._stops() if stop <= stage <= head)
+        return self._losses[stage]
 
     def trains_all_of(self, owner: int, user: int) -> bool:
         """Whether all losses that train `user` train `owner`, too: then its gradients may go there."""
@@ -67,10 +78,11 @@ class Reach:
 
     @cached_property
     def _carried(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(
-            tuple(sorted({stop for head, stop in self._stops() if stop < stage <= head}))
-            for stage in range(self.num_stages)
-        )
+        stops: list[set[int]] = [set() for _ in self.hops]
+        for head, stop in self._stops():
+            for stage in range(stop + 1, head + 1):
+                stops[stage].add(stop)
+        return tuple(tuple(sorted(own)) for own in stops)
 
     def carried(self, stage: int) -> tuple[int, ...]:
         """The stops of the gradients that `stage` sends to the stage below it, ascending; one tensor each."""
