@@ -26,8 +26,7 @@ Where a claim does not hold the schedule may still be sound: then nothing is kno
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import lcm
 from typing import NamedTuple
 
@@ -139,7 +138,7 @@ def uses_of(turn: Turn, rules: Rules, makers: Mapping[Value, int | None]) -> dic
     uses: dict[Value, list[Use]] = {}
     for position, action in enumerate(turn.actions):
         needs = rules.needs(action)
-        freed = rules.frees(action, needs)
+        freed = frozenset(rules.frees(action, needs))
         for edge in needs:
             value, source = turn.value(edge), edge.source.microbatch
             if value not in makers or edge.stage != action.stage or not turn.entered(edge, action.microbatch):
@@ -162,20 +161,23 @@ def kept(value: Value, users: Sequence[Use]) -> bool:
 
 def acyclic(turn: Turn, makers: Mapping[Value, int | None], uses: Mapping[Value, Sequence[Use]]) -> bool:
     """Claim 2."""
-    before: dict[int, list[int]] = {position: [] for position in range(len(turn.actions))}
-    for position, (former, worker) in enumerate(pairwise(turn.workers)):
-        if former == worker:
-            before[position + 1].append(position)
+    last = len(turn.actions) - 1
+    followers = [
+        [position + 1] if position < last and worker == turn.workers[position + 1] else []
+        for position, worker in enumerate(turn.workers)
+    ]
     for value, users in uses.items():
         maker = makers[value]
-        for use in users:
-            if maker is not None and use.turns == 0:
-                before[use.position].append(maker)
-    try:
-        TopologicalSorter(before).prepare()
-    except CycleError:
-        return False
-    return True
+        if maker is not None:
+            followers[maker] += [use.position for use in users if use.turns == 0]
+    waits_for = Counter(chain.from_iterable(followers))
+    ready = [position for position in range(last + 1) if position not in waits_for]
+    for position in ready:  # which grows
+        for follower in followers[position]:
+            waits_for[follower] -= 1
+            if not waits_for[follower]:
+                ready.append(follower)
+    return len(ready) > last
 
 
 def channels(

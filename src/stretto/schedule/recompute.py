@@ -44,33 +44,37 @@ def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
         raise UsageError(f"recompute={size}: in a pipeline that drains with every minibatch the stages of a segment "
                          "would wait for each other; use recompute=True, each stage on its own")  # fmt: skip
     size = size or (1 if drains else max(1, round(math.sqrt(num_stages))))
+    orders = schedule.body if drains else map(schedule.of_stage, range(num_stages))
+    waiting = {stage for order in orders for stage in waits(order)}
     last_of: dict[int, int] = {}  # recomputing stage -> last of its segment
     for first in range(0, num_stages, size):
         last = min(first + size, num_stages) - 1
-        if waits(schedule.body[schedule.worker_of[last]] if drains else schedule.of_stage(last), last):
+        if last in waiting:
             last_of |= dict.fromkeys(range(first, last + 1), last)
-    return replace(schedule, body=tuple(tuple(inserted(body, schedule, last_of)) for body in schedule.body))
+    microbatches = {last: backwards(schedule, last) for last in set(last_of.values())}
+    recomputed = {stage: microbatches[last] for stage, last in last_of.items()}
+    return replace(schedule, body=tuple(tuple(inserted(body, recomputed)) for body in schedule.body))
 
 
-def waits(order: Sequence[Action], stage: int) -> bool:
-    """Whether anything in `order` comes between a forward of the stage and its backward: then its graph is kept."""
+def waits(order: Sequence[Action]) -> Iterator[int]:
+    """The stages that have something in `order` between a forward and its backward: then its graph is kept."""
     following = dict(pairwise(order))
-    return any(
-        following.get(action) not in (action._replace(kind="B"), action._replace(kind="I"))
-        for action in order
-        if action.kind == "F" and action.stage == stage
-    )
+    for action in order:
+        if action.kind == "F":
+            after = following.get(action)
+            if after not in (action._replace(kind="B"), action._replace(kind="I")):
+                yield action.stage
 
 
-def inserted(body: Sequence[Action], schedule: Schedule, last_of: Mapping[int, int]) -> Iterator[Action]:
+def inserted(body: Sequence[Action], recomputed: Mapping[int, Sequence[int]]) -> Iterator[Action]:
     """A worker's list with recomputes: before its k-th backward a stage recomputes for the k-th of its segment's last.
 
-    So all stages of a segment recompute a micro-batch in the same turn.
+    So all stages of a segment recompute a micro-batch in the same turn. `recomputed` are those of each stage.
     """
     done: Counter[int] = Counter()
     for action in body:
-        if action.kind in "BI" and action.stage in last_of:
-            yield Action("C", action.stage, backwards(schedule, last_of[action.stage])[done[action.stage]])
+        if action.kind in "BI" and action.stage in recomputed:
+            yield Action("C", action.stage, recomputed[action.stage][done[action.stage]])
             done[action.stage] += 1
         yield action
 

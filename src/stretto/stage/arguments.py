@@ -149,16 +149,23 @@ def refuse_dtensors(stage: nn.Module, index: int) -> None:
 
 def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
     """Refuse heads that share parameters with another stage or its head: each stage has its own optimizer."""
+    parts = [[part for part in both if part is not None] for both in zip(stages, heads, strict=True)]
+    holders: dict[int, list[int]] = {}  # id of a parameter -> the stages that have it, by themselves or in their head
+    for stage, modules in enumerate(parts):
+        for module in modules:
+            for parameter in module.parameters():
+                holders.setdefault(id(parameter), []).append(stage)
     for index, head in enumerate(heads):
-        mine = {} if head is None else {id(parameter): name for name, parameter in head.named_parameters()}
-        for other, parts in enumerate(zip(stages, heads, strict=True)):
-            theirs = (p for part in parts if part is not None and other != index for p in part.parameters())
-            name = next((mine[id(parameter)] for parameter in theirs if id(parameter) in mine), None)
-            if name is not None:
-                raise UsageError(
-                    f"the head of stage {index} and stage {other} share the parameter {name!r}, but each is updated by "
-                    "its own optimizer: give the head its own"
-                )
+        names = {} if head is None else {id(parameter): name for name, parameter in head.named_parameters()}
+        others = {stage for parameter in names for stage in holders[parameter]} - {index}
+        if others:
+            other = min(others)
+            shared = (parameter for module in parts[other] for parameter in module.parameters())
+            name = next(names[id(parameter)] for parameter in shared if id(parameter) in names)
+            raise UsageError(
+                f"the head of stage {index} and stage {other} share the parameter {name!r}, but each is updated by "
+                "its own optimizer: give the head its own"
+            )
 
 
 def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[nn.Module | None]:

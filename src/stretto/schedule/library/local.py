@@ -32,15 +32,14 @@ def one_sweep(num_stages: int, num_workers: int, chunks: int = 1) -> Schedule:
     Where a worker holds stages of several chunks it runs all forwards first: the chunk that goes on at the next
     worker gets its gradient back while the others run their backward.
     """
-    cut = assign(num_stages, chunks)
+    chunk_of = {stage: chunk for chunk, stages in enumerate(assign(num_stages, chunks)) for stage in stages}
 
     def body(stages: range) -> Iterator[Action]:
         for stage in stages:
             yield Action("F", stage, 0)
-        for chunk in cut:
-            for stage in reversed(range(max(chunk.start, stages.start), min(chunk.stop, stages.stop))):
-                yield Action("B", stage, 0)
-                yield Action("U", stage, 0)
+        for stage in sorted(stages, key=lambda stage: (chunk_of[stage], -stage)):
+            yield Action("B", stage, 0)
+            yield Action("U", stage, 0)
 
     return Schedule(tuple(tuple(body(stages)) for stages in assign(num_stages, num_workers)))
 

@@ -20,6 +20,7 @@ with F = I = W no worker idles between its first and its last action. No worker 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import chain
 
 from stretto.errors import UsageError
@@ -105,14 +106,18 @@ def fill(orders: Sequence[Sequence[Action]], room: Sequence[int], microbatches: 
     rules = Rules(Reach((*[None] * (num_stages - 1), num_stages - 1)), frozenset(range(1, num_stages)), microbatches)
     when = {edge: 0 for m in range(microbatches) for edge in rules.loads(m)}
     workers = [Worker(deque(order), places) for order, places in zip(orders, room, strict=True)]
-    tick = 0
-    while any(worker.todo or worker.late for worker in workers):
-        for worker in workers:
-            action = worker.take(tick, rules, when)
-            if action is not None:
-                when.update(dict.fromkeys(rules.makes(action), tick + TICKS[action.kind]))
-        assert any(worker.busy > tick for worker in workers), "nobody can go on"
-        tick += 1
+    home = {action.stage: index for index, order in enumerate(orders) for action in order}
+    wakes = [(0, index) for index in range(len(workers))]  # a heap: ticks at which a worker may be able to go on
+    while wakes:
+        tick, index = heappop(wakes)
+        worker = workers[index]
+        action = worker.take(tick, rules, when)
+        if action is not None:
+            made = rules.makes(action)
+            when.update(dict.fromkeys(made, worker.busy))
+            for other in {index, *(home[edge.stage] for edge in made if edge.stage in home)}:
+                heappush(wakes, (worker.busy, other))
+    assert not any(worker.todo or worker.late for worker in workers), "nobody can go on"
     return Schedule(tuple(worker.whole(microbatches) for worker in workers), microbatches)
 
 
