@@ -16,10 +16,11 @@ from stretto.heads.solo import SharedReadout
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, valuing
-from stretto.nn.batch import like, tensors_in
+from stretto.nn.batch import like, moved, tensors_in
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.generator import ForwardSeeds
 from stretto.nn.input_errors import is_misfit, told
+from stretto.nn.preserve import home
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local, shares, whole
 from stretto.nn.state_check import check_part, check_weights, fitting
@@ -269,7 +270,7 @@ class Stage:
             self._begun = False
             self._forget_counts()
             self.weights.forget()
-            self.weights.load_state_dict(state["weights"])
+            self.weights.load_state_dict(moved(state["weights"], home([self.module])))
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
         return (
