@@ -62,13 +62,13 @@ def torch_works() -> str:
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
-def cuda() -> str:
-    """The names of the CUDA devices."""
-    import torch
+def accelerator() -> str:
+    """The names of the accelerators."""
+    from stretto.nn.devices import accelerator_names
 
-    if not torch.cuda.is_available():
-        raise AbsentError("no CUDA device: training runs on the CPU")
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    names = accelerator_names()
+    if not names:
+        raise AbsentError("no accelerator: training runs on the CPU")
     return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else ", ".join(names)
 
 
@@ -147,7 +147,7 @@ def disk() -> str:
 CHECKS: dict[str, Callable[[], str]] = {
     "python": python,
     "torch": torch_works,
-    "cuda": cuda,
+    "accelerator": accelerator,
     "distributed": distributed,
     "emulation": emulation,
     "data: digits": digits,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from stretto.emulate.emulator import Emulator
+from stretto.nn.devices import synchronizer
 from stretto.schedule import Action
 from stretto.stage.interpreter import count
 from stretto.tracing import Recording
@@ -16,13 +17,12 @@ from stretto.tracing.naming import channel, worker_name
 def record(emulators: Sequence[Emulator], device: torch.device) -> list[Recording]:
     """Let emulators that take turns (the phases of a method) write the same recordings, one a worker of the schedule.
 
-    Where computation goes on after the host is told it has ended (CUDA), it is waited for.
+    On an accelerator, where computation goes on after the host's function has returned, it is waited for.
     """
     widest = max((emulator.schedule for emulator in emulators), key=lambda schedule: schedule.num_workers)
     recordings = [Recording(worker, name=worker_name(worker, widest)) for worker in range(widest.num_workers)]
-    finish = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else None
     for emulator in emulators:
-        emulator.record = Recorder(emulator, recordings, finish)
+        emulator.record = Recorder(emulator, recordings, synchronizer(device))
     return recordings
 
 

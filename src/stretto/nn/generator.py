@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from stretto.nn.devices import generator_of
 from stretto.nn.seeding import derive
 
 
@@ -10,12 +11,7 @@ class PreservedGenerator:
     """The device's global random generator, given back as it was found."""
 
     def __init__(self, device: torch.device) -> None:
-        if device.type == "cuda":
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._generator = torch.cuda.default_generators[index]
-        else:
-            self._generator = torch.default_generator
+        self._generator = generator_of(device)
         self._state: Tensor | None = None
 
     def seed(self, seed: int) -> None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from stretto.nn.devices import forked_generators
+
 
 @contextmanager
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
@@ -32,8 +34,7 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), evaluating(modules):
+    with forked_generators(device), evaluating(modules):
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.nn.devices import synchronize
 from stretto.nn.shapes import describe
 
 T = TypeVar("T")
@@ -20,12 +21,6 @@ def timed(call: Callable[[], T], device: torch.device) -> tuple[T, int]:
     result = call()
     synchronize(device)
     return result, time.perf_counter_ns() - begin
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until a device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def as_leaves(tensors: Sequence[Tensor], *, first: bool) -> tuple[Tensor, ...]:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stretto.nn.devices import CPU, host_memory
 from stretto.runtime.failure import reaching
 from stretto.runtime.nccl import Direct
 from stretto.runtime.serialize import Form, Layout, fill, form_of, layout_of, leaves_of, size_of
@@ -56,9 +57,9 @@ class MessageBuffer:
     copying into them.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
-        self.buffer = torch.empty(PREFIX + size_of(layout), dtype=torch.uint8)
+        self.buffer = host_memory(PREFIX + size_of(layout), device)
         self.buffer[:PREFIX] = 0
         self._header = self.buffer.numpy().data
         self._places = tuple(leaves_of(form_of(layout).within(self.buffer, PREFIX)))
@@ -84,12 +85,13 @@ _given_up: list[Sent] = []
 
 class Outbox:
     """The sending end. Fewer than `depth` values may wait there until they are taken. What it has sent arrives, even if
-    it is given up.
+    it is given up. Values may come from any device; those of `device` leave by memory that it reaches faster.
     """
 
-    def __init__(self, line: ChannelEnd, depth: int) -> None:
+    def __init__(self, line: ChannelEnd, depth: int, device: torch.device = CPU) -> None:
         self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._depth = depth
+        self._device = device
         self._layout: Layout | None = None
         self._under_way: deque[Sent] = deque()
         weakref.finalize(self, _given_up.extend, self._under_way).atexit = False
@@ -131,7 +133,7 @@ class Outbox:
     def _buffer(self, layout: Layout) -> MessageBuffer:
         # That of a value that has been taken, if it fits.
         free, self._free = self._free, None
-        return free if free is not None and free.layout == layout else MessageBuffer(layout)
+        return free if free is not None and free.layout == layout else MessageBuffer(layout, self._device)
 
     def _send_directly(self, direct: Direct, value: Any, microbatch: int, size: int) -> None:
         self._post(prefix(VALUE, microbatch), values=0 if size else 1)
@@ -161,7 +163,7 @@ class Inbox:
         self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._device = device
         self._form = Form(None, 0)
-        self._posted = self._post(torch.empty(PREFIX, dtype=torch.uint8))
+        self._posted = self._post(host_memory(PREFIX, device))
 
     def receive(self, what: str | None = None) -> Received:
         """The next value; waits for it. `what` is said to be waited for."""
@@ -190,14 +192,14 @@ class Inbox:
 
     def _value(self, message: Tensor) -> Any:
         if self._direct is None or not self._form.size:
-            return self._form.within(message.to(self._device), PREFIX)
+            return self._form.within(message.to(self._device, non_blocking=True), PREFIX)
         with reaching(self._peer):
             return self._form.within(self._direct.receive(self._form.size))
 
     def _expected(self) -> Tensor:
         # Memory for the next message, if it is a value.
         size = PREFIX if self._direct is not None else PREFIX + self._form.size
-        return torch.empty(size, dtype=torch.uint8)
+        return host_memory(size, self._device)
 
     def _read_layout(self, length: int) -> None:
         work, buffer = self._post(torch.empty(8 * length, dtype=torch.uint8))

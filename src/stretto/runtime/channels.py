@@ -89,7 +89,7 @@ class Mailbox:
             if source == me:
                 depth = used[channel] + SPARE
                 line = ChannelEnd(group, ranks[channel.worker], tag, name, status, direct.get(channel))
-                self._outboxes[channel] = Outbox(line, depth)
+                self._outboxes[channel] = Outbox(line, depth, device)
             elif channel.worker == me:
                 line = ChannelEnd(group, ranks[source], tag, name, status, direct.get(channel))
                 self._inboxes[channel] = Inbox(line, device)

@@ -6,17 +6,18 @@ another, whatever the order in which their ends are used.
 """
 
 import hashlib
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stretto.nn.devices import direct_backend, own_stream, running_on, serial_number
 from stretto.runtime.serialize import pack
 from stretto.runtime.world import told_by_all
 
 IDENTITY = 16  # bytes
+KIND = 4  # of them say which backend
 
 
 class Direct:
@@ -26,8 +27,7 @@ class Direct:
         self._group = group
         self._device = device
         self._peer = 1 - dist.get_rank(group)
-        # torch declares no types here.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = own_stream(device)
 
     def send(self, value: Any, size: int) -> tuple["Sending", Tensor]:
         """Send a value of `size` bytes; what to wait on, and the memory it leaves from."""
@@ -37,7 +37,7 @@ class Direct:
         return Sending(work, self._stream), buffer
 
     def receive(self, size: int) -> Tensor:
-        """The bytes of a value. On CUDA they may still be on their way: the current stream waits for them."""
+        """The bytes of a value. They may still be on their way: the current stream waits for them."""
         buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
         work = dist.irecv(buffer, group=self._group, group_src=self._peer)
         assert work is not None, "a process group of two"
@@ -48,13 +48,13 @@ class Direct:
 class Sending:
     """A message that leaves a device."""
 
-    def __init__(self, work: Any, stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, work: Any, stream: torch.Stream | None) -> None:
         self._work = work
         self._stream = stream
 
     def wait(self) -> None:
         """Wait in this thread until it has been taken. What the device computes meanwhile does not wait."""
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        with running_on(self._stream):
             self._work.wait()
         if self._stream is not None:
             self._stream.synchronize()
@@ -66,12 +66,14 @@ def backend_between(group: dist.ProcessGroup, device: torch.device) -> str | Non
     A collective. NCCL wants a GPU for each process.
     """
     told = told_by_all(group, identity(device))
-    return "nccl" if len(set(told)) == len(told) and bytes(IDENTITY) not in told else None
+    differ = len(set(told)) == len(told) and bytes(IDENTITY) not in told
+    return direct_backend(device) if differ and len({one[:KIND] for one in told}) == 1 else None
 
 
 def identity(device: torch.device) -> bytes:
-    """What tells a GPU that NCCL can use from all others, on any machine; zeros for any other device."""
-    if device.type != "cuda" or not dist.is_nccl_available():
+    """What tells a device from all others, on any machine, its backend first; zeros where it has neither."""
+    backend, name = direct_backend(device), serial_number(device)
+    if backend is None or name is None:
         return bytes(IDENTITY)
-    name = str(torch.cuda.get_device_properties(device).uuid)
-    return hashlib.blake2b(name.encode(), digest_size=IDENTITY).digest()
+    parts = (backend, KIND), (name, IDENTITY - KIND)
+    return b"".join(hashlib.blake2b(text.encode(), digest_size=size).digest() for text, size in parts)

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from stretto.errors import UsageError
+from stretto.nn.devices import default_backend
 from stretto.runtime.failure import WorkerLostError
 from stretto.runtime.group_connections import made_here
 from stretto.runtime.rendezvous.addresses import Address, connect_to_store
@@ -111,14 +112,14 @@ def join(environment: Mapping[str, str] | None = None, timeout: timedelta = TIME
 
 
 def initialize(base: Store, rank: int, size: int, backend: str | None = None, timeout: timedelta = TIMEOUT) -> None:
-    """Make torch's default group. Without a backend it has several: a user's collectives on CUDA tensors work too.
+    """Make torch's default group. Without a backend it has several: a user's collectives on GPUs work too.
 
     Raises WorkerLostError if somebody has not come in time.
     """
     with connecting(base, rank, size, timeout.total_seconds()), made_here():
-        dist.init_process_group(
-            backend, store=PrefixStore("default", base), rank=rank, world_size=size, timeout=timeout
-        )
+        store = PrefixStore("default", base)
+        backend = backend or default_backend()
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 @contextlib.contextmanager

@@ -67,20 +67,6 @@ def is_positive(value: Any) -> bool:
     return is_number(value) and value > 0
 
 
-def pick_device(device: str | torch.device) -> torch.device:
-    """Turn "auto" into the best device there is; refuse one that is not there."""
-    if not isinstance(device, str | torch.device):
-        raise UsageError(f"device={shown(device)}: give 'auto', a name such as 'cpu' or 'cuda:1', or a torch.device")
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {device!r} cannot be used here: {error}. Try device='auto'") from error
-    return chosen
-
-
 def check_stage(stage: Any, index: int) -> None:
     """Refuse what is neither a module nor a function."""
     if not isinstance(stage, nn.Module) and not callable(stage):

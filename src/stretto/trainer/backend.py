@@ -22,12 +22,12 @@ from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.mesh import Mesh
 from stretto.nn.chain import Chain
+from stretto.nn.devices import pick_device
 from stretto.nn.shapes import trace
 from stretto.replicas import Order, Sync
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reduction import Peers
 from stretto.schedule import Delays, Rules, Schedule
-from stretto.stage.arguments import pick_device
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
 from stretto.stage.shared_stage import Within

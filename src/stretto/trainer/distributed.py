@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, replace
-from functools import partial as bound
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -29,6 +28,7 @@ from stretto.losses import Loss
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, inputs_on, target_on
 from stretto.nn.buckets import align, tensors_of
+from stretto.nn.devices import pick_device_of, synchronizer
 from stretto.nn.preserve import evaluating
 from stretto.nn.remote_stage import Elsewhere
 from stretto.nn.shapes import trace
@@ -49,7 +49,6 @@ from stretto.runtime.shared_worker import share_stages
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
-from stretto.stage.arguments import pick_device
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
 from stretto.stage.shared_stage import Within
@@ -198,11 +197,8 @@ class Ranks(Team):
         return GroupPeers(self._fellowship, AllReduce())
 
     def device(self, asked: str | torch.device) -> torch.device:
-        """With "auto" or "cuda", a device of its own for each process of a machine."""
-        if asked in ("auto", "cuda") and torch.cuda.is_available():
-            count = torch.cuda.device_count()
-            return pick_device(f"cuda:{self.world.local_rank % count}")
-        return pick_device(asked)
+        """A device of its own for each process of a machine, unless one is asked for by its number."""
+        return pick_device_of(asked, self.world.local_rank)
 
     def interpreters(
         self, plans: Sequence[Plan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
@@ -263,9 +259,8 @@ class Ranks(Team):
                 tell_time(self._to(rank), self._from(rank, self.cpu))
         else:
             recording.offset = offset_to_first(self._to(0), self._from(0, self.cpu))
-        finish = bound(torch.cuda.synchronize, device) if device.type == "cuda" else None
         for worker in workers:
-            worker.record = WorkerRecorder(worker, recording, finish)
+            worker.record = WorkerRecorder(worker, recording, synchronizer(device))
             worker.recording = recording
         return [recording]
 

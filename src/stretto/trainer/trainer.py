@@ -67,7 +67,7 @@ class Trainer:
             different times, each is limited to clip / sqrt(number of stages), which keeps all of them within clip.
         workers: how many workers the schedule is laid out for; one a stage unless said otherwise. It changes costs,
             never numbers.
-        device: "auto" takes a CUDA device if there is one, else the CPU.
+        device: "auto" takes an accelerator (a GPU) if there is one, else the CPU.
         seed: decides the weights of auxiliary heads, of stages given as functions, and everything stages draw in
             training (dropout). It depends on the stage and the micro-batch only; the global generator is left alone.
         precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to
@@ -391,7 +391,7 @@ class Trainer:
         """Record what each worker of this process does from now on, and when; one recording a worker.
 
         `recording.write(folder)` keeps it. Training comes to the same numbers; each action takes some 20 microseconds
-        more, and on a CUDA device the host waits for each to end, so that its time is known. On several processes a
+        more, and on an accelerator the host waits for each to end, so that its time is known. On several processes a
         collective: clocks are compared.
         """
         self._pause()

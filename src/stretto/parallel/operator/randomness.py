@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto.nn.devices import CPU, generators
 from stretto.parallel.operator.axis import Axis
 
 
@@ -35,7 +36,7 @@ class OwnStream:
         if not layer.training:
             return
         device = next((each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-        device = torch.device("cpu") if device is None else device
+        device = CPU if device is None else device
         common = states(device)
         torch.manual_seed(number() + self.axis.rank)
         self.saved = Saved(device, common, states(device))
@@ -46,9 +47,8 @@ class OwnStream:
             return
         (device, common, began), self.saved = self.saved, None
         drawn = not self.alike or not all(map(torch.equal, states(device), began))
-        torch.set_rng_state(common[0])
-        for state in common[1:]:
-            torch.get_device_module(device).set_rng_state(state, device)
+        for generator, state in zip(generators(device), common, strict=True):
+            generator.set_state(state)
         if drawn:
             number()
 
@@ -60,8 +60,7 @@ def number() -> int:
 
 def states(device: torch.device) -> tuple[Tensor, ...]:
     """Of the CPU's generator, and of the device's where that is another."""
-    every = (torch.get_rng_state(),)
-    return every if device.type == "cpu" else (*every, torch.get_device_module(device).get_rng_state(device))
+    return tuple(generator.get_state() for generator in generators(device))
 
 
 def draw_apart(layer: nn.Module, axis: Axis, until: nn.Module | None = None, *, alike: bool = True) -> None:

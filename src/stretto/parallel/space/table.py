@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto.nn.devices import SPECIFIC_ATTRIBUTES, SPECIFIC_METHODS
 from stretto.parallel.space import convolution, elementwise, normalization, pooling, resampling, shapes
 from stretto.parallel.space.slab import Slab, refuse, slab
 
@@ -17,19 +18,19 @@ ASKED = (
     "requires_grad_ retain_grad register_hook __repr__ __hash__ __format__ is_tensor is_shared is_inference"
 )
 ALIKE = (
-    "to float double half bfloat16 type_as cpu cuda contiguous detach detach_ clone zeros_like ones_like empty_like "
+    "to float double half bfloat16 type_as contiguous detach detach_ clone zeros_like ones_like empty_like "
     "full_like dropout1d dropout2d dropout3d feature_dropout local_response_norm channel_shuffle hardswish logsigmoid "
     "log_sigmoid softsign tanhshrink absolute alias bool int long zero fill"
 )
 PER_CHANNEL = "prelu"
 ALONG = "softmax log_softmax softmin glu cumsum cumprod"
 ATTRIBUTES = (
-    "dtype device layout ndim requires_grad grad grad_fn is_leaf is_cuda is_cpu is_sparse is_quantized is_mkldnn "
+    "dtype device layout ndim requires_grad grad grad_fn is_leaf is_sparse is_quantized is_mkldnn "
     "is_meta is_mps is_xpu is_nested retains_grad output_nr names _version itemsize nbytes _grad _backward_hooks"
 )
 HANDLERS: dict[str, Func] = {
     **dict.fromkeys(ASKED.split(), elementwise.asked),
-    **dict.fromkeys(ALIKE.split(), elementwise.alike),
+    **dict.fromkeys((*ALIKE.split(), *SPECIFIC_METHODS), elementwise.alike),
     **dict.fromkeys(PER_CHANNEL.split(), elementwise.per_channel),
     **dict.fromkeys(ALONG.split(), elementwise.along_dim),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution.convolution),
@@ -81,7 +82,7 @@ def attribute(func: Func, x: Slab, *rest: Any) -> Any:
         return x.cut.whole(x.shape)
     if name == "data":
         return slab(x.detach(), x.cut)
-    if name not in ATTRIBUTES.split():
+    if name not in (*ATTRIBUTES.split(), *SPECIFIC_ATTRIBUTES):
         raise refuse(func, "this attribute is not known here")
     return func(x, *rest)
 

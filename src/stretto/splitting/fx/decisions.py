@@ -8,8 +8,9 @@ import torch
 from torch import fx
 
 from stretto.errors import UsageError
+from stretto.nn.devices import SPECIFIC_ATTRIBUTES
 
-PLAIN_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "is_cuda", "itemsize", "layout"}
+PLAIN_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "itemsize", "layout", *SPECIFIC_ATTRIBUTES}
 PLAIN_METHODS = {"size", "dim", "numel", "nelement", "item", "stride", "is_floating_point", "element_size"}
 PLAIN_OPERATIONS = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int}
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
