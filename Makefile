@@ -4,6 +4,7 @@
 # make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
 # make docs    the site, into build/site; strict    make drawings    its drawings and charts anew
 # make wheel   wheel and source archive, into dist
+# make gpu     every check and figure that needs a GPU; exit status 2 where there is none
 # make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ TOX := .tox/.tox/bin/tox
 # The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test test-versions lint bench attack docs drawings wheel lock docs-lock clean
+.PHONY: setup demo test test-versions lint bench gpu attack docs drawings wheel lock docs-lock clean
 
 BUDGET ?= 10
 
@@ -51,6 +52,9 @@ $(TOX):
 
 bench: $(READY)
 	for claim in benchmarks/*/*.py; do $(TEST_ENV) $(BIN)/python $$claim || exit 1; done
+
+gpu: $(READY)
+	$(TEST_ENV) $(BIN)/python tests/gpu/run.py --out tests/gpu/result.json
 
 attack: $(READY)
 	$(TEST_ENV) $(BIN)/python tests/attack/run.py --minutes $(BUDGET)
