@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 import stretto
+from pages import write_files
 from runtime.processes import start
 from stretto.cli import main
 
@@ -64,16 +65,6 @@ def test_the_readmes_picture_is_what_show_draws():
     assert drawn in (ROOT / "README.md").read_text()
 
 
-def test_the_recipe_for_a_schedule_works():
-    from stretto.schedule import Reach, Rules, check
-
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    found: dict[str, object] = {}
-    exec(compile(blocks[0], "CONTRIBUTING.md", "exec"), found)
-    schedule = found["mine"](2, 2)
-    check(schedule, Rules.of(schedule, Reach((None, 1))))
-
-
 FIFTHS = {"own_network": {"300": "60"}, "hugging_face": {"201": "41", "50": "10"}}
 
 
@@ -113,8 +104,7 @@ def test_the_tutorial_is_true(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     page = ROOT / "docs" / "tutorial.md"
-    for name, text in re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
-        (tmp_path / name).write_text(text)
+    assert write_files(page, tmp_path)
     with mock.patch.dict(sys.modules):  # `network` is what others call theirs
         run(page, {})
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import stretto
+from pages import write_files
 from stretto.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +113,7 @@ def test_commands_are_understood(command, tmp_path, monkeypatch, capsys):
     """`train` and `compare` say what they would do; `show` and `simulate` do it; of the others their verb exists."""
     for folder in ("studies", "experiments"):
         (tmp_path / folder).symlink_to(ROOT / folder)
+    write_files(ROOT / "CONTRIBUTING.md", tmp_path)
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
     if words[0] in ("train", "compare"):

@@ -79,7 +79,7 @@ _HOMES = {
     "sharpness": "stretto.analysis.sharpness",
     "split": "stretto.splitting",
 }
-_PARTS = ("collectives", "losses", "parallel")  # modules that are asked for by their own name
+_PARTS = ("collectives", "heads", "losses", "methods", "parallel")  # modules that are asked for by their own name
 
 
 def __getattr__(name: str) -> Any:

@@ -86,9 +86,11 @@ def show(
 
 def planned(file: Path, microbatches: int | None) -> Layout:
     """The pipeline of a plan's file, as many workers as that has."""
+    from stretto.options.import_object import refuse_functions
     from stretto.plan.plan_file import read_plan
 
     chosen = read_plan(file)["plan"]
+    refuse_functions(str(file), chosen["method"])
     return lay_out(chosen["method"], chosen["stages"], chosen["pipeline"], microbatches)
 
 

@@ -9,6 +9,8 @@ from cyclopts import Token
 
 from stretto.cli.study_file import read, study_file
 from stretto.errors import UsageError, nearest
+from stretto.options.import_object import refuse_functions
+from stretto.options.parse import split_list
 
 # options whose value may end in .toml and is no configuration
 TAKES_PATH = ("--out", "--svg", "--trace", "--plan", "--cluster", "--diff", "--measured")
@@ -72,6 +74,9 @@ def fill(options: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> 
     for key, value in content.items():
         argument = options[spelled(key)]
         check_shape(f"{place}: {key} = {value!r}", key, value, argument.hint)
+        if spelled(key) in ("method", "methods") and not argument.tokens:
+            written = value if isinstance(value, list) else [value]
+            refuse_functions(place, *(text for words in written for text in split_list(str(words))))
         for token in as_words(f"{key} in {place}", value, argument.tokens):
             argument.append(token)
 

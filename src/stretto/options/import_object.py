@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from stretto.errors import UsageError, nearest
+from stretto.options.parse import parse
 
 
 def import_object(text: str, what: str = "model") -> Any:
@@ -19,6 +20,22 @@ def import_object(text: str, what: str = "model") -> Any:
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UsageError(f"{place} has no {name!r}: {nearest(name, public)}")
     return getattr(module, name)
+
+
+def refuse_functions(place: str, *methods: str) -> None:
+    """Refuse methods, as a file has them, that name a function: it would be called, and files are data.
+
+    Raises UsageError with what to do instead.
+    """
+    for text in methods:
+        name, options = parse(text)
+        functions = [each for each in (name, options.get("head")) if isinstance(each, str) and ":" in each]
+        if functions:
+            raise UsageError(
+                f"{place} has the method {text!r}, and would have {functions[0]} called: nothing that a file says is "
+                "executed. If you trust it, give the method in the command itself; a finished study's report is "
+                "written again by its stretto compare command"
+            )
 
 
 def load(place: str, text: str, what: str) -> ModuleType:

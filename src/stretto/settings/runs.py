@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from stretto.errors import UsageError, nearest
 from stretto.mesh import Mesh
+from stretto.options.import_object import refuse_functions
 from stretto.replicas import find
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
@@ -85,6 +86,8 @@ class Settings:
             if key not in names:
                 raise UsageError(f"{origin}: unknown key {key!r}: {nearest(key, names)}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        methods = values["methods"] if "methods" in values else (values.get("method"),)
+        refuse_functions(origin, *(text for text in methods if isinstance(text, str)))
         return cls(**values)
 
 
@@ -94,7 +97,8 @@ class TrainSettings(Settings):
 
     method: str = "backprop"
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
-    sequence, language, two-layer, auglocal, infopro, solo, as in "greedy(head=two-layer)"."""
+    sequence, language, two-layer, auglocal, infopro, solo, as in "greedy(head=two-layer)"; or a function of your own,
+    path/to/file.py:function (see CONTRIBUTING.md)."""
     lr: Annotated[float | None, NUMBER] = None
     """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw (0.001 for encoder-decoder)."""
     batch_size: Annotated[int | None, WHOLE] = None

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stretto.methods import method
+from stretto.options.parse import parse
 from stretto.report import METRICS, Record, panels
 from stretto.settings.runs import known
 from stretto.study.process_pool import Failure, OnRun, OnSteps, run_all
@@ -34,7 +34,7 @@ class Outcome:
         return {
             "runs": [
                 {key: record.to_json()[key] for key in keys}
-                | {"options": {**method(record.method).options, **record.options}}
+                | {"options": {**parse(record.method)[1], **record.options}}
                 | {"observed": record.observations[-1].to_json() if record.observations else None}
                 | {"measured": [measurement.to_json() for measurement in record.measurements]}
                 for record in self.records

@@ -18,9 +18,10 @@ from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.methods.backprop import BASELINE
 from stretto.methods.table import builder, method
+from stretto.options.import_object import refuse_functions
 from stretto.options.parse import parse
 from stretto.plan.objective import Penalty, mean_delay, num_losses
-from stretto.plan.planned_methods import catalogue, planned
+from stretto.plan.planned_methods import catalogue
 from stretto.plan.search_space import Candidate
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def measure_penalties(
     `where` names the runs in errors. Raises UsageError if nothing can be compared.
     """
     names = list(dict.fromkeys(record.method for record in records))
+    refuse_functions(where, *names)
     baseline = baseline_of(names, where)
     goal = hardest_cutoff(records, baseline, where) if loss is None else loss
     steps = {name: steps_to(goal, [record for record in records if record.method == name]) for name in names}
@@ -200,8 +202,7 @@ def planned_as(name: str, stages: int, workers: int | None) -> Candidate | None:
     """The planner's candidate for a method of a study; None for options or shared workers that it does not plan."""
     base, written = parse(name)
     options = {**defaults(base), **written}
-    known = {**catalogue(), **({base: planned(base)} if says_how(base) else {})}
-    for key, tried in known.items():
+    for key, tried in catalogue().items():
         cut, free = tried.planning.cut, {tried.planning.cut, "head", "combine"}
         wanted = {**defaults(tried.base), **tried.method.options}
         if tried.base == base and all(options.get(k) == wanted.get(k) for k in {*options, *wanted} - free):
@@ -211,11 +212,6 @@ def planned_as(name: str, stages: int, workers: int | None) -> Candidate | None:
             count = options.get(cut) if cut else 1
             return Candidate(pipeline, Mesh(), 1, key, count or stages)
     return None
-
-
-def says_how(base: str) -> bool:
-    """Whether a method from a user's own file says how to plan it."""
-    return ":" in base and method(base).planning is not None
 
 
 def defaults(name: str) -> dict[str, object]:
