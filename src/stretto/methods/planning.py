@@ -2,7 +2,7 @@
 
 Everything else that plans need is read off the `Method`: its losses, the weights that it keeps, its optimizers. A
 method that says nothing here trains, simulates and compares as any other one, and `plan` refuses it by name. Tests
-compare the closed forms with the schedules that the methods lay out (tests/plan/test_closed_forms.py).
+compare the closed forms with the schedules that the methods lay out (tests/plan/test_planning_forms.py).
 """
 
 from collections.abc import Callable
