@@ -111,6 +111,15 @@ def test_folders_that_import_no_torch(folder):
     assert found.stdout.strip() == "False"
 
 
+def test_what_the_command_line_opens_first_is_little():
+    """`--help` answers within 0.3 s: what a verb works with is imported once the verb runs."""
+    code = (
+        "import sys, stretto.cli\nprint(*{name.split('.')[1] for name in sys.modules if name.startswith('stretto.')})"
+    )
+    opened = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {*opened.stdout.split()} == {"cli", "errors", "files", "mesh", "options", "processes", "settings"}
+
+
 def test_ways_to_agree_answer_for_themselves():
     """What depends on how replicas stay together is asked of it (`sync.sharding`), not found out by its class."""
     names = {*vars(stretto.replicas.strategies)["CHOICES"].values()}

@@ -15,11 +15,11 @@ from stretto.cli.progress import progress
 from stretto.cli.study_file import study_file
 from stretto.errors import UsageError
 from stretto.processes import fork_server
-from stretto.report.heading import Heading
 from stretto.settings.command_line import NUMBER, WHOLE
 from stretto.settings.runs import CompareSettings, at_least_one, known
 
 if TYPE_CHECKING:
+    from stretto.report.heading import Heading
     from stretto.study import Outcome
 
 
@@ -39,7 +39,7 @@ class Sweep:
 
     settings: CompareSettings
     out: Path | None = None
-    heading: Heading | None = None
+    heading: "Heading | None" = None
 
 
 def compare(

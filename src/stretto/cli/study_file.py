@@ -23,11 +23,13 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto.errors import UsageError, nearest
 from stretto.files.path_names import in_path
-from stretto.report.heading import Heading
+
+if TYPE_CHECKING:
+    from stretto.report.heading import Heading
 
 SIZES = ("small", "full")
 WORDS = ("title", "source", "claim")
@@ -137,8 +139,10 @@ class StudyFile:
         for size, part in itertools.product(self.sizes, (None, *self.content.get("parts", {}))):
             yield from self.layers(size, part)
 
-    def heading(self, size: str | None, part: str | None) -> Heading:
+    def heading(self, size: str | None, part: str | None) -> "Heading":
         """The title, source and claim above the report. Raises UsageError for a size that is not there."""
+        from stretto.report.heading import Heading  # the report takes a while to import
+
         words = {word: self.content.get(word, "") for word in WORDS}
         return Heading(**words, name=self.path.stem, size=self.size(size), part=part or "")
 

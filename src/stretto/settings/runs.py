@@ -12,7 +12,6 @@ from typing import Annotated, Any, Self, TypeVar
 from stretto.errors import UsageError, nearest
 from stretto.mesh import Mesh
 from stretto.options.import_object import refuse_functions
-from stretto.replicas import find
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 
@@ -237,6 +236,8 @@ def check(settings: Settings) -> None:
 
 def check_replicas(settings: TrainSettings) -> None:
     """Raise UsageError where processes or examples cannot be divided among replicas and axes."""
+    from stretto.replicas import find  # it imports schedules and methods
+
     at_least_one("data_parallel", settings.data_parallel)
     find(settings.sync).check_replicas(settings.data_parallel)
     if len(settings.space) != 2:
