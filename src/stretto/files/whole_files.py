@@ -1,7 +1,6 @@
 """Files that appear whole or not at all, whatever happens while they are written."""
 
-import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +13,10 @@ def replacing(file: Path) -> Iterator[Path]:
     If the block raises, the temporary file is removed and `file` stays as it was. Folders are made. Raises OSError.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    temporary.touch(exist_ok=False)  # with the permissions that any new file of this user has
     try:
         yield temporary
-        temporary.chmod(0o644)
         temporary.replace(file)
     except BaseException:
         temporary.unlink(missing_ok=True)
