@@ -10,6 +10,7 @@ from typing import Any
 
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods.definition import Method
+from stretto.methods.pipelines import in_microbatches
 from stretto.options.checks import shown
 from stretto.options.import_object import import_object
 from stretto.schedule import Schedule
@@ -66,7 +67,7 @@ def of_minibatch(text: str, lay: Callable[[int, int, int], Any]) -> Callable[...
     """Plain training in the order of a schedule of so many micro-batches: one a worker, at least 4, or as told."""
 
     def built(*, microbatches: int | None = None) -> Method:
-        return trained_by(text, lambda stages, workers: lay(stages, workers, microbatches or max(4, workers)))
+        return trained_by(text, in_microbatches(lay, microbatches))
 
     return built
 

@@ -51,11 +51,16 @@ def synchronous(
     return Method(
         name=name,
         summary=summary,
-        schedule=lambda stages, workers: lay(stages, workers, microbatches or max(4, workers)),
+        schedule=in_microbatches(lay, microbatches),
         synchronous=True,
         workers=workers,
         planning=replace(planning, cut="microbatches"),
     )
+
+
+def in_microbatches(lay: Lay, count: int | None) -> Callable[[int, int], Schedule]:
+    """The schedule of so many micro-batches, by stages and workers; of one a worker, at least 4, if it is not told."""
+    return lambda stages, workers: lay(stages, workers, count or max(4, workers))
 
 
 def two_each(num_stages: int) -> int:

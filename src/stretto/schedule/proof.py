@@ -110,14 +110,12 @@ def complete(schedule: Schedule, rules: Rules) -> bool:
         return False
     if not all(stage in rules.split or rules.reach.one_sweep(stage) for stage in range(schedule.num_stages)):
         return False
-    ends = "A" * rules.sums + "R" * rules.reduces + "U" + "M" * rules.merges
-    wanted: Counter[tuple[str, int, int]] = Counter()
-    for stage in range(schedule.num_stages):
-        runs = ("FC" if stage in rules.recompute else "F") + ("IW" if stage in rules.split else "B")
-        wanted.update((kind, stage, residue) for kind in runs for residue in range(per_turn))
-        wanted.update(
-            (kind, stage, residue) for kind in ends for residue in range(per_update - 1, per_turn, per_update)
-        )
+    wanted = Counter(
+        (kind, stage, residue)
+        for stage in range(schedule.num_stages)
+        for residue in range(per_turn)
+        for kind in rules.kinds(stage, updates=(residue + 1) % per_update == 0)
+    )
     return wanted == Counter(
         (kind, stage, offset % per_turn) for actions in schedule.body for kind, stage, offset in actions
     )
@@ -172,7 +170,7 @@ def acyclic(turn: Turn, makers: Mapping[Value, int | None], uses: Mapping[Value,
             followers[maker] += [use.position for use in users if use.turns == 0]
     waits_for = Counter(chain.from_iterable(followers))
     ready = [position for position in range(last + 1) if position not in waits_for]
-    for position in ready:  # which grows
+    for position in ready:  # which grows; with graphlib making a Trainer of 512 stages takes 0.59 s, not 0.45
         for follower in followers[position]:
             waits_for[follower] -= 1
             if not waits_for[follower]:

@@ -149,6 +149,12 @@ class Rules:
         """How many stages there are."""
         return self.reach.num_stages
 
+    def kinds(self, stage: int, *, updates: bool) -> str:
+        """What a stage does with a micro-batch, a letter an action; `updates`: with the last one of an update."""
+        ends = "A" * self.sums + "R" * self.reduces + "U" + "M" * self.merges
+        runs = ("FC" if stage in self.recompute else "F") + ("IW" if stage in self.split else "B")
+        return runs + ends * updates
+
     @property
     def lookback(self) -> int:
         """For how many micro-batches, at most, weights that are only read are under way."""

@@ -61,11 +61,7 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
     found = Counter(action for worker in range(schedule.num_workers) for action in schedule.unroll(worker, turns))
     for microbatch in range(turns * schedule.per_turn):
         for stage in range(schedule.num_stages):
-            wanted = "FC" if stage in rules.recompute else "F"
-            wanted += "IW" if stage in rules.split else "B"
-            if (microbatch + 1) % rules.per_update == 0:
-                wanted += "A" * rules.sums + "R" * rules.reduces + "U" + "M" * rules.merges
-            for kind in wanted:
+            for kind in rules.kinds(stage, updates=(microbatch + 1) % rules.per_update == 0):
                 action = Action(kind, stage, microbatch)
                 times = found.pop(action, 0)
                 if times != 1:
