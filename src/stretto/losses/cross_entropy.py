@@ -7,7 +7,6 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,17 +32,11 @@ class CrossEntropy:
     tokens: bool = False
     shift: bool = False
 
-    @cached_property
-    def _plain(self) -> bool:
-        return self.weight is None and not (self.label_smoothing or self.tokens or self.shift)
-
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean over the targets that count."""
-        if self._plain:
-            return self.function(output, target, ignore_index=self.ignore_index)
         return self._reduced(*self._flat(output, target), "mean")
 
-    def value(self, output: Tensor, target: Tensor, counted: bool) -> Tensor | Sum:
+    def value(self, output: Tensor, target: Tensor, *, counted: bool) -> Tensor | Sum:
         """The mean; or, if that is `counted` and targets are classes, the sum and the count."""
         if not counted or (isinstance(target, Tensor) and target.is_floating_point()):
             return self(output, target)

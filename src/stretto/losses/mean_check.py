@@ -17,7 +17,7 @@ from stretto.errors import UsageError
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, MeanOverExamples, call
 from stretto.nn.batch import IGNORED
-from stretto.nn.generator import PreservedGenerator
+from stretto.nn.seeding import PreservedGenerator
 
 FIRST = 4  # minibatches that are looked at in any case; after them each whose number is a power of two
 MOST = 1 << 22  # numbers of made-up outputs: of large ones some examples of each part are enough

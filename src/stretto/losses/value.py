@@ -7,7 +7,6 @@ many. So a loss may return `(sum, count)`, and training divides by the count of 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -51,9 +50,9 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
 
     Raises UsageError for anything but a number with a gradient, or that and a count.
     """
-    sums = getattr(loss, "sum_and_count", None) if counted else None
-    targets_classes = not (isinstance(target, Tensor) and target.is_floating_point())
-    value = sums(output, target) if sums is not None and targets_classes else loss(output, target)
+    if isinstance(loss, CrossEntropy):
+        return loss.value(output, target, counted=counted)
+    value = loss(output, target)
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.reshape(())
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor) and value[0].numel() == 1:
@@ -64,16 +63,6 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
         f"the loss returned {described(value)}: it returns a tensor with one number, the mean over the batch's "
         "examples, or (sum, count), a sum over the batch and what the whole minibatch's sum is divided by, at least 0"
     )
-
-
-def valuing(loss: Loss) -> Callable[[Any, Any, bool], Tensor | Sum]:
-    """`call` with this loss: (output, target, counted) -> what it gives."""
-    return loss.value if isinstance(loss, CrossEntropy) else partial(checked, loss)
-
-
-def checked(loss: Loss, output: Any, target: Any, counted: bool) -> Tensor | Sum:
-    """`call`, its arguments in order."""
-    return call(loss, output, target, counted=counted)
 
 
 def described(value: Any) -> str:

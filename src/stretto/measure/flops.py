@@ -10,7 +10,7 @@ import torch
 from stretto.emulate import Emulator
 from stretto.nn.batch import inputs_on, target_on
 from stretto.nn.flop_counter import counting
-from stretto.nn.generator import PreservedGenerator
+from stretto.nn.seeding import PreservedGenerator
 from stretto.schedule import Action, Rules
 from stretto.stage.specification import Specification
 from stretto.stage.stage import Parts, Practice, Stage, Target
@@ -33,7 +33,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     of, stages = trainer.specification, []
     alone = replace(trainer.rules, per_update=1)
     for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
-        practice = Practice(WEIGHTS[COUNTED_AS[of.method.weights]](module), nothing)
+        practice = Practice(WEIGHTS[COUNTED_AS[of.method.weights]](module), None)
         stages.append(Counted(Parts(index=index, module=module, head=head), of, alone, practice))
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
     emulator = Emulator(trainer.schedule, rules, dict(enumerate(stages)), trainer.method.delays(trainer.schedule))
@@ -47,10 +47,6 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
         for stage in stages
         for kind, flops in stage.flops.items()
     }
-
-
-def nothing(_: int) -> None:
-    """An update of a stage that nothing trains."""
 
 
 class Counted(Stage):

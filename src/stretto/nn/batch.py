@@ -42,7 +42,7 @@ def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
 def inputs_of(x: Any, name: str = "x") -> tuple[Tensor, ...]:
     """The tensors of x, which is one of FORMS. Raises UsageError for anything else, and for what has no numbers."""
     if isinstance(x, Tensor):
-        return (x if not x.is_meta else with_numbers(x, name),)
+        return (with_numbers(x, name),)
     if isinstance(x, Mapping):
         if not all(isinstance(key, str) for key in x):
             raise UsageError(
@@ -88,7 +88,7 @@ def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
 def target_of(y: Any, name: str = "y") -> Any:
     """The target, arrays as tensors and lists as tuples, in a dict too; any other thing is the loss's own business."""
     if isinstance(y, Tensor):
-        return y if not y.is_meta else with_numbers(y, name)
+        return with_numbers(y, name)
     if isinstance(y, np.ndarray):
         return as_tensor(y, name)
     if isinstance(y, tuple | list):
@@ -122,14 +122,6 @@ def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
         raise UsageError(f"{shown(value)} is {value.layout}: only dense tensors can be cut into {pieces} {what}")
     if isinstance(value, Tensor) and value.dim():
         return list(value.tensor_split(pieces))
-    if (
-        type(value) is tuple
-        and len(value) == 1
-        and isinstance(value[0], Tensor)
-        and value[0].layout == torch.strided
-        and value[0].dim()
-    ):
-        return list(zip(value[0].tensor_split(pieces), strict=True))
     if isinstance(value, tuple) and value:
         return [like(value, each) for each in zip(*(cut(part, pieces, what) for part in value), strict=True)]
     if isinstance(value, dict) and value:

@@ -2,6 +2,11 @@
 
 from zlib import crc32
 
+import torch
+from torch import Tensor
+
+from stretto.nn.devices import generator_of
+
 _MASK = (1 << 64) - 1
 
 
@@ -19,3 +24,39 @@ def derive(seed: int, *parts: int | str) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31
     return state >> 1
+
+
+class PreservedGenerator:
+    """The device's global random generator, given back as it was found."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._generator = generator_of(device)
+        self._state: Tensor | None = None
+
+    def seed(self, seed: int) -> None:
+        """Start the generator anew."""
+        self._generator.manual_seed(seed)
+
+    def __enter__(self) -> "PreservedGenerator":
+        self._state = self._generator.get_state()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._state is not None
+        self._generator.set_state(self._state)
+
+
+class ForwardSeeds:
+    """Seeds the device's generator before each forward of a stage.
+
+    What a stage draws (dropout) depends on the seed, the stage, the replica and the micro-batch only.
+    """
+
+    def __init__(self, device: torch.device, seed: int, stage: int, replica: int = 0) -> None:
+        base = derive(seed, "forward", stage)
+        self._base = derive(base, "replica", replica) if replica else base
+        self._generator = generator_of(device)
+
+    def start(self, microbatch: int) -> None:
+        """The forward of a micro-batch comes next."""
+        self._generator.manual_seed(derive(self._base, microbatch))

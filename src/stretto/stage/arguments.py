@@ -11,8 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.nn.generator import PreservedGenerator
-from stretto.nn.seeding import derive
+from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.options.checks import called, is_number, refuse, shown
 from stretto.replicas import Sync
 from stretto.schedule import Reach

@@ -12,7 +12,7 @@ from stretto.errors import UsageError
 from stretto.heads.solo import lent
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
-from stretto.nn.generator import ForwardSeeds
+from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
 from stretto.replicas.agreement import Agreement, agreement

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -15,12 +16,12 @@ from stretto.heads.head import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.sums import Sum
-from stretto.losses.value import Loss, call, mean_and_weight, valuing
+from stretto.losses.value import Loss, call, mean_and_weight
 from stretto.nn.batch import like, moved, tensors_in
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
-from stretto.nn.generator import ForwardSeeds
 from stretto.nn.input_errors import is_misfit, told
 from stretto.nn.preserve import home
+from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local, shares, whole
 from stretto.nn.state_check import check_part, check_weights, fitting
@@ -39,7 +40,6 @@ Kinds = tuple[tuple[torch.dtype, torch.Size], ...]
 Norms = Callable[[Sequence[Tensor]], Tensor]  # of parameters' gradients, [number of gradients]
 
 VERSION, GRADIENT = attrgetter("_version"), attrgetter("grad")
-NONE_TIED: Mapping[int, nn.Parameter] = {}
 
 
 @dataclass(slots=True)
@@ -92,8 +92,7 @@ class Practice(NamedTuple):
     """How a stage trains for a while: which weights its passes see, and its update, told how many came before.
 
     `step` is None for the optimizer's own. `clip` is how large gradients may be at an update: those of all stages
-    together if they have told each other (R),
-    else the stage's own.
+    together if they have told each other (R), else the stage's own.
     """
 
     weights: Weights
@@ -146,7 +145,6 @@ class Stage:
         self.scheduler = parts.scheduler
         self.weights, self._step, self._clip = practice
         self.loss = specification.precision.loss(specification.loss)
-        self._value = valuing(self.loss)
         self.updates = 0
         self._recompute = index in rules.recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
@@ -162,7 +160,7 @@ class Stage:
         self._parameters = parameters if parts.borrows is None else parts.borrows.own(parameters)
         self.masters = parts.masters
         self._parameters += self.masters.copies.values()
-        self.autocast = specification.precision.autocast(specification.device)
+        self._autocast = specification.precision.autocast(specification.device)
         self.agreement = parts.agreement
         self._own_norms: Norms = parts.norms or own_norms
         self._begun = False  # whether a gradient has been computed since the last update
@@ -200,15 +198,13 @@ class Stage:
             if kind == "F":
                 wanted = self.updates if version is None else version
                 run = self._first_forward if self._recompute else self._forward
-                torch.clear_autocast_cache()
-                with self.autocast():
+                with self.context():
                     made = run(microbatch, operands, wanted)
                 if self._took is None:
                     self._took = kinds_of(operands)
                 return made
             if kind == "C":
-                torch.clear_autocast_cache()
-                with self.autocast():
+                with self.context():
                     return self._second_forward(microbatch, operands)
             return self._run[kind](operands)
         except Exception as error:
@@ -239,6 +235,11 @@ class Stage:
             f"stage {self.index} ({summary(self.module)}) {what}{against}: {told(error)}. Give batches that the stages "
             "and the loss can take; Trainer(example=x) checks the stages before"
         )
+
+    def context(self) -> AbstractContextManager[object]:
+        """What a forward runs in, with its head and its loss, as `Precision.forward` says; make one for each."""
+        torch.clear_autocast_cache()
+        return self._autocast()
 
     def adopt(self, practice: Practice, recompute: bool) -> None:
         """Train otherwise from now on; nothing may be in flight."""
@@ -306,15 +307,10 @@ class Stage:
             self._seeds.start(microbatch)
         if isinstance(self.head, SharedReadout):
             self.head.receive(operands.get("tied-weight", ()))
-        inputs = leaves(operands["activation"], self._sends)
+        inputs = like(operands["activation"], [leaf(tensor, self._sends) for tensor in operands["activation"]])
         given = like(inputs, [tensor.clone() for tensor in inputs]) if self._changes_input else inputs
         before = list(map(VERSION, given))
-        if self._borrows is None and seen is None:
-            # Where nothing is trained every version is the same.
-            output, version = self.weights.forward(given, 0 if self.optimizer is None else self.updates - wanted)
-            tied: Mapping[int, nn.Parameter] = NONE_TIED
-        else:
-            output, version, tied = self._run_module(given, operands, wanted, seen)
+        output, version, tied = self._run_module(given, operands, wanted, seen)
         if not self._changes_input and before != list(map(VERSION, given)):
             raise UsageError(IN_PLACE.format(self.index))
         outputs = output if isinstance(output, tuple) else (output,)
@@ -336,7 +332,7 @@ class Stage:
     def _lose(self, graph: Graph, features: Tensors, output: Any, target: Target, seen: Seen | None) -> Tensor:
         # What is told of a micro-batch's loss: its share of the minibatch's mean, or its sum and its count.
         compared = output if self.head is None else self.head(*features)
-        value = self._value(compared, target.value, target.counted)
+        value = call(self.loss, compared, target.value, counted=target.counted)
         whole = self.head if isinstance(self.head, LocalLoss) else None
         if isinstance(value, Sum):
             keeps_graph = seen is not None or not self._recompute
@@ -355,11 +351,10 @@ class Stage:
     def _run_module(
         self, inputs: Tensors, operands: Mapping[str, Any], wanted: int, seen: Seen | None
     ) -> tuple[Any, Any, Mapping[int, nn.Parameter]]:
-        def run() -> tuple[Any, Any]:
-            if seen is not None:
-                return self.weights.recompute(inputs, seen.version)
-            return self.weights.forward(inputs, 0 if self.optimizer is None else self.updates - wanted)
-
+        if seen is not None:
+            run = partial(self.weights.recompute, inputs, seen.version)
+        else:  # where nothing is trained every version is the same
+            run = partial(self.weights.forward, inputs, 0 if self.optimizer is None else self.updates - wanted)
         if self._borrows is None:
             return *run(), {}
         self._borrows.receive(operands.get("tied-weight", ()))
@@ -623,17 +618,6 @@ def begins_in_place(module: nn.Module) -> bool:
     """Whether a stage's first layer works in place, as ReLU(inplace=True) does; it then gets a copy of its input."""
     first = next((layer for layer in module.modules() if not any(True for _ in layer.children())), module)
     return bool(getattr(first, "inplace", False))
-
-
-def leaves(tensors: Tensors, wants_gradient: bool) -> Tensors:
-    """Leaves with the same values, which collect gradients if any are wanted; with the names that `tensors` have."""
-    made = []
-    for tensor in tensors:
-        detached = tensor.detach()
-        if wants_gradient and (detached.is_floating_point() or detached.is_complex()):
-            detached.requires_grad_()
-        made.append(detached)
-    return like(tensors, made) if type(tensors) is not tuple else tuple(made)
 
 
 def leaf(tensor: Tensor, wants_gradient: bool) -> Tensor:

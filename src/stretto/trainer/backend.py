@@ -19,7 +19,6 @@ from stretto.emulate.recorder import record
 from stretto.emulate.replica_emulator import Replicas
 from stretto.emulate.update_order import InOrder
 from stretto.errors import UsageError
-from stretto.losses import Loss
 from stretto.mesh import Mesh
 from stretto.nn.chain import Chain
 from stretto.nn.devices import pick_device
@@ -29,8 +28,8 @@ from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reduction import Peers
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.precision import Precision
 from stretto.stage.shared_stage import Within
+from stretto.stage.specification import Specification
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 from stretto.trainer.evaluate import evaluate
@@ -113,12 +112,7 @@ class Team(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        stages: Sequence[nn.Module],
-        loss: Loss,
-        batches: Iterable[tuple[Any, Any]],
-        device: torch.device,
-        precision: Precision,
+        self, stages: Sequence[nn.Module], of: Specification, batches: Iterable[tuple[Any, Any]]
     ) -> dict[str, float]:
         """As `stretto.trainer.evaluate.evaluate`, the same on every process."""
 
@@ -239,15 +233,10 @@ class Solo(Team):
         """They are the same objects."""
 
     def evaluate(
-        self,
-        stages: Sequence[nn.Module],
-        loss: Loss,
-        batches: Iterable[tuple[Any, Any]],
-        device: torch.device,
-        precision: Precision,
+        self, stages: Sequence[nn.Module], of: Specification, batches: Iterable[tuple[Any, Any]]
     ) -> dict[str, float]:
         """The model is here."""
-        return evaluate(Chain(*stages), loss, batches, device, precision)
+        return evaluate(Chain(*stages), of, batches)
 
     def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
         """Everything is here."""

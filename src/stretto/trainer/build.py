@@ -16,9 +16,8 @@ from stretto.heads.solo import readings
 from stretto.mesh import Placement
 from stretto.nn import memory_limit, tied_weights
 from stretto.nn.batch import inputs_on
-from stretto.nn.generator import PreservedGenerator
 from stretto.nn.remote_stage import Elsewhere
-from stretto.nn.seeding import derive
+from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.arguments import (

@@ -24,7 +24,6 @@ from stretto.collectives.stored_calibration import Basis, basis
 from stretto.emulate.meeting import Meeting
 from stretto.emulate.parameter_server import LocalServers
 from stretto.errors import UsageError
-from stretto.losses import Loss
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, inputs_on, target_on
 from stretto.nn.buckets import align, tensors_of
@@ -50,8 +49,8 @@ from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.precision import Precision
 from stretto.stage.shared_stage import Within
+from stretto.stage.specification import Specification
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
@@ -321,12 +320,7 @@ class Ranks(Team):
                 stages[tie.user].take_over(self._from(self._ranks[self._home_of[tie.owner]], self.cpu).receive().value)
 
     def evaluate(
-        self,
-        stages: Sequence[nn.Module],
-        loss: Loss,
-        batches: Iterable[tuple[Any, Any]],
-        device: torch.device,
-        precision: Precision,
+        self, stages: Sequence[nn.Module], of: Specification, batches: Iterable[tuple[Any, Any]]
     ) -> dict[str, float]:
         """Batch after batch through the stages of replica 0, where they live; the last one counts.
 
@@ -334,7 +328,7 @@ class Ranks(Team):
         """
         homes, me = self._homes(stages), self.world.rank
         told = self._placement.rank(0, self._home_of[len(stages) - 1])  # whom to ask
-        tally = Tally()
+        device, precision, tally = of.device, of.precision, Tally()
         here = [stage for stage in stages if not isinstance(stage, Elsewhere)]
         if self.replicas[0] > 0 and not self._sharded:
             for _ in batches:  # whoever made them may draw from the same source again
@@ -359,7 +353,7 @@ class Ranks(Team):
                             given = output if isinstance(output, tuple) else (output,)
                             if index == len(stages) - 1:
                                 target = target_on(y, device)
-                                tally.add(output, target, precision.loss(loss), examples)
+                                tally.add(output, target, precision.loss(of.loss), examples)
         sums = torch.tensor([*astuple(tally)], dtype=torch.float64)
         for stage in here:
             release(stage)

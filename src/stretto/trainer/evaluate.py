@@ -11,7 +11,7 @@ from stretto.errors import UsageError
 from stretto.losses import Loss, mean_and_weight
 from stretto.nn.batch import IGNORED, call, inputs_on, target_on
 from stretto.nn.preserve import evaluating
-from stretto.stage.precision import Precision
+from stretto.stage.specification import Specification
 
 
 @dataclass
@@ -48,26 +48,20 @@ class Tally:
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[tuple[Any, Any]],
-    device: torch.device,
-    precision: Precision,
-) -> dict[str, float]:
+def evaluate(model: nn.Module, of: Specification, batches: Iterable[tuple[Any, Any]]) -> dict[str, float]:
     """Mean loss over examples, or over what the loss counts; and the accuracy.
 
     That is over targets, where these are whole numbers one dimension short of outputs.
     Targets of -100 ask for nothing and do not count. Batches are weighted by their number of examples, or, where the
     loss gives (sum, count), by that count. Raises UsageError when there are none, or nothing counts.
     """
-    tally = Tally()
+    device, precision, tally = of.device, of.precision, Tally()
     with evaluating([model]):
         for x, y in batches:
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
             with precision.forward(device):
                 output = call(model, tensors)
-                tally.add(output, target, precision.loss(loss), tensors[0].shape[0])
+                tally.add(output, target, precision.loss(of.loss), tensors[0].shape[0])
     return tally.result()
 
 

@@ -59,7 +59,6 @@ class Dealer:
         self._reads_y = reads_y
         self._tells_x = tells_x
         self._precision = specification.precision
-        self._converts = specification.precision.name == "bf16"
         self._device = specification.device
         self._deals: dict[int, Deal] = {}  # by number of examples
 
@@ -79,9 +78,8 @@ class Dealer:
             self._refuse_few(examples)
         else:
             examples = 1
-        deal = self._deals.get(examples) or self._deal(examples)
         inputs = None if read is None else self._parted(read)
-        targets = self._targets(y, examples, deal) if self._reads_y else None
+        targets = self._targets(y, examples) if self._reads_y else None
         made = []
         for replica in self._own:
             for piece in range(self._pieces):
@@ -105,8 +103,9 @@ class Dealer:
                 "fewer microbatches=, or a loader that drops the last, short batch (DataLoader(..., drop_last=True))"
             )
 
-    def _targets(self, y: Any, examples: int, deal: "Deal") -> list[list[Target]]:
+    def _targets(self, y: Any, examples: int) -> list[list[Target]]:
         # Of each replica; what differs from a mean over examples is counted, and looked for.
+        deal = self._deals.get(examples) or self._deal(examples)
         counted = self._cross_entropy is not None and self._cross_entropy.uneven(y)
         expected = 1.0
         if counted or self._mean_check is not None:
@@ -115,8 +114,8 @@ class Dealer:
         for own, shares in zip(self._parted(y), deal.shares, strict=True):
             targets.append([])
             for part, share in zip(own, shares, strict=True):
-                value = part.to(self._device) if isinstance(part, Tensor) else moved(part, self._device)
-                targets[-1].append(Target(value, share, (), counted, expected))
+                value = moved(part, self._device)
+                targets[-1].append(Target(value, share, counted=counted, expected=expected))
         if self._mean_check is not None and self._parts > 1:
             check = self._mean_check.due(y, deal.sizes, deal.first)
             if check is not None:
@@ -148,8 +147,6 @@ class Dealer:
         return deal
 
     def _inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if len(tensors) == 1 and type(tensors) is tuple and not self._converts:
-            return (tensors[0].to(self._device),)
         here = like(tensors, [tensor.to(self._device) for tensor in tensors])
         return self._precision.inputs(here)
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.linalg import vector_norm
 
 from stretto.nn.batch import call, like
-from stretto.nn.generator import PreservedGenerator
+from stretto.nn.seeding import PreservedGenerator
 from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
 from stretto.stage.interpreter import Interpreter
@@ -218,7 +218,7 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
     given = [tensor.clone() for tensor in inputs] if begins_in_place(module) else inputs
     alive: list[Any] = []  # whatever is freed gives its place to the next, which would then not be counted
     hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-    with PreservedGenerator(inputs[0].device), hooks, stage.autocast():
+    with PreservedGenerator(inputs[0].device), hooks, stage.context():
         alive.append(call(module, like(graph.inputs, given)))
         if target is not None:
             features = alive[0] if isinstance(alive[0], tuple) else (alive[0],)

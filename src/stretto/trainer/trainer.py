@@ -19,7 +19,7 @@ from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.nn.batches import Batches
 from stretto.nn.chain import Chain
-from stretto.nn.generator import PreservedGenerator
+from stretto.nn.seeding import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
 from stretto.options.checks import flag, of_kind, positive, whole
 from stretto.options.checks import path as check_path
@@ -357,7 +357,7 @@ class Trainer:
         self._pause()
         with self._team.together(), given.fitting():
             self._team.refresh(self._stages, self.rules)
-            return self._team.evaluate(self.stages, self.loss, given, self.device, self.precision)
+            return self._team.evaluate(self.stages, self.specification, given)
 
     def together(self) -> AbstractContextManager[None]:
         """What all processes do at the same time, besides training: an error in one of them ends all."""
