@@ -15,8 +15,8 @@ import altair as alt
 from stretto import study
 from stretto.report import METRICS, Metric, Panel, Record, panels
 from stretto.report.encodings import color, shape
-from stretto.report.filters import COLUMNS, GAP, SIDE
-from stretto.report.filters import picture as filter_picture
+from stretto.report.filter_pictures import COLUMNS, GAP, SIDE
+from stretto.report.filter_pictures import picture as filter_picture
 from stretto.report.frontier import frontier_chart
 from stretto.report.metric import metric
 from stretto.report.palette import Style, styles

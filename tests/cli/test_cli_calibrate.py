@@ -90,7 +90,7 @@ def test_an_interrupted_calibration_leaves_no_file(capsys, tmp_path, monkeypatch
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stretto.study.launch.launch", interrupted)
+    monkeypatch.setattr("stretto.study.run_processes.launch", interrupted)
     assert main(["calibrate", "--out", str(tmp_path / "cluster.toml")]) == 130
     assert "interrupted; nothing has been written" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from stretto.collectives.program import BEGIN, POST, SETTLE, TAKE
+from stretto.collectives.calls import BEGIN, POST, SETTLE, TAKE
 
 MODES = ("buffered", "early", "late", "random")
 

@@ -4,7 +4,7 @@ import altair as alt
 import pytest
 
 from report.synthetic import run
-from stretto.report.filters import COLUMNS, GAP, MOST_RECTANGLES, SIDE, picture
+from stretto.report.filter_pictures import COLUMNS, GAP, MOST_RECTANGLES, SIDE, picture
 from stretto.report.inspection import InspectedRun, build_inspection, cosine_chart, loss_chart, probe_chart
 from stretto.report.record import Measurement
 

@@ -76,7 +76,7 @@ def test_pictures_are_checked():
 
 
 def test_ticks_are_few_round_and_inside():
-    from stretto.report.axis import linear_ticks, log_domain, log_ticks
+    from stretto.report.cost_axis import linear_ticks, log_domain, log_ticks
 
     assert log_ticks(0.9, 1100) == [1, 3, 10, 30, 100, 300, 1000]
     assert log_ticks(4.1, 5.6) == [4.5, 5.0, 5.5]

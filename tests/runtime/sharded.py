@@ -101,7 +101,7 @@ def killed():
 
 def refused():
     """What is said of a parameter that cannot be cut, and of an observer."""
-    from stretto.runtime.sharded import shard
+    from stretto.runtime.fsdp import shard
 
     trainer = replicated.build("backprop", stretto.Mesh(data=2), sync="fully-shard")
     stage = nn.Linear(2, 2)
@@ -120,9 +120,9 @@ def refused():
 
 def messages(method, reshard):
     """How many gatherings and sums a stage's replicas take for an update of four micro-batches."""
-    from stretto.runtime import sharded
+    from stretto.runtime import fsdp
 
-    former = [getattr(sharded, name) for name in MESSAGES]
+    former = [getattr(fsdp, name) for name in MESSAGES]
     counted = dict.fromkeys(MESSAGES, 0)
 
     def counting(name, function):
@@ -137,10 +137,10 @@ def messages(method, reshard):
     )
     try:
         for name, function in zip(MESSAGES, former, strict=True):
-            setattr(sharded, name, counting(name, function))
+            setattr(fsdp, name, counting(name, function))
         for x, y in replicated.batches(3):
             trainer.step(x, y)
     finally:
         for name, function in zip(MESSAGES, former, strict=True):
-            setattr(sharded, name, function)
+            setattr(fsdp, name, function)
     return [counted[name] / 3 / len(trainer.stages) for name in MESSAGES]

@@ -8,7 +8,7 @@ from torch import nn
 import stretto
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
-from stretto.splitting.export.program import fits
+from stretto.splitting.export.exported_program import fits
 
 
 class Plain(nn.Module):

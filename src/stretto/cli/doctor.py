@@ -7,7 +7,7 @@ from stretto.errors import UsageError, nearest
 from stretto.settings.command_line import FLAG, OPTIONS, WHOLE, WHOLES, Option
 
 if TYPE_CHECKING:
-    from stretto.doctor.model import Diagnosis
+    from stretto.doctor.model_check import Diagnosis
 
 
 def doctor(
@@ -84,7 +84,7 @@ def diagnosis_of(
 
     `shape` is that of an input batch. Raises UsageError for a model or an example that there is not.
     """
-    from stretto.doctor.model import cut, diagnose, example_of
+    from stretto.doctor.model_check import cut, diagnose, example_of
 
     model, example = built_in(name, options, data) if ":" not in name else of_user(name, options, data)
     if shape is not None:
@@ -132,7 +132,7 @@ def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[An
 
 def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
     """Lines: a table of the modules, why some cannot be trained under some methods, and remarks."""
-    from stretto.doctor.model import MEANING, methods_of
+    from stretto.doctor.model_check import MEANING, methods_of
 
     plural = "stage" if diagnosis.num_stages == 1 else "stages"
     rows = [("stage", "module", "kind", "parameters", *MEANING)]

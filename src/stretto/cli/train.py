@@ -190,8 +190,8 @@ def make_run(
 
     Otherwise this process is one of a launcher's, and takes its part.
     """
-    from stretto.study.launch import run_on_processes
     from stretto.study.prepare import costs_of
+    from stretto.study.run_processes import run_on_processes
     from stretto.study.training_run import run, run_prepared
 
     settings, costs = prepared.settings, costs_of(prepared)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stretto.collectives.program import BEGIN, POST, SETTLE, Program
+from stretto.collectives.calls import BEGIN, POST, SETTLE, Program
 
 
 class PointToPoint(Protocol):

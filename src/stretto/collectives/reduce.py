@@ -10,8 +10,8 @@ from torch import Tensor
 
 from stretto.collectives.algorithms import ALGORITHMS, NESTED, plan
 from stretto.collectives.calibration import NOMINAL, Calibration, cheapest
+from stretto.collectives.calls import Program, lower
 from stretto.collectives.execute import execute
-from stretto.collectives.program import Program, lower
 from stretto.errors import StrettoError, UsageError
 from stretto.options.checks import of_kind, one_of, refuse, whole
 

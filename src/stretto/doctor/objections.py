@@ -17,9 +17,9 @@ from stretto.nn.batch import call, like
 from stretto.weights import check, guard
 from stretto.weights.origins import tensors_in
 from stretto.weights.probe import changes_with
-from stretto.weights.rules import CurrentRule, WeightPrediction
 from stretto.weights.stash import Stash
 from stretto.weights.substituted import Substituted
+from stretto.weights.value_rules import CurrentRule, WeightPrediction
 
 MECHANISMS = ("live", "predicted", "stash")
 HIDDEN_COPY = "its backward reads a copy of {} that autograd does not know of", check.STASH

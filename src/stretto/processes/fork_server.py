@@ -26,7 +26,7 @@ NEEDED = (
     "stretto.trainer.distributed",
     "stretto.study.calibration_processes",
     "stretto.study.process_pool",
-    "stretto.study.launch",
+    "stretto.study.run_processes",
 )
 LOST = (EOFError, ConnectionError)  # raised where a process is started and the fork server has ended meanwhile
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.axis import log_axis, stage_axis
 from stretto.report.chart_specs import ChartSpecs
+from stretto.report.cost_axis import log_axis, stage_axis
 from stretto.report.encodings import color, dash, data, shape
 from stretto.report.observed import ObservedMethod, observed_methods
 from stretto.report.page import Page

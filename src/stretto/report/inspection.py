@@ -11,10 +11,10 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.axis import loss_axis, stage_axis
 from stretto.report.chart_specs import ChartSpecs
+from stretto.report.cost_axis import loss_axis, stage_axis
 from stretto.report.encodings import data
-from stretto.report.filters import picture
+from stretto.report.filter_pictures import picture
 from stretto.report.html import fill, write
 from stretto.report.palette import NEUTRAL, styles
 from stretto.report.record import Measurement, Record

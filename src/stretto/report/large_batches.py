@@ -10,8 +10,8 @@ import altair as alt
 
 from stretto.analysis.batch_tradeoff import Tradeoff, fit, positive_weights
 from stretto.report import units
-from stretto.report.axis import LABELS, log_axis
 from stretto.report.chart_specs import ChartSpecs
+from stretto.report.cost_axis import LABELS, log_axis
 from stretto.report.encodings import color, data, shape
 from stretto.report.metric import TRAIN_LOSS, Metric
 from stretto.report.palette import NEUTRAL, Style

@@ -6,7 +6,7 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.report.heading import Heading
-from stretto.report.predicted import PredictedRun
+from stretto.report.prediction import PredictedRun
 from stretto.report.record import Record
 from stretto.report.turns import Timelines
 

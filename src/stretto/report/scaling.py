@@ -8,8 +8,8 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.axis import log_axis
 from stretto.report.chart_specs import ChartSpecs
+from stretto.report.cost_axis import log_axis
 from stretto.report.encodings import data
 from stretto.report.html import fill, write
 from stretto.report.palette import COLORS, NEUTRAL, SHAPES, Style

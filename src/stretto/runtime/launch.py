@@ -22,8 +22,8 @@ from stretto.files.temporary_folders import scratch
 from stretto.processes import fork_server
 from stretto.runtime import launch_agent
 from stretto.runtime.rendezvous.addresses import host_and_port
-from stretto.runtime.rendezvous.local import LocalRendezvous
 from stretto.runtime.rendezvous.nodes import NodesRendezvous
+from stretto.runtime.rendezvous.one_machine import LocalRendezvous
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx, nn
 
-from stretto.splitting.arguments import find_call
 from stretto.splitting.cost import Inputs
+from stretto.splitting.forward_arguments import find_call
 from stretto.splitting.fx.graph import TraceError, record
-from stretto.splitting.fx.units import Units
+from stretto.splitting.fx.module_units import Units
 from stretto.splitting.parts import tied
 
 

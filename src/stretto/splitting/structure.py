@@ -10,7 +10,7 @@ from stretto.errors import UsageError
 from stretto.splitting.blocks import Blocks
 from stretto.splitting.cost import Inputs
 from stretto.splitting.fx.graph import TraceError
-from stretto.splitting.layers import Layers
+from stretto.splitting.layer_lists import Layers
 from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
 from stretto.splitting.parts import Parts
 

@@ -17,7 +17,7 @@ from stretto.stage.stage import Parts, Practice
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
 from stretto.weights.check import STASH, is_compiled
 from stretto.weights.rounded import Rounded
-from stretto.weights.rules import (
+from stretto.weights.value_rules import (
     Correction,
     CurrentRule,
     PartOf,

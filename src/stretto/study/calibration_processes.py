@@ -8,7 +8,7 @@ from typing import Any
 
 from stretto.files.temporary_folders import scratch
 from stretto.runtime.launch import LaunchSettings
-from stretto.study.launch import start
+from stretto.study.run_processes import start
 
 OnStep = Callable[[int], object]  # called with the number of steps done
 Tell = Callable[[], object]  # called after each step

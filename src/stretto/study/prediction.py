@@ -18,7 +18,7 @@ from stretto.heads import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses import Loss
 from stretto.measure import layer_costs
-from stretto.report.predicted import MEAN_TIMES, RunPrediction
+from stretto.report.prediction import MEAN_TIMES, RunPrediction
 from stretto.report.turns import mean_durations, turn_starts
 from stretto.settings.runs import TrainSettings, known
 from stretto.simulate import simulate

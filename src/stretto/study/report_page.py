@@ -8,7 +8,7 @@ from stretto.cost import Cluster
 from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.report import Page, Record, build
-from stretto.report.predicted import PredictedRun, compare_with_prediction
+from stretto.report.prediction import PredictedRun, compare_with_prediction
 from stretto.report.turns import RecordedRun, timelines
 from stretto.schedule import draw
 from stretto.settings.runs import TrainSettings

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from stretto import checkpoint
 from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
+from stretto.emulate.local_servers import LocalServers
 from stretto.emulate.meeting import Meeting
-from stretto.emulate.parameter_server import LocalServers
 from stretto.emulate.recorder import record
 from stretto.emulate.replica_emulator import Replicas
 from stretto.emulate.update_order import InOrder

@@ -21,8 +21,8 @@ from stretto.checkpoint import Manifest
 from stretto.collectives import Calibration
 from stretto.collectives.reduce import AUTO
 from stretto.collectives.stored_calibration import Basis, basis
+from stretto.emulate.local_servers import LocalServers
 from stretto.emulate.meeting import Meeting
-from stretto.emulate.parameter_server import LocalServers
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, inputs_on, target_on
@@ -39,9 +39,9 @@ from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
 from stretto.runtime.channels import Channel, Mailbox, channels
 from stretto.runtime.failure import PeerLostError, reaching
 from stretto.runtime.nccl import Direct, backend_between
-from stretto.runtime.parameter_server import RemoteServers, Sums
 from stretto.runtime.process import Member
 from stretto.runtime.recorder import WorkerRecorder, offset_to_first, tell_time
+from stretto.runtime.remote_servers import RemoteServers, Sums
 from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
 from stretto.runtime.serialize import as_tensor, as_text
 from stretto.runtime.shared_worker import share_stages
@@ -160,7 +160,7 @@ class Ranks(Team):
     def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
         """Each module by itself."""
         if self._fellowship is not None and sync.sharding is not None:
-            from stretto.runtime.sharded import shard  # it takes a while
+            from stretto.runtime.fsdp import shard  # it takes a while
 
             self._sharded = True
             for module in modules:

@@ -3,9 +3,11 @@
 from stretto.weights.current import Current
 from stretto.weights.double_buffered import DoubleBuffered
 from stretto.weights.live import Live
-from stretto.weights.plain import Plain
 from stretto.weights.predicted import Predicted
-from stretto.weights.rules import (
+from stretto.weights.stash import Stash
+from stretto.weights.substituted import Substituted
+from stretto.weights.synchronous import Plain
+from stretto.weights.value_rules import (
     Correction,
     CurrentRule,
     PartOf,
@@ -14,8 +16,6 @@ from stretto.weights.rules import (
     VelocityPrediction,
     WeightPrediction,
 )
-from stretto.weights.stash import Stash
-from stretto.weights.substituted import Substituted
 from stretto.weights.weights import Weights
 
 WEIGHTS: dict[str, type[Weights]] = {"current": Current, "stash": Stash, "double-buffered": DoubleBuffered}

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.weights.rules import Rule
 from stretto.weights.stash import Stash, Version
+from stretto.weights.value_rules import Rule
 
 
 class Predicted(Stash):

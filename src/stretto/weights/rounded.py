@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from stretto.nn.master_weights import Masters
-from stretto.weights.rules import Parameters, Rule
+from stretto.weights.value_rules import Parameters, Rule
 
 
 class Rounded(Rule):

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stretto.nn.batch import call
 from stretto.weights import check
 from stretto.weights.reads import Read, Reads
-from stretto.weights.rules import CurrentRule, Rule
+from stretto.weights.value_rules import CurrentRule, Rule
 from stretto.weights.weights import Weights
 
 

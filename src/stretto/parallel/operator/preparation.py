@@ -10,16 +10,16 @@ from torch.distributed.tensor import DTensor
 
 from stretto.errors import UsageError
 from stretto.options.checks import flag, mapping, of_kind, one_of
-from stretto.parallel.operator import attention, layers, styles
+from stretto.parallel.operator import attention, cut_layers, styles
 from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.blocks import blocks
+from stretto.parallel.operator.chosen_styles import roles
 from stretto.parallel.operator.piece import pieces
-from stretto.parallel.operator.plan import roles
 from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.role import Role
 from stretto.parallel.operator.sequence import install as open_up
 from stretto.parallel.operator.sequence import spans
 from stretto.parallel.operator.span import Between
+from stretto.parallel.operator.transformer_blocks import blocks
 
 PARAMETERS = ("dtensor", "local")
 
@@ -94,7 +94,7 @@ def install(layer: nn.Module, role: Role, axis: Axis, between: Between | None, *
     elif role.style != "replicate" and torch_styles and between is None and styles.fits(layer, role):
         styles.distribute(layer, role, axis)
     elif role.style != "replicate":
-        layers.cut(layer, role, axis, between)
+        cut_layers.cut(layer, role, axis, between)
 
 
 def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:

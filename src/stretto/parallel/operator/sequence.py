@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.blocks import CutBlock, runs
 from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.span import SequenceParts
+from stretto.parallel.operator.transformer_blocks import CutBlock, runs
 
 INPUTS = ("hidden_states", "src", "x", "input")
 

@@ -17,8 +17,8 @@ from stretto.parallel.space.exchange import Dims, add_up, fetch
 from stretto.parallel.space.geometry import RowRange, Window, cells, cuts, want
 from stretto.parallel.space.halo import lines
 from stretto.parallel.space.route import AxisRows
-from stretto.parallel.space.shapes import collected
 from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refuse, slab
+from stretto.parallel.space.slab_shapes import collected
 
 Func = Callable[..., Any]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.nn.devices import SPECIFIC_ATTRIBUTES, SPECIFIC_METHODS
-from stretto.parallel.space import convolution, elementwise, normalization, pooling, resampling, shapes
+from stretto.parallel.space import convolution, elementwise, normalization, pooling, resampling, slab_shapes
 from stretto.parallel.space.slab import Slab, refuse, slab
 
 Func = Callable[..., Any]
@@ -46,12 +46,13 @@ HANDLERS: dict[str, Func] = {
     "linear": elementwise.linear, "dropout": elementwise.dropout, "normalize": elementwise.normalize,
     "pad": resampling.pad, "interpolate": resampling.interpolate,
     "pixel_shuffle": resampling.pixel_shuffle, "pixel_unshuffle": resampling.pixel_unshuffle,
-    "size": shapes.size, "numel": shapes.numel, "nelement": shapes.numel, "__len__": shapes.length,
-    "permute": shapes.permute, "transpose": shapes.transpose, "swapaxes": shapes.transpose,
-    "view": shapes.view, "reshape": shapes.view, "flatten": shapes.flatten, "unsqueeze": shapes.unsqueeze,
-    "chunk": shapes.pieces, "split": shapes.pieces, "cat": shapes.joined, "concat": shapes.joined,
-    "stack": shapes.stacked, "__getitem__": shapes.getitem, "narrow": shapes.narrow,
-    "mean": shapes.reduced, "sum": shapes.reduced, "amax": shapes.extreme, "amin": shapes.extreme,
+    "size": slab_shapes.size, "numel": slab_shapes.numel, "nelement": slab_shapes.numel, "__len__": slab_shapes.length,
+    "permute": slab_shapes.permute, "transpose": slab_shapes.transpose, "swapaxes": slab_shapes.transpose,
+    "view": slab_shapes.view, "reshape": slab_shapes.view, "flatten": slab_shapes.flatten,
+    "unsqueeze": slab_shapes.unsqueeze,
+    "chunk": slab_shapes.pieces, "split": slab_shapes.pieces, "cat": slab_shapes.joined, "concat": slab_shapes.joined,
+    "stack": slab_shapes.stacked, "__getitem__": slab_shapes.getitem, "narrow": slab_shapes.narrow,
+    "mean": slab_shapes.reduced, "sum": slab_shapes.reduced, "amax": slab_shapes.extreme, "amin": slab_shapes.extreme,
 }  # fmt: skip
 
 

@@ -7,6 +7,6 @@
        |<-------------------- what has changed since this replica's last ----|  (once all numbers before n are applied)
 
 `client` is the replica's side, `staleness` gives out numbers, `shard` holds weights and steps them, `order` is the log
-by which another run goes the same way, `servers` says where they are: in this process (`emulate/parameter_server.py`)
-or in those of all replicas, over torch.distributed (`runtime/parameter_server.py`, which has the messages).
+by which another run goes the same way, `servers` says where they are: in this process (`emulate/local_servers.py`)
+or in those of all replicas, over torch.distributed (`runtime/remote_servers.py`, which has the messages).
 """

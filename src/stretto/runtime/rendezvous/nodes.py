@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from stretto.errors import StrettoError, UsageError
 from stretto.runtime.rendezvous.addresses import Address, addresses_of, answers, connect_to_store, hosted, listening
-from stretto.runtime.rendezvous.local import NAME
+from stretto.runtime.rendezvous.one_machine import NAME
 from stretto.runtime.rendezvous.signed_store import VARIABLE, ForgedError, Secret, Signed, of_round
 
 CONFIRM = 10.0  # seconds in which whoever is offered a place has to take it

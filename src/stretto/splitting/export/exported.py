@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import fx, nn
 
-from stretto.splitting.arguments import find_call
 from stretto.splitting.balance import cheapest
 from stretto.splitting.boundary_values import ValueKind, num_leaves
 from stretto.splitting.cost import Inputs
+from stretto.splitting.export.exported_program import REMEDY, export
 from stretto.splitting.export.modes import path_of
-from stretto.splitting.export.program import REMEDY, export
+from stretto.splitting.forward_arguments import find_call
 from stretto.splitting.fx.traced import Traced
 from stretto.splitting.operations import OperationRecorder, held_together
 from stretto.splitting.parts import tally, tied

@@ -9,8 +9,8 @@ from torch import fx, nn
 
 from stretto.errors import UsageError
 from stretto.nn.preserve import evaluating, unchanged
-from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.cost import Inputs
+from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.decisions import OURS
 from stretto.splitting.fx.helpers import recorded_helpers
 from stretto.splitting.fx.tracer import BlockTracer, recorded_factories

@@ -13,7 +13,6 @@ from torch.fx.node import map_arg
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
 from stretto.nn.preserve import home, members, trainable, undisturbed
-from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.assembly import assemble
 from stretto.splitting.boundary_values import (
     Form,
@@ -28,6 +27,7 @@ from stretto.splitting.boundary_values import (
     stand_in,
 )
 from stretto.splitting.cost import Inputs
+from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.decisions import asks
 from stretto.splitting.fx.graph import RecordedForward
 from stretto.splitting.operations import OperationRecorder

@@ -16,8 +16,8 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 
 from stretto.nn.preserve import home, undisturbed
-from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.cost import Inputs
+from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.decisions import asking, decision_of, hold, settled
 
 # What a comparison asks of its first operand, or of its second one with the sides changed.

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_unflatten
 
 from stretto.errors import UsageError
 from stretto.nn.preserve import home, unchanged, undisturbed
-from stretto.splitting.arguments import ForwardCall
 from stretto.splitting.cost import Inputs
 from stretto.splitting.export.local_shapes import with_local_shapes
 from stretto.splitting.export.modes import merge
 from stretto.splitting.export.quiet import output_held_back
+from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.graph import RecordedForward, place
 from stretto.splitting.fx.tracer import is_record
 

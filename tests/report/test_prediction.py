@@ -6,7 +6,7 @@ import pytest
 
 import stretto
 from stretto.report.html import render
-from stretto.report.predicted import MEAN_TIMES, RunPrediction, compare_with_prediction, predicted_chart
+from stretto.report.prediction import MEAN_TIMES, RunPrediction, compare_with_prediction, predicted_chart
 from stretto.report.turns import mean_durations
 from stretto.simulate import Link, Network, period, simulate
 from stretto.simulate.recordings import recordings

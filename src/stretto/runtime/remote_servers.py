@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.emulate.parameter_server import whole
+from stretto.emulate.local_servers import whole
 from stretto.replicas.parameter_server.client import Changes, Link
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
