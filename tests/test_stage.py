@@ -10,7 +10,7 @@ from stretto.errors import UsageError
 from stretto.schedule import Reach, Rules
 from stretto.stage.precision import Precision
 from stretto.stage.specification import Specification
-from stretto.stage.stage import Parts, Practice, Stage, Target, add, give, take
+from stretto.stage.stage import Parts, PhaseSettings, Stage, Target, add, give, take
 from stretto.weights import Current, Stash
 
 MIDDLE = Reach((None, 1, 1))  # overlapping: stage 1 is trained by its own head and by the one above
@@ -37,7 +37,7 @@ def make(
         mesh=stretto.Mesh(), sync=stretto.AllReduce(),
     )  # fmt: skip
     rules = Rules(reach, split=frozenset([index] if split else []), per_update=per_update)
-    practice = Practice(weights(module), step or (lambda _: parts.optimizer.step()))
+    practice = PhaseSettings(weights(module), step or (lambda _: parts.optimizer.step()))
     return Stage(parts, specification, rules, practice)
 
 

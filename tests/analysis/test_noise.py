@@ -7,7 +7,7 @@ from torch import nn
 
 import stretto
 from stretto import UsageError
-from stretto.analysis.noise_scale import Noise, estimate, noise_scale
+from stretto.analysis.noise_scale import NoiseScale, estimate, noise_scale
 
 
 class Point(nn.Module):
@@ -50,7 +50,7 @@ def test_it_is_unbiased():
     for values, truth in ((traces, 14), (squares, 4)):
         assert abs(np.mean(values) - truth) < 3 * np.std(values) / 20
         assert np.std(values) / 20 < 0.05 * truth
-    assert Noise(np.mean(traces), np.mean(squares)).scale == pytest.approx(3.5, rel=0.1)
+    assert NoiseScale(np.mean(traces), np.mean(squares)).scale == pytest.approx(3.5, rel=0.1)
 
 
 def test_a_linear_regression():
@@ -68,9 +68,9 @@ def test_a_linear_regression():
 
 
 def test_two_batch_sizes():
-    assert estimate((10, 5.0), (50, 1.8)) == Noise(trace=pytest.approx(40.0), square=pytest.approx(1.0))
+    assert estimate((10, 5.0), (50, 1.8)) == NoiseScale(trace=pytest.approx(40.0), square=pytest.approx(1.0))
     assert estimate((10, 5.0), (50, 1.8)).scale == pytest.approx(40.0)
-    assert Noise(trace=1.0, square=-0.1).scale is None
+    assert NoiseScale(trace=1.0, square=-0.1).scale is None
     with pytest.raises(UsageError, match="batches of 50 and 10 examples"):
         estimate((50, 1.0), (10, 1.0))
 

@@ -41,6 +41,7 @@ METHODS = (
     "pipemare",
 )
 DRAINED = ("backprop", "gpipe", "1f1b", "zb-h1")  # a stop in between changes no number
+SERVER = "parameter-server(staleness=2)"
 SYNCS = (
     None,
     None,
@@ -48,7 +49,7 @@ SYNCS = (
     "fully-shard",
     "local-sgd(every=4)",
     "diloco(every=4)",
-    "parameter-server(staleness=2)",
+    SERVER,
 )
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
 VICTIMS = ("launcher", "server", "tracker", "worker 0", "worker 1")
@@ -85,6 +86,8 @@ def draw(seed: int) -> Case:
     rng = random.Random(seed)
     sync = rng.choice(SYNCS)
     method = rng.choice(DRAINED if sync == "fully-shard" else METHODS)  # it gathers the current weights only
+    if sync == SERVER and method == "pb-lwp-sc":  # spike compensation needs the optimizer, which is at the server
+        method = "pb-lwpw"
     words = ["train", *SMALL, "--steps", str(STEPS), "--method", method, "--quiet"]
     if sync is not None:
         words += ["--data-parallel", "2", "--sync", sync]

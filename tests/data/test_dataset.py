@@ -8,7 +8,7 @@ from stretto.data import Dataset, Split, forever
 from stretto.errors import UsageError
 from stretto.stage.precision import Precision
 from stretto.stage.specification import Specification
-from stretto.trainer.microbatches import Dealer
+from stretto.trainer.microbatches import MinibatchSplitter
 
 
 def numbered(length, classes=2):
@@ -115,7 +115,7 @@ def test_targets_outside_the_classes_are_refused():
 
 @pytest.mark.parametrize("start", [0, 3])
 def test_replicas_share_every_batch_out_wherever_training_goes_on(start):
-    """A data rank needs no sampler of its own: all draw the same batches, and the dealer gives each its examples."""
+    """A data rank needs no sampler of its own: all draw the same batches, and the splitter gives each its examples."""
     batches = list(islice(forever(numbered(10), 4, seed=0, start=start), 3))
     assert drawn(batches) == drawn(islice(forever(numbered(10), 4, seed=0), start, start + 3))
     for x, y in batches:
@@ -126,8 +126,8 @@ def test_replicas_share_every_batch_out_wherever_training_goes_on(start):
                 precision=Precision(None), device=torch.device("cpu"), mesh=stretto.Mesh(data=2),
                 sync=stretto.AllReduce(),
             )  # fmt: skip
-            dealer = Dealer(specification, 1, own=[rank], merges=False, reads_x=True, reads_y=True)
-            (load,) = dealer.loads(x, y)
+            splitter = MinibatchSplitter(specification, 1, own=[rank], merges=False, reads_x=True, reads_y=True)
+            (load,) = splitter.loads(x, y)
             parts.append(load["activation"][0])
         assert torch.equal(torch.cat(parts), x)
         assert all(len(part) == 2 for part in parts)

@@ -14,7 +14,7 @@ from stretto.nn.batches import Batches
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseScale:
     """Estimates: `trace` of the covariance of one example's gradient, `square` = |G|^2 of the true gradient.
 
     Both are unbiased, so `square` may be negative where noise dominates. Average each over several measurements before
@@ -34,7 +34,7 @@ class Noise:
         return self.trace / self.square if self.square > 0 else None
 
 
-def estimate(small: tuple[int, float], large: tuple[int, float]) -> Noise:
+def estimate(small: tuple[int, float], large: tuple[int, float]) -> NoiseScale:
     """Estimate from |gradient|^2 at two batch sizes, each as (examples, mean square of the norm).
 
     `|G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)`, `tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)` (ibid., appendix A.1).
@@ -42,10 +42,10 @@ def estimate(small: tuple[int, float], large: tuple[int, float]) -> Noise:
     (b, at_b), (B, at_B) = small, large
     if not 0 < b < B:
         raise UsageError(f"batches of {b} and {B} examples: the second has to be larger, and the first not empty")
-    return Noise(trace=(at_b - at_B) / (1 / b - 1 / B), square=(B * at_B - b * at_b) / (B - b))
+    return NoiseScale(trace=(at_b - at_B) / (1 / b - 1 / B), square=(B * at_B - b * at_b) / (B - b))
 
 
-def noise_scale(model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]]) -> Noise:
+def noise_scale(model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]]) -> NoiseScale:
     """Estimate from the gradients of two or more batches (x, y) of one size, and of all of them together.
 
     Examples count as independent draws; dropout and batch statistics are off. It costs a backward for each batch; small

@@ -69,11 +69,11 @@ def progress(title: str, total: int, *, done: int = 0, silent: bool = False) -> 
         with rich.Progress(*columns, console=target) as bar:
             task = bar.add_task(title, total=total, completed=done, note="")
 
-            class Live:
+            class Bar:
                 def advance(self, steps: int) -> None:
                     bar.advance(task, steps)
 
                 def note(self, text: str) -> None:
                     bar.update(task, note=text)
 
-            yield Live()
+            yield Bar()

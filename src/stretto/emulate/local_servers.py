@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stretto.replicas.parameter_server.client import Changes, Link
+from stretto.replicas.parameter_server.client import Changes, ServerLink
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
 from stretto.replicas.parameter_server.staleness import Tickets
@@ -19,7 +19,7 @@ class LocalServers(Servers):
         super().__init__(choice, replicas)
         self._shards: dict[int, list[Shard]] = {}
 
-    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> Link:
+    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
         if stage not in self._shards:
             pieces = [[*map(whole, cut.pieces(parameters, shard))] for shard in range(cut.shards)]
             self._shards[stage] = [Shard(own, self.replicas, build) for own in pieces]
@@ -29,7 +29,7 @@ class LocalServers(Servers):
 
 
 @dataclass(frozen=True, eq=False)
-class LocalLink(Link):
+class LocalLink(ServerLink):
     """Whoever pushes must be next: nobody can wait here."""
 
     replica: int

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from stretto.replicas.reduction import Peers, Then
+from stretto.replicas.reduction import ReplicaReducer, Then
 
 COMPRESSED: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Meeting(Peers):
+class EmulatedReducer(ReplicaReducer):
     """Replicas run every action one after the other: the last one to come adds up for all, in the order of replicas."""
 
     def __init__(self, count: int, hook: str | None = None) -> None:

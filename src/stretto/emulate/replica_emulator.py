@@ -13,7 +13,7 @@ from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage
 
 
-class Replicas(Emulator):
+class EmulatedReplicas(Emulator):
     """All replicas do the same things in the same order, so one of them, the first, decides it for all.
 
     What is watched and recorded is the first one's.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial as bound
 
 from stretto.emulate.emulator import Emulator
-from stretto.emulate.replica_emulator import Replicas
+from stretto.emulate.replica_emulator import EmulatedReplicas
 from stretto.errors import UsageError
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.rules import Flow
@@ -12,7 +12,7 @@ from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage
 
 
-class InOrder(Replicas):
+class OrderedReplicas(EmulatedReplicas):
     """Each replica goes as far as it can; a stage's U waits until it is that replica's turn to update the stage.
 
     The numbers depend on each stage's order of updates only, so a run that was logged comes out the same.

@@ -16,7 +16,7 @@ from stretto.errors import UsageError
 from stretto.heads.head import REMEDY, Site, Tensors, decline
 from stretto.heads.plain import Mean
 from stretto.nn.batch import several
-from stretto.nn.remote_stage import Elsewhere
+from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
 
 
@@ -32,7 +32,7 @@ def auglocal(at: Site, *, depth: int = 2, coefficient: float = 0.5) -> nn.Module
     assert network is not None, "the head is built of the network's stages"
     stages = network.stages
     layers = chosen(at.stage, len(stages), depth_at(at.stage, len(stages), depth, coefficient))
-    if network.shared or any(isinstance(stages[layer], Elsewhere) for layer in layers):
+    if network.shared or any(isinstance(stages[layer], RemoteStage) for layer in layers):
         why = (
             "several processes share a stage's weights or images"
             if network.shared

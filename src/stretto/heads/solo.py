@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads.head import REMEDY, Site
-from stretto.nn.remote_stage import Elsewhere
+from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
 from stretto.options.parse import parse
 from stretto.schedule import Reach
@@ -28,7 +28,7 @@ def solo(at: Site, *, every: int = 1) -> nn.Module:
     network = at.network
     assert network is not None, "the head is a copy of the network's last layers"
     last = network.stages[-1]
-    if network.shared or isinstance(last, Elsewhere):
+    if network.shared or isinstance(last, RemoteStage):
         why = (
             "several processes share its weights or images"
             if network.shared

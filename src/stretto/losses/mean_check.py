@@ -126,7 +126,7 @@ def refuse_uneven(loss: Loss, output: Any, target: Any, sizes: Sequence[int], fi
                 seen.refuse("where targets of one part are padded with -100")
 
 
-class Seen:
+class Comparison:
     """The loss of a whole minibatch, and the mean of its parts' losses."""
 
     def __init__(self, whole: float, parts: float, tolerance: float, sizes: Sequence[int]) -> None:
@@ -143,7 +143,7 @@ class Seen:
         )
 
 
-def differing(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Seen | None:
+def differing(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Comparison | None:
     """Both losses; None if it does not take such outputs or targets, gives sums, or no number."""
     total, start, mean = sum(sizes), 0, 0.0
     try:
@@ -160,7 +160,7 @@ def differing(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> See
     value = float(whole)
     if not all(map(torch.isfinite, (torch.tensor(value), torch.tensor(mean)))):
         return None
-    return Seen(value, mean, torch.finfo(whole.dtype).eps ** 0.5, sizes)
+    return Comparison(value, mean, torch.finfo(whole.dtype).eps ** 0.5, sizes)
 
 
 def like_all(leaf: Any, examples: int, total: int, draw: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Any:

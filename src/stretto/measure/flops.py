@@ -13,7 +13,7 @@ from stretto.nn.flop_counter import counting
 from stretto.nn.seeding import PreservedGenerator
 from stretto.schedule import Action, Rules
 from stretto.stage.specification import Specification
-from stretto.stage.stage import Parts, Practice, Stage, Target
+from stretto.stage.stage import PhaseSettings, Stage, StageParts, Target
 from stretto.trainer.trainer import Trainer
 from stretto.weights import WEIGHTS
 
@@ -33,8 +33,8 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     of, stages = trainer.specification, []
     alone = replace(trainer.rules, per_update=1)
     for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
-        practice = Practice(WEIGHTS[COUNTED_AS[of.method.weights]](module), None)
-        stages.append(Counted(Parts(index=index, module=module, head=head), of, alone, practice))
+        practice = PhaseSettings(WEIGHTS[COUNTED_AS[of.method.weights]](module), None)
+        stages.append(Counted(StageParts(index=index, module=module, head=head), of, alone, practice))
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
     emulator = Emulator(trainer.schedule, rules, dict(enumerate(stages)), trainer.method.delays(trainer.schedule))
     inputs, target = trainer.precision.inputs(inputs_on(x, trainer.device)), target_on(y, trainer.device)
@@ -52,7 +52,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
 class Counted(Stage):
     """A stage that adds up what its actions cost."""
 
-    def __init__(self, parts: Parts, specification: Specification, rules: Rules, practice: Practice) -> None:
+    def __init__(self, parts: StageParts, specification: Specification, rules: Rules, practice: PhaseSettings) -> None:
         super().__init__(parts, specification, rules, practice)
         self.flops: dict[str, int] = {}
 

@@ -55,7 +55,7 @@ class MeasuredCase:
         return cls(**{**content, "amounts": (calls, flops, num_bytes)})
 
 
-class CausalAttention(nn.Module):
+class MeasuredAttention(nn.Module):
     """Attention of queries, keys and values [N, heads, T, d]."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def rows(layer: Callable[[], nn.Module], number: int, width: int) -> Make:
 
 def attention(heads: int, tokens: int, batch: int) -> Make:
     """Attention of heads 32 wide."""
-    return lambda: (CausalAttention(), tuple(torch.randn(batch, heads, tokens, 32) for _ in range(3)))
+    return lambda: (MeasuredAttention(), tuple(torch.randn(batch, heads, tokens, 32) for _ in range(3)))
 
 
 def embedding(vocabulary: int, width: int, tokens: int) -> Make:

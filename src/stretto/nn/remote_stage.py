@@ -7,7 +7,7 @@ from torch import nn
 from stretto.errors import UsageError
 
 
-class Elsewhere(nn.Module):
+class RemoteStage(nn.Module):
     """A stage without parameters here; calling it says where it is."""
 
     def __init__(self, stage: int, worker: int) -> None:

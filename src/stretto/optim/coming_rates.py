@@ -13,14 +13,14 @@ Options = list[dict[str, Any]]  # one a group, without its parameters
 
 
 class FutureRates:
-    """What the coming learning rates of each group are.
+    """The learning rates that each parameter group will have at its next updates.
 
-    A twin of the optimizer, with the same groups but nothing to train, goes through the schedule ahead of it: the
-    optimizer and its own scheduler are not touched, and the schedule must be a function of the number of updates.
-    Where the rate of now is not the schedule's (a rate changed by hand, a checkpoint of other settings), the coming
-    ones are scaled as it is. Without a scheduler they are the rate of now.
+    A copy of the optimizer, with the same groups but nothing to train, goes through the schedule ahead of it, so the
+    optimizer and its own scheduler are not touched. The schedule must be a function of the number of updates. If the
+    current rate is not the schedule's (changed by hand, or from a checkpoint with other settings), the coming rates
+    are scaled by the same factor. Without a scheduler they equal the current rate.
 
-    To be made before the optimizer's own scheduler, which begins by changing the groups.
+    Make it before the optimizer's own scheduler, which begins by changing the groups.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None = None) -> None:
@@ -30,7 +30,7 @@ class FutureRates:
         self._restart()
 
     def sum(self, group: int, updates: int, ahead: float) -> float:
-        """After `updates` updates, the rates of the next `ahead` ones, added up; of half an update half the rate."""
+        """The sum of the next `ahead` rates after `updates` updates; a fraction of an update counts in part."""
         now = float(self.optimizer.param_groups[group]["lr"])
         if self._scheduler is None:
             return now * ahead
@@ -58,24 +58,24 @@ def rates(optimizer: torch.optim.Optimizer, start: Options, scheduler: Scheduler
     """Each group's rate before the first update, before the second, and so on."""
     if scheduler is None:
         return
-    twin = twin_of(optimizer, start)
-    schedule = scheduler(twin)
+    rehearsal = copy_without_parameters(optimizer, start)
+    schedule = scheduler(rehearsal)
     while True:
-        yield [float(group["lr"]) for group in twin.param_groups]
-        twin.step()  # changes nothing without gradients; a scheduler wants to have seen it
+        yield [float(group["lr"]) for group in rehearsal.param_groups]
+        rehearsal.step()  # changes nothing without gradients; a scheduler wants to have seen it
         try:
             schedule.step()
         except (ValueError, LookupError):  # it ends here (OneCycleLR); the real one will say so, should training go on
             break
-    yield from repeat([float(group["lr"]) for group in twin.param_groups])
+    yield from repeat([float(group["lr"]) for group in rehearsal.param_groups])
 
 
-def twin_of(optimizer: torch.optim.Optimizer, start: Options) -> torch.optim.Optimizer:
+def copy_without_parameters(optimizer: torch.optim.Optimizer, start: Options) -> torch.optim.Optimizer:
     """An optimizer of the same class with the same groups, made as unpickling does, with nothing to train."""
-    twin = type(optimizer).__new__(type(optimizer))
+    result = type(optimizer).__new__(type(optimizer))
     groups = [{**copy.deepcopy(options), "params": [torch.zeros(1)]} for options in start]
-    twin.__setstate__({"defaults": dict(optimizer.defaults), "state": defaultdict(dict), "param_groups": groups})
-    return twin
+    result.__setstate__({"defaults": dict(optimizer.defaults), "state": defaultdict(dict), "param_groups": groups})
+    return result
 
 
 def without_parameters(group: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from stretto.mesh import Mesh
 from stretto.plan.candidate_costs import UPDATE, Prices, Table, between, fills
 from stretto.plan.partition import least_bottleneck
-from stretto.plan.places import Kind, Numbers, message, receiving, sending
+from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
 from stretto.plan.search_space import Candidate
 
 SLACK = 1 - 1e-9  # sums in another order differ in their last bits
@@ -24,7 +24,7 @@ class Axes(NamedTuple):
     And the runtime's own time on the luckiest machine.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[DeviceKind, ...]
     memory: float
     workers: tuple[int, ...]  # one for each sort of links inside stages
     seconds_per_byte: float  # among replicas of the luckiest stage
@@ -104,7 +104,7 @@ class Bounds:
             min(device.per_step for device in devices),
         )
 
-    def _least(self, kinds: tuple[Kind, ...], tensor: int, space: tuple[int, int], examples: float) -> Least:
+    def _least(self, kinds: tuple[DeviceKind, ...], tensor: int, space: tuple[int, int], examples: float) -> Least:
         rows = np.minimum.reduce([self.prices.rows(kind, tensor, space, examples) for kind in kinds])
         forward, backward, inputs, weights = rows.T[:4]
         trained = np.flatnonzero(weights)
@@ -192,7 +192,7 @@ class Bounds:
         return (self.fill(c, least.whole + inside + self.own(c, axes), travel) + load) * SLACK
 
     def _bottleneck(
-        self, kinds: tuple[Kind, ...], tensor: int, space: tuple[int, int], examples: float, stages: int,
+        self, kinds: tuple[DeviceKind, ...], tensor: int, space: tuple[int, int], examples: float, stages: int,
         passes: Passes, recompute: bool,
     ) -> float:  # fmt: skip
         times = [self.prices.times(kind, tensor, space, examples) for kind in kinds]

@@ -47,7 +47,17 @@ from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.predict import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.partition import Partition, partition, partition_waiting
-from stretto.plan.places import Kind, Numbers, Places, all_reduce, gathering, message, receiving, scattering, sending
+from stretto.plan.places import (
+    DeviceKind,
+    Numbers,
+    Places,
+    all_reduce,
+    gathering,
+    message,
+    receiving,
+    scattering,
+    sending,
+)
 from stretto.plan.problem import Problem
 from stretto.plan.search_space import Candidate
 from stretto.plan.share import halo_seconds, shared, sums_of
@@ -68,7 +78,7 @@ class Sizes(NamedTuple):
     output: Numbers
 
 
-class Stage(NamedTuple):
+class StageTable(NamedTuple):
     """A stage that holds [i, j), at [i, j]: seconds of one micro-batch (of a turn from `reduce` on), and bytes.
 
     Parts of forward and backward: `ups` and `downs` is what processes that share the stage tell each other; `gather`
@@ -150,7 +160,7 @@ class Prices:
     def _layers(self, tensor: int, space: tuple[int, int]) -> list[LayerCost]:
         return shared(self.problem.layers, tensor, space, self.sides)
 
-    def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[Kind], examples: float) -> Table:
+    def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float) -> Table:
         """Times of layers on the slowest of some machines: [layers, 6] as `LayerTimes` has them."""
         costs, cluster = ModelCosts(tuple(layers), self.dtype), self.problem.cluster
         machines = [Machine(cluster.devices[kind.device], self.dtype, kind.crowded) for kind in kinds]
@@ -159,10 +169,10 @@ class Prices:
         rows[:, UPDATE] *= 2 if self.problem.masters else 1  # float32 numbers beside weights of two bytes
         return rows
 
-    def _rows(self, kind: Kind, tensor: int, space: tuple[int, int], examples: float) -> Table:
+    def _rows(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Table:
         return self.seconds(self.layers(tensor, space), [kind], examples)
 
-    def _times(self, kind: Kind, tensor: int, space: tuple[int, int], examples: float) -> Times:
+    def _times(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Times:
         forward, backward, inputs, weights, update, accumulate = self.rows(kind, tensor, space, examples).T
         late, costs = late_weights(weights, backward), self.problem.costs
         whole, halves = between(backward), between(inputs)
@@ -218,7 +228,7 @@ class Prices:
             forward, backward = forward + halos, backward + halos
         return forward, backward
 
-    def stage(self, c: Candidate, s: int) -> Stage:
+    def stage(self, c: Candidate, s: int) -> StageTable:
         """Stage s for all [i, j)."""
         worker, place, versions = c.home(s), self.where(c), c.planned.versions(c.at(s))
         workers, stages_per_worker = place.workers, c.planning.stages_per_worker
@@ -239,7 +249,7 @@ class Prices:
         update = t.update + (workers.copying(worker, 1.0) * gradients if versions > 1 else 0.0)
         among, links = c.mesh.data * c.mesh.space[0] * c.mesh.space[1], place.replicas[worker]
         links = links if c.mesh.space == (1, 1) else (*links, *place.parts[worker])
-        made = Stage(
+        made = StageTable(
             t.forward + ups, backward + downs + again, ups, downs, none, none, again, none, none, t.weight_gradient,
             none + message(c.link(s, place), z.output), all_reduce(links, among, gradients, place.gamma), update,
             none + self.losses(c.mesh, c.pipeline, c.home(c.stages - 1))[worker] / stages_per_worker,
@@ -248,7 +258,7 @@ class Prices:
         )  # fmt: skip
         return self.run(c, s, made if c.shard == "none" else self.sharded(c, s, made))
 
-    def run(self, c: Candidate, s: int, bare: Stage) -> Stage:
+    def run(self, c: Candidate, s: int, bare: StageTable) -> StageTable:
         """The stage with what the runtime takes for its actions, and for their messages."""
         place, z = self.where(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
         action, below, above = place.workers.per_action(c.home(s)), c.link(s - 1, place), c.link(s, place)
@@ -264,7 +274,7 @@ class Prices:
             late=bare.late + later + (action if several == 2 else 0.0),
         )  # fmt: skip
 
-    def sharded(self, c: Candidate, s: int, whole: Stage) -> Stage:
+    def sharded(self, c: Candidate, s: int, whole: StageTable) -> StageTable:
         """The stage with weights, gradients and state shared among replicas."""
         worker, place, z = c.home(s), self.where(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
         gather = gathering(place.replicas[worker], c.mesh.data, z.parameters)
@@ -302,7 +312,7 @@ class Prices:
         place, method, heads, rows = self.where(c), c.planned, c.gradients.heads, []
         planning, last = method.planning, c.stages - 1
         losses = self.losses(c.mesh, c.pipeline, c.home(last))
-        known: dict[Hashable, tuple[Stage, Table, Table]] = {}
+        known: dict[Hashable, tuple[StageTable, Table, Table]] = {}
         for s in range(c.stages):
             worker, at = c.home(s), c.at(s)
             key = (
@@ -334,9 +344,9 @@ class Prices:
         """The way to cut the layers that needs least memory, whether or not it fits."""
         return partition([np.where(self.valid, row.bytes, inf) for row in rows])
 
-    def at(self, c: Candidate, bounds: Sequence[int]) -> list[Stage]:
+    def at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
         """Every stage where the layers are cut: numbers instead of tables."""
-        return [Stage(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
+        return [StageTable(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
 
     def terms(self, c: Candidate, bounds: Sequence[int]) -> dict[str, float]:
         """What a step's seconds are made of: those of the busiest stage, and the bubble that filling makes.
@@ -387,7 +397,7 @@ def fills(c: Candidate) -> bool:
     return c.planned.drains and c.planning.stages_per_worker == 1
 
 
-def turn_of(c: Candidate, x: Stage) -> Table:
+def turn_of(c: Candidate, x: StageTable) -> Table:
     """What a micro-batch keeps a stage busy for, messages that nothing hides included."""
     work = x.forward + x.backward
     if c.planning.messages == "exposed":
@@ -402,7 +412,7 @@ def waiting(c: Candidate) -> list[bool]:
     return [c.returns(s) for s in range(c.stages)]
 
 
-def waits_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
+def waits_of(c: Candidate, s: int, x: StageTable) -> tuple[Table, Table]:
     """Of a stage that may wait for the one above it: what it takes beside, and what the one below it waits for."""
     work = x.forward + x.backward
     if c.planning.waits == "hop":
@@ -421,7 +431,7 @@ def waited(stages: Sequence[tuple[Table, Table]], waits: Sequence[bool], c: Cand
     return longest
 
 
-def times_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
+def times_of(c: Candidate, s: int, x: StageTable) -> tuple[Table, Table]:
     """Fill and load of a stage, as the text above has them."""
     turn, end, work = turn_of(c, x), x.end, x.forward + x.backward
     if c.planning.fills_bubble:
@@ -441,7 +451,7 @@ def times_of(c: Candidate, s: int, x: Stage) -> tuple[Table, Table]:
     return work + 2 * x.message, count * turn + end
 
 
-def gap(x: Stage) -> Table:
+def gap(x: StageTable) -> Table:
     """What each further worker adds to the idle time of zb-v, for equal stages and 2W-1 micro-batches or more.
 
     Read off simulations, and tested against them.

@@ -61,20 +61,20 @@ def alternative(choice: str, group: Sequence[Candidate], aim: Objective, best: P
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontierPoint:
     """A plan of the frontier."""
 
     plan: Plan
     memory: float  # the most that one worker takes
 
 
-def frontier(problem: Problem, aim: Objective) -> list[Point]:
+def frontier(problem: Problem, aim: Objective) -> list[FrontierPoint]:
     """Plans that no other beats in time, memory and money: for each number of workers the fastest, then the fastest
 
     in half of its memory, and so on.
     """
     numbers = sorted({c.workers for c in candidates(problem)})
-    points: list[Point] = []
+    points: list[FrontierPoint] = []
     for workers in numbers:
         room = float("inf")
         while True:
@@ -82,7 +82,7 @@ def frontier(problem: Problem, aim: Objective) -> list[Point]:
             best = search(some, replace(aim, goal="step" if aim.goal == "memory" else aim.goal)).best
             if best is None:
                 break
-            points.append(Point(best, max(best.bytes)))
+            points.append(FrontierPoint(best, max(best.bytes)))
             room = max(best.bytes) / 2
     return [point for point in points if not any(beats(other, point) for other in points)]
 
@@ -94,7 +94,7 @@ def limited(problem: Problem, workers: int, room: float) -> Problem:
     return problem.but(cluster=replace(cluster, devices=devices), workers=workers, all_workers=True)
 
 
-def beats(one: Point, other: Point) -> bool:
+def beats(one: FrontierPoint, other: FrontierPoint) -> bool:
     """Whether a point is no worse in anything and better in something."""
     mine, its = ((p.plan.value, p.memory, p.plan.money or p.plan.candidate.workers) for p in (one, other))
     return mine != its and all(a <= b for a, b in zip(mine, its, strict=True))

@@ -14,7 +14,7 @@ from stretto.mesh import Mesh, Placement
 Numbers = NDArray[np.float64]
 
 
-class Kind(NamedTuple):
+class DeviceKind(NamedTuple):
     """A device by its name, and whether others on its node compute at the same time."""
 
     device: str
@@ -26,7 +26,7 @@ class Places:
     """Of each worker of the pipeline: machines, memory, link to the next worker, links among replicas, among parts."""
 
     workers: Workers
-    machines: tuple[tuple[Kind, ...], ...]  # different ones only; the slowest counts
+    machines: tuple[tuple[DeviceKind, ...], ...]  # different ones only; the slowest counts
     memory: tuple[float, ...]
     price: float | None  # an hour, all of them
     ahead: tuple[Link, ...]
@@ -48,8 +48,8 @@ class Places:
         groups = [[placement.replicas_of(worker, part) for part in range(mesh.inside)] for worker in range(pipeline)]
         inside = [[placement.parts_of(replica, worker) for replica in range(mesh.data)] for worker in range(pipeline)]
 
-        def machines(own: Sequence[int]) -> tuple[Kind, ...]:
-            kinds = (Kind(cluster.groups[cluster.place(rank).group].device, crowded[rank]) for rank in own)
+        def machines(own: Sequence[int]) -> tuple[DeviceKind, ...]:
+            kinds = (DeviceKind(cluster.groups[cluster.place(rank).group].device, crowded[rank]) for rank in own)
             return tuple(dict.fromkeys(kinds))
 
         return cls(

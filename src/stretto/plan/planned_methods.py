@@ -15,7 +15,7 @@ from stretto.options.parse import parse
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
-class Gradients(NamedTuple):
+class GradientFlow(NamedTuple):
     """Which stages have a loss beside the model's own, and which get a gradient from the one above them."""
 
     heads: frozenset[int]
@@ -73,12 +73,12 @@ def with_options(name: str, options: Sequence[str]) -> str:
 
 
 @cache
-def gradients(planned: PlannedMethod, workers: int, losses: int) -> Gradients:
+def gradients(planned: PlannedMethod, workers: int, losses: int) -> GradientFlow:
     """How far gradients travel among the stages of so many workers; `losses` train a chunk of the stages each."""
     option, stages = planned.planning.losses, workers * planned.planning.stages_per_worker
     reach = method(planned.written(*([f"{option}={losses}"] if option else []))).reach(stages)
     arrive = tuple(bool(reach.arriving(stage)) for stage in range(stages))
-    return Gradients(frozenset(reach.heads) - {stages - 1}, arrive, all(arrive[:-1]))
+    return GradientFlow(frozenset(reach.heads) - {stages - 1}, arrive, all(arrive[:-1]))
 
 
 def catalogue() -> Mapping[str, PlannedMethod]:

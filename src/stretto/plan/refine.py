@@ -7,7 +7,7 @@ from stretto.cost.forecast import Pricer, silent, turn_seconds
 from stretto.cost.predict import StageTimes, stage_times
 from stretto.methods import method
 from stretto.plan.branch_and_bound import Plan
-from stretto.plan.candidate_costs import TERMS, Prices, Stage
+from stretto.plan.candidate_costs import TERMS, Prices, StageTable
 from stretto.plan.search_space import Candidate
 from stretto.plan.share import shared
 
@@ -58,7 +58,7 @@ def pricer_of(plan: Plan, prices: Prices) -> Pricer:
     return Pricer(chosen, schedule, rules, workers, stages, tied)
 
 
-def with_parts(times: StageTimes, x: Stage, c: Candidate, *, masters: bool) -> StageTimes:
+def with_parts(times: StageTimes, x: StageTable, c: Candidate, *, masters: bool) -> StageTimes:
     """The times of a stage with what replicas tell each other, and what processes do that share it."""
     downs, alone = float(x.downs + x.regather), times.compute
     compute = alone._replace(
@@ -87,7 +87,7 @@ def terms(plan: Plan, prices: Prices) -> Mapping[str, float]:
     return dict.fromkeys(TERMS, 0.0) | busiest | waits
 
 
-def done_by(worker: int, pricer: Pricer, stages: Sequence[Stage]) -> dict[str, float]:
+def done_by(worker: int, pricer: Pricer, stages: Sequence[StageTable]) -> dict[str, float]:
     """What a worker does in a turn, ends of messages left out, in the terms of closed forms."""
     found = dict.fromkeys(TERMS, 0.0)
     for action in pricer.schedule.body[worker]:
@@ -106,7 +106,7 @@ def done_by(worker: int, pricer: Pricer, stages: Sequence[Stage]) -> dict[str, f
     return found
 
 
-def beside(kind: str, x: Stage) -> tuple[float, float]:
+def beside(kind: str, x: StageTable) -> tuple[float, float]:
     """Of a forward's or a backward's time, what processes that share the stage tell each other, and what is gathered.
 
     Where a backward is I and W, I has all of it.

@@ -8,7 +8,7 @@ from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
 from stretto.plan.places import Places
-from stretto.plan.planned_methods import Gradients, PlannedMethod, gradients, planned
+from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
 from stretto.plan.problem import Problem
 
 
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
         return planned(self.method).planning
 
     @property
-    def gradients(self) -> Gradients:
+    def gradients(self) -> GradientFlow:
         """How far gradients travel."""
         return gradients(planned(self.method), self.pipeline, self.losses)
 

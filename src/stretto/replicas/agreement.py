@@ -10,7 +10,7 @@ from torch import Tensor
 from stretto.errors import UsageError
 from stretto.nn.sharded_modules import is_share
 from stretto.nn.state_check import check_like
-from stretto.replicas.reduction import Peers, Then
+from stretto.replicas.reduction import ReplicaReducer, Then
 from stretto.replicas.strategies import AllReduce, DiLoCo, FullyShard, LocalSGD, Sync
 
 
@@ -21,7 +21,7 @@ class Agreement(ABC):
     staleness: int | None = None  # how many updates of others came before the last one, where it is asynchronous
     steps = False  # whether an update without gradients has to be told to others all the same
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: ReplicaReducer) -> None:
         self._peers = peers
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Summed(Agreement):
 class Gradients(Summed):
     """Every copy gets the sum of all copies' gradients. Each loss carries its share of the minibatch's examples."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: ReplicaReducer) -> None:
         super().__init__(peers)
         self.remembers = peers.remembers
 
@@ -140,7 +140,7 @@ class Shares(Summed):
 class Average(Agreement):
     """After every `every` updates each copy gets the mean of all copies' weights."""
 
-    def __init__(self, peers: Peers, every: int) -> None:
+    def __init__(self, peers: ReplicaReducer, every: int) -> None:
         super().__init__(peers)
         self._every = every
         self._met = 0  # updates at the last meeting
@@ -188,7 +188,7 @@ class Average(Agreement):
 class PostLocal(Average):
     """The first `start` updates are made with the mean of all copies' gradients, the others as in `Average`."""
 
-    def __init__(self, peers: Peers, every: int, start: int) -> None:
+    def __init__(self, peers: ReplicaReducer, every: int, start: int) -> None:
         super().__init__(peers, every)
         self._start = self._met = start  # until then copies are the same
         self._gradients = Gradients(peers)
@@ -216,7 +216,7 @@ class PostLocal(Average):
 class Outer(Average):
     """The mean is where an outer step with Nesterov momentum goes; the step begins where the last one ended."""
 
-    def __init__(self, peers: Peers, choice: DiLoCo, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, peers: ReplicaReducer, choice: DiLoCo, parameters: Sequence[Tensor]) -> None:
         super().__init__(peers, choice.every)
         self.remembers = True
         self._lr, self._momentum = choice.outer_lr, choice.outer_momentum
@@ -254,7 +254,7 @@ class Outer(Average):
             velocity.zero_()
 
 
-def agreement(sync: Sync, peers: Peers, parameters: Sequence[Tensor]) -> Agreement:
+def agreement(sync: Sync, peers: ReplicaReducer, parameters: Sequence[Tensor]) -> Agreement:
     """The choice's; `parameters` are what the stage's optimizer steps."""
     if isinstance(sync, FullyShard) and any(map(is_share, parameters)):
         return Shares(peers)

@@ -9,7 +9,7 @@ from torch import Tensor
 Then = Callable[[], None]
 
 
-class Peers(ABC):
+class ReplicaReducer(ABC):
     """What adds up tensors over replicas. All call it for the same stages, in the same order, with the same shapes."""
 
     def __init__(self, count: int) -> None:

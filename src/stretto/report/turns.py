@@ -29,7 +29,7 @@ class Bar(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class TurnWindow:
     """The actions and waits of all workers in a few turns."""
 
     bars: tuple[Bar, ...]
@@ -75,8 +75,8 @@ class Timelines:
     run: str
     method: str
     turns: int
-    measured: Window
-    simulated: Window
+    measured: TurnWindow
+    simulated: TurnWindow
     period: float  # seconds a turn takes in the steady state of the simulation
     emulated: bool  # all workers in one process, on one device
 
@@ -131,7 +131,7 @@ def mean_durations(recordings: Sequence[Recording], schedule: Schedule, among: r
     return lambda action: means.get((action.kind, action.stage), 0)
 
 
-def typical_window(recordings: Sequence[Recording], schedule: Schedule, among: range, turns: int) -> Window | None:
+def typical_window(recordings: Sequence[Recording], schedule: Schedule, among: range, turns: int) -> TurnWindow | None:
     """Of all windows of `turns` consecutive turns the one of median length, since a long one may hold a pause.
 
     A turn begins when the first worker begins it. None if the turns `among` have no such window.
@@ -161,7 +161,7 @@ def turn_starts(recording: Recording, schedule: Schedule) -> dict[int, int]:
     return starts
 
 
-def window(recordings: Sequence[Recording], start: int, end: int) -> Window:
+def window(recordings: Sequence[Recording], start: int, end: int) -> TurnWindow:
     """The bars between two times in nanoseconds; those that begin earlier or end later are cut off."""
     bars = []
     for recording in recordings:
@@ -171,4 +171,4 @@ def window(recordings: Sequence[Recording], start: int, end: int) -> Window:
             begins, ends = max(span.start, start), min(span.end, end)
             if kind is not None and begins < ends:
                 bars.append(Bar(recording.worker, kind, span.name, (begins - start) / 1e9, (ends - start) / 1e9))
-    return Window(tuple(bars), (end - start) / 1e9, len(recordings))
+    return TurnWindow(tuple(bars), (end - start) / 1e9, len(recordings))

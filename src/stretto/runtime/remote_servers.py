@@ -28,11 +28,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.emulate.local_servers import whole
-from stretto.replicas.parameter_server.client import Changes, Link
+from stretto.replicas.parameter_server.client import Changes, ServerLink
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
 from stretto.replicas.parameter_server.staleness import Ticket, Tickets
-from stretto.replicas.reduction import Peers, Then
+from stretto.replicas.reduction import ReplicaReducer, Then
 from stretto.replicas.strategies import ParameterServer
 from stretto.runtime.failure import Failures, PeerLostError
 from stretto.runtime.replica_group import ReplicaGroup
@@ -61,7 +61,7 @@ class RemoteServers(Servers):
         self._settled: dict[int, list[Changes]] = {}
         self.failure: BaseException | None = None
 
-    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> Link:
+    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
         self._used[stage] = [shard for shard in range(cut.shards) if cut.used[shard]]
         self.shards[stage] = Shard([*map(whole, cut.pieces(parameters, self.me))], self.replicas, build)
         if self.counter(stage) == self.me:
@@ -231,7 +231,7 @@ class RemoteServers(Servers):
         self._heard[message.kind, self.me, message.stage] = message._replace(value=value)
 
 
-class RemoteLink(Link):
+class RemoteLink(ServerLink):
     """One stage's."""
 
     def __init__(self, servers: RemoteServers, stage: int) -> None:
@@ -252,7 +252,7 @@ class RemoteLink(Link):
         return servers.me, servers.shards[self._stage], servers.tickets.get(self._stage)
 
 
-class Sums(Peers):
+class Sums(ReplicaReducer):
     """Losses of all replicas, added up in their order; nobody waits for those that `ahead` others have followed."""
 
     def __init__(self, servers: RemoteServers, ahead: int) -> None:

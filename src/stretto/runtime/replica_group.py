@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from stretto.collectives import Calibration, CollectiveError, all_reduce
 from stretto.nn.buckets import buckets, joined, split_like
 from stretto.replicas import Sync
-from stretto.replicas.reduction import Peers, Then
+from stretto.replicas.reduction import ReplicaReducer, Then
 from stretto.runtime.failure import PeerLostError
 from stretto.runtime.powersgd import PowerSGD
 from stretto.runtime.wait_report import Status
@@ -37,7 +37,7 @@ class ReplicaGroup(NamedTuple):
             raise PeerLostError(others[0], error, others) from error
 
 
-class GroupPeers(Peers):
+class GroupPeers(ReplicaReducer):
     """One stage's copies, each in a process of its own. All of them come to the same sum, to the last bit.
 
     `calibration` is what the algorithm `auto` goes by, the same on all of them; None for built-in constants.

@@ -18,15 +18,15 @@ from stretto.parallel.operator import gather, norms, tensor
 from stretto.parallel.space import collect, refuse_whole, scatter, spatial, whole
 from stretto.runtime.failure import PeerLostError
 from stretto.runtime.world import group_of
-from stretto.stage.shared_stage import Within
+from stretto.stage.shared_stage import StageSharing
 from stretto.stage.stage import Norms, own_norms
 
 
-def share_stages(placement: Placement, rank: int, device: torch.device, timeout: float) -> Within:
+def share_stages(placement: Placement, rank: int, device: torch.device, timeout: float) -> StageSharing:
     """How this process shares its stages. A collective of all processes; `timeout` is in seconds."""
     axes = placement.inner
     if not axes:
-        return Within()
+        return StageSharing()
     groups: dict[str, dist.ProcessGroup] = {}
     for replica in range(placement.mesh.data):
         for worker in range(placement.workers):
@@ -48,7 +48,7 @@ def share_stages(placement: Placement, rank: int, device: torch.device, timeout:
     return kind(mesh, placement.place(rank), others)
 
 
-class SharedWorker(Within):
+class SharedWorker(StageSharing):
     """What is the same for both."""
 
     def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from stretto.schedule.schedule import Schedule
 BACKWARD = "BW"  # the kinds that use a forward's weights again for the weight gradient
 
 
-class Places:
+class ActionPositions:
     """Where the actions of a stage stand in its order."""
 
     def __init__(self, schedule: Schedule, stage: int) -> None:
@@ -46,7 +46,7 @@ class Delays:
         flag("buffered", buffered)
         self.schedule = schedule
         self.buffered = buffered
-        self._places = tuple(Places(schedule, stage) for stage in range(schedule.num_stages))
+        self._places = tuple(ActionPositions(schedule, stage) for stage in range(schedule.num_stages))
         self._full = tuple(self._reach_back(stage) for stage in range(schedule.num_stages))
         self._of_turn = tuple(self._of_stage(stage) for stage in range(schedule.num_stages))
         self._known: dict[tuple[str, int, int], int] = {}

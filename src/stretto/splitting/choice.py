@@ -13,7 +13,7 @@ from stretto.errors import UsageError
 from stretto.splitting.cost import Inputs, PieceCosts, measure
 from stretto.splitting.fx.modules import Modules
 from stretto.splitting.lists import whole_list, whole_tuples
-from stretto.splitting.parts import Parts
+from stretto.splitting.parts import SplitParts
 from stretto.splitting.structure import check_bounds, find, find_exported, openings, shortage
 
 LOGGER = logging.getLogger("stretto")
@@ -24,7 +24,7 @@ GAIN = 1.05  # how many times smaller another way has to make it, if not fair
 class Way(NamedTuple):
     """Makes the parts that a model is cut into; a `costly` one is not gone if no single unit is what is too large."""
 
-    make: Callable[[], Parts]
+    make: Callable[[], SplitParts]
     costly: bool = False
 
 
@@ -59,7 +59,7 @@ def ways(
 class StageCut:
     """Parts in stages: stage s is the units chosen[s] up to chosen[s + 1]; `costs` has one entry a unit."""
 
-    parts: Parts
+    parts: SplitParts
     units: Sequence[int]
     costs: PieceCosts
     chosen: Sequence[int]
@@ -110,7 +110,7 @@ class StageCut:
         return made
 
 
-def measured(parts: Parts, inputs: Inputs | None, by: str) -> StageCut:
+def measured(parts: SplitParts, inputs: Inputs | None, by: str) -> StageCut:
     """Parts with what they cost, all in one stage."""
     units = openings(parts)
     called = [parts.name(start, stop) for start, stop in pairwise(units)]
@@ -118,7 +118,7 @@ def measured(parts: Parts, inputs: Inputs | None, by: str) -> StageCut:
     return StageCut(parts, units, costs, [0, len(units) - 1])
 
 
-def placed(parts: Parts, inputs: Inputs | None, by: str, num_stages: int | Sequence[int]) -> StageCut:
+def placed(parts: SplitParts, inputs: Inputs | None, by: str, num_stages: int | Sequence[int]) -> StageCut:
     """Parts in so many stages, as even as can be, or in those that begin there. Raises UsageError if they cannot."""
     units = openings(parts)
     if not isinstance(num_stages, int):

@@ -14,7 +14,7 @@ from stretto.nn.preserve import home, undisturbed
 from stretto.nn.shapes import describe
 from stretto.splitting.cost import Inputs, attempt
 from stretto.splitting.lists import opens, whole_tuples
-from stretto.splitting.parts import Joint, Parts, tally, tied
+from stretto.splitting.parts import Joint, SplitParts, tally, tied
 
 
 class NamedLayer(NamedTuple):
@@ -25,7 +25,7 @@ class NamedLayer(NamedTuple):
     sequences: tuple[nn.Module, ...]
 
 
-class Layers(Parts):
+class Layers(SplitParts):
     """Layers by name. A stage's layers keep their names, so `f"{stage}.{name}"` is a key of the trained model.
 
     An nn.Sequential (`whole`) hands a tuple on as one argument; in a list of layers, as between stages, the members

@@ -19,7 +19,7 @@ class Joint:
     remedy: str
 
 
-class Parts(ABC):
+class SplitParts(ABC):
     """Layers of a list, or blocks of a traced model.
 
     `joints[i]` says why no cut may fall between piece i - 1 and piece i.

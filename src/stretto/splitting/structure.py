@@ -12,10 +12,10 @@ from stretto.splitting.cost import Inputs
 from stretto.splitting.fx.graph import TraceError
 from stretto.splitting.layer_lists import Layers
 from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
-from stretto.splitting.parts import Parts
+from stretto.splitting.parts import SplitParts
 
 
-def openings(parts: Parts) -> list[int]:
+def openings(parts: SplitParts) -> list[int]:
     """Where stages can begin, and the end."""
     return [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
 
@@ -29,7 +29,7 @@ def find(
     *,
     together: bool,
     opened: bool = False,
-) -> Parts:
+) -> SplitParts:
     """The layers of a list, or those within them; or the blocks that a path names or that are meant; or a graph."""
     if path is not None:
         assert isinstance(model, nn.Module)
@@ -59,7 +59,7 @@ def find_unnamed(
     num_wanted: int,
     *,
     together: bool,
-) -> Parts:
+) -> SplitParts:
     """The blocks of the one list that may be meant; if they will not do, the model's graph, exported."""
     refusal = None
     if isinstance(model, nn.Module) and (path := main_list(model)) is not None:
@@ -84,7 +84,7 @@ def find_unnamed(
 
 def find_exported(
     model: nn.Module, inputs: Inputs, names: Sequence[str] | None, refusal: str | None, *, together: bool
-) -> Parts:
+) -> SplitParts:
     """The last resort; `refusal` says why the model's blocks would not do."""
     from stretto.splitting.export.exported import Exported  # torch.export takes its time
 
@@ -97,7 +97,7 @@ def find_exported(
         raise UsageError(f"{refusal}. Nor can its graph be cut: {error}") from error
 
 
-def shortage(parts: Parts, num_units: int, num_stages: int) -> str:
+def shortage(parts: SplitParts, num_units: int, num_stages: int) -> str:
     """Why so many stages cannot be made of these parts."""
     have = f"{num_stages} stages from {len(parts)} {parts.noun}s"
     if num_stages > len(parts):
@@ -125,7 +125,7 @@ def check_layers(layers: Sequence[tuple[str, nn.Module]], what: str) -> None:
             )
 
 
-def check_bounds(parts: Parts, units: Sequence[int], bounds: Sequence[int]) -> None:
+def check_bounds(parts: SplitParts, units: Sequence[int], bounds: Sequence[int]) -> None:
     """Refuse stages that begin where there is nothing, or where nothing can be parted."""
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(parts) or any(a >= b for a, b in pairwise(bounds)):
         raise UsageError(

@@ -16,23 +16,23 @@ from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
 from stretto.replicas.agreement import Agreement, agreement
-from stretto.replicas.parameter_server.client import Served
+from stretto.replicas.parameter_server.client import ServedAgreement
 from stretto.replicas.parameter_server.servers import Servers
-from stretto.replicas.reduction import Peers
+from stretto.replicas.reduction import ReplicaReducer
 from stretto.schedule import Delays, Rules
 from stretto.stage.arguments import build_optimizer, build_scheduler
 from stretto.stage.practice import build_practices, check_served, momentum_of
-from stretto.stage.shared_stage import Within
+from stretto.stage.shared_stage import StageSharing
 from stretto.stage.specification import Specification
-from stretto.stage.stage import Parts, Practice, Stage
+from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.weights.sharded import Sharded
 
 
-class Built(NamedTuple):
+class BuiltStage(NamedTuple):
     """A stage, how it trains as its method says and in synchronous phases, and where, if anything trains it."""
 
     stage: Stage
-    practices: tuple[Practice, Practice]
+    practices: tuple[PhaseSettings, PhaseSettings]
     place: Place | None
 
 
@@ -48,7 +48,7 @@ class StageBuilder:
     rules: Rules
     delays: Delays
     ties: Sequence[tied_weights.Tied]
-    within: Within
+    within: StageSharing
     read: bool = False
     replica: int = 0
 
@@ -57,8 +57,8 @@ class StageBuilder:
         return replace(self, replica=replica, ties=ties)
 
     def build(
-        self, index: int, module: nn.Module, head: nn.Module | None, peers: Peers | Servers | None = None
-    ) -> Built:
+        self, index: int, module: nn.Module, head: nn.Module | None, peers: ReplicaReducer | Servers | None = None
+    ) -> BuiltStage:
         """`peers` are the stage's copies in other replicas. Raises UsageError where the method cannot train it."""
         of = self.specification
         parts = self._parts(index, module, head)
@@ -71,20 +71,20 @@ class StageBuilder:
             weights = Sharded(module, per_update, split=split, reshard=of.sync.sharding.reshard)
             practices = (practices[0]._replace(weights=weights), practices[1])  # no other phases: one set of weights
         stepped = [parts.masters.of(p) for p in trainable(parts)]
-        parts.agreement = self._meets(index, stepped, optimizer, peers)
-        if isinstance(parts.agreement, Served):
+        parts.agreement = self._agreement(index, stepped, optimizer, peers)
+        if isinstance(parts.agreement, ServedAgreement):
             pushes = parts.agreement.step
             practices = (practices[0]._replace(step=lambda _: pushes()), practices[1]._replace(step=lambda _: pushes()))
         elif of.scheduler is not None and optimizer is not None:
             parts.scheduler = build_scheduler(of.scheduler, optimizer)
         stage = Stage(parts, of, self.rules, practices[0])
-        return Built(stage, practices, None if optimizer is None else place)
+        return BuiltStage(stage, practices, None if optimizer is None else place)
 
-    def _parts(self, index: int, module: nn.Module, head: nn.Module | None) -> Parts:
+    def _parts(self, index: int, module: nn.Module, head: nn.Module | None) -> StageParts:
         # All but what replicas and schedulers add once it is known how the stage trains.
         of = self.specification
         trained = {tie.owner for tie in self.rules.ties if tie.user == index and tie.trains}
-        parts = Parts(
+        parts = StageParts(
             index=index,
             module=module,
             head=head,
@@ -107,16 +107,16 @@ class StageBuilder:
             return Lender(lent(module))
         return tied_weights.lender_of(self.ties, index)
 
-    def _meets(
+    def _agreement(
         self,
         index: int,
         parameters: list[Tensor],
         optimizer: torch.optim.Optimizer | None,
-        peers: Peers | Servers | None,
+        peers: ReplicaReducer | Servers | None,
     ) -> Agreement | None:
         if peers is None or (isinstance(peers, Servers) and optimizer is None):
             return None
-        if isinstance(peers, Peers):
+        if isinstance(peers, ReplicaReducer):
             return agreement(self.specification.sync, peers, parameters)
         assert optimizer is not None, "there is something to serve"
         check_served(self.specification.method, self.specification.sync)
@@ -138,7 +138,7 @@ class StageBuilder:
         return Place(index, self.rules.num_stages, delay, momentum_of(optimizer), recompute)
 
 
-def trainable(parts: Parts) -> list[nn.Parameter]:
+def trainable(parts: StageParts) -> list[nn.Parameter]:
     """What the stage's optimizer is for: its own trainable parameters and its head's, each once."""
     modules = [part for part in (parts.module, parts.head) if part is not None]
     parameters = list(dict.fromkeys(p for part in modules for p in part.parameters() if p.requires_grad))

@@ -13,7 +13,7 @@ from stretto.methods.cure import Cure, Place, Prediction
 from stretto.optim import Rescheduled, SpikeCompensation
 from stretto.optim.coming_rates import Scheduler
 from stretto.stage.specification import Specification
-from stretto.stage.stage import Parts, Practice
+from stretto.stage.stage import PhaseSettings, StageParts
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
 from stretto.weights.check import STASH, is_compiled
 from stretto.weights.rounded import Rounded
@@ -30,7 +30,7 @@ from stretto.weights.value_rules import (
 Optimizer = torch.optim.Optimizer
 
 
-def build_practices(of: Specification, parts: Parts, place: Place) -> tuple[Practice, Practice]:
+def build_practices(of: Specification, parts: StageParts, place: Place) -> tuple[PhaseSettings, PhaseSettings]:
     """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot.
 
     `clip` limits the norm of all stages' gradients together. Where stages update at different times each one limits
@@ -40,15 +40,15 @@ def build_practices(of: Specification, parts: Parts, place: Place) -> tuple[Prac
     weights = build_weights(of, parts, place)
     check_copies(of.method, weights, place.stage, autocast=of.precision.name == "bf16-autocast")
     if optimizer is None:
-        return Practice(weights, None), Practice(Plain(weights), None)
+        return PhaseSettings(weights, None), PhaseSettings(Plain(weights), None)
     own = clip if clip is None or of.method.synchronous else clip / math.sqrt(place.num_stages)
     return (
-        Practice(weights, build_step(of.method, optimizer, place), own),
-        Practice(Plain(weights), None, clip),
+        PhaseSettings(weights, build_step(of.method, optimizer, place), own),
+        PhaseSettings(Plain(weights), None, clip),
     )
 
 
-def build_weights(of: Specification, parts: Parts, place: Place) -> Weights:
+def build_weights(of: Specification, parts: StageParts, place: Place) -> Weights:
     """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
     method, module, optimizer = of.method, parts.module, parts.optimizer
     if optimizer is None or (method.weights == "live" and no_cure(method, place)):

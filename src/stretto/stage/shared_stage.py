@@ -15,7 +15,7 @@ from stretto.optim import Masters
 from stretto.stage.stage import Norms, own_norms
 
 
-class Within:
+class StageSharing:
     """One process: it has its stages for itself."""
 
     parts, part = 1, 0  # how many parts a stage's weights have, and which of them is here

@@ -79,7 +79,7 @@ class Graph:
 
 
 @dataclass(slots=True)
-class Seen:
+class ForwardState:
     """What one forward without a graph saw, for its recompute: a version, its number of updates, the buffers before."""
 
     version: Any
@@ -88,7 +88,7 @@ class Seen:
     tied: Mapping[int, nn.Parameter]
 
 
-class Practice(NamedTuple):
+class PhaseSettings(NamedTuple):
     """How a stage trains for a while: which weights its passes see, and its update, told how many came before.
 
     `step` is None for the optimizer's own. `clip` is how large gradients may be at an update: those of all stages
@@ -101,7 +101,7 @@ class Practice(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class Parts:
+class StageParts:
     """What one stage consists of.
 
     `head` is None where the stage has no head, or is the last and its module's output is the model's. `optimizer` is
@@ -128,11 +128,11 @@ class Parts:
 class Stage:
     """One stage's module, head, weights and optimizer, and the six things that can happen to them.
 
-    `practice` is how it trains at first; `adopt` changes that. Its backward comes as I and W where `rules` split it;
-    where they recompute, forwards keep no graph and C makes it.
+    `practice` is how it trains at first; `apply_phase` changes that. Where `rules` split its backward, that comes as I
+    and W; where they recompute, forwards keep no graph and C makes it.
     """
 
-    def __init__(self, parts: Parts, specification: Specification, rules: Rules, practice: Practice) -> None:
+    def __init__(self, parts: StageParts, specification: Specification, rules: Rules, practice: PhaseSettings) -> None:
         index, module, head, reach = parts.index, parts.module, parts.head, rules.reach
         self._split = index in rules.split
         mean = specification.method.combine == "mean"
@@ -241,7 +241,7 @@ class Stage:
         torch.clear_autocast_cache()
         return self._autocast()
 
-    def adopt(self, practice: Practice, recompute: bool) -> None:
+    def apply_phase(self, practice: PhaseSettings, recompute: bool) -> None:
         """Train otherwise from now on; nothing may be in flight."""
         self.weights, self._step, self._clip = practice
         self._recompute, self._tried = recompute, False
@@ -290,10 +290,14 @@ class Stage:
             made = self._forward(microbatch, operands, wanted)
         self._tried = True
         graph: Graph = made.pop("graph")
-        return {**made, "input": operands["activation"], "version": Seen(graph.version, wanted, buffers, graph.tied)}
+        return {
+            **made,
+            "input": operands["activation"],
+            "version": ForwardState(graph.version, wanted, buffers, graph.tied),
+        }
 
     def _second_forward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
-        seen: Seen = operands["version"]
+        seen: ForwardState = operands["version"]
         given = {**operands, "activation": operands["input" if "input" in operands else "recomputed"]}
         with exchanged(seen.buffers):
             made = self._forward(microbatch, given, seen.updates, seen)
@@ -301,7 +305,7 @@ class Stage:
         return {"graph": made["graph"], "recomputed": made.get("activation")}
 
     def _forward(
-        self, microbatch: int, operands: Mapping[str, Any], wanted: int, seen: Seen | None = None
+        self, microbatch: int, operands: Mapping[str, Any], wanted: int, seen: ForwardState | None = None
     ) -> dict[str, Any]:
         if self._seeds is not None:
             self._seeds.start(microbatch)
@@ -329,7 +333,7 @@ class Stage:
             made["activation"] = tuple(map(Tensor.detach, outputs))
         return made
 
-    def _lose(self, graph: Graph, features: Tensors, output: Any, target: Target, seen: Seen | None) -> Tensor:
+    def _lose(self, graph: Graph, features: Tensors, output: Any, target: Target, seen: ForwardState | None) -> Tensor:
         # What is told of a micro-batch's loss: its share of the minibatch's mean, or its sum and its count.
         compared = output if self.head is None else self.head(*features)
         value = call(self.loss, compared, target.value, counted=target.counted)
@@ -349,7 +353,7 @@ class Stage:
         return graph.loss.detach() if told is None else told
 
     def _run_module(
-        self, inputs: Tensors, operands: Mapping[str, Any], wanted: int, seen: Seen | None
+        self, inputs: Tensors, operands: Mapping[str, Any], wanted: int, seen: ForwardState | None
     ) -> tuple[Any, Any, Mapping[int, nn.Parameter]]:
         if seen is not None:
             run = partial(self.weights.recompute, inputs, seen.version)

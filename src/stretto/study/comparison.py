@@ -68,7 +68,7 @@ def compare(
     """
     number = default_jobs(study.settings.workers) if jobs is None else jobs
     opened = None if storage is None else open_storage(storage)
-    with claimed(study, alone=opened is None):
+    with claimed(study, exclusive=opened is None):
         if storage is None or opened is None:
             failures = run_all(partial(next, iter(study.pending), None), number, on_steps, on_run)
         else:

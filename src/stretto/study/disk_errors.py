@@ -26,17 +26,17 @@ def writing(folder: Path) -> Iterator[None]:
         raise UsageError(f"cannot write to {folder}: {error.strerror}: choose another --out") from error
 
 
-def locked(path: Path, folder: Path, *, alone: bool = True) -> TextIO:
+def locked(path: Path, folder: Path, *, exclusive: bool = True) -> TextIO:
     """Open a file and lock it until it is closed or the process ends.
 
-    Unless `alone`, other processes may lock it, too, if they are not alone either. Raises UsageError, which names
-    `folder`, if another process has locked it.
+    If it is not `exclusive`, other processes may hold such a lock as well. Raises UsageError, which names `folder`, if
+    another process has locked it.
     """
     file = path.open("a", encoding="utf-8")
     try:
         import fcntl
 
-        fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except ImportError:  # Windows has no such lock
         pass
     except BlockingIOError as error:

@@ -22,7 +22,7 @@ from stretto.nn.chain import Chain
 from stretto.report.record import Measurement, Observation
 from stretto.settings.runs import known
 from stretto.study.prepare import Prepared, build_model, prepare, stages_of
-from stretto.trainer.backend import alone
+from stretto.trainer.backend import in_one_process
 from stretto.trainer.observer import Observer
 from stretto.trainer.trainer import Trainer
 
@@ -199,7 +199,7 @@ class Measurer:
     def _load(self, weights: Mapping[str, Tensor]) -> tuple[list[nn.Module], list[nn.Module | None]]:
         """Copies of the run's stages and heads, in float32, with these weights."""
         if self._stages_and_heads is None:
-            with alone():
+            with in_one_process():
                 trainer = prepare(replace(self._prepared.settings, **ONE_PROCESS)).trainer
             self._stages_and_heads = list(trainer.stages), list(trainer.heads)
         stages, heads = self._stages_and_heads

@@ -72,8 +72,8 @@ def in_order(written: tuple[str, ...], named: Iterator[str], added: list[str]) -
 
 def attempt(settings: CompareSettings, name: str) -> Prepared:
     """Prepare a run of a method at every batch size and return the first. Raises UsageError if it cannot train."""
-    alone = replace(settings, methods=(name,), lr=known(settings.lr)[:1], seeds=1)
-    prepared = [prepare(run) for run in alone.runs()]
+    only = replace(settings, methods=(name,), lr=known(settings.lr)[:1], seeds=1)
+    prepared = [prepare(run) for run in only.runs()]
     return prepared[0]
 
 

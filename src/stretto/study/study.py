@@ -117,11 +117,11 @@ def read_content(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def claimed(study: Study, *, alone: bool = True) -> Iterator[None]:
-    """Make the study's folder and lock it; unless `alone`, processes that share the study may lock it, too."""
+def claimed(study: Study, *, exclusive: bool = True) -> Iterator[None]:
+    """Make the study's folder and lock it; unless `exclusive`, processes that share the study may lock it, too."""
     with writing(study.out):
         study.out.mkdir(parents=True, exist_ok=True)
-        lock = locked(study.out / LOCK, study.out, alone=alone)
+        lock = locked(study.out / LOCK, study.out, exclusive=exclusive)
     with lock:
         resolved = study.settings.to_json()
         check_folder(study.out, resolved)

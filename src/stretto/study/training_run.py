@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from stretto.data import Split, forever
 from stretto.measure import Costs
-from stretto.nn.remote_stage import Elsewhere
+from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import derive
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.settings.runs import TrainSettings, known
@@ -110,7 +110,7 @@ def run_prepared(
     with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
         saved, complaints = checkpoints.load(trainer) if resume else (None, [])
         progress = Progress() if saved is None else Progress.from_json(saved)
-        stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, Elsewhere)]
+        stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, RemoteStage)]
         where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
         writer.worker_event(
             "start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), **where, stages=stages

@@ -1,4 +1,4 @@
-"""The processes that train together, seen from one of them: a Trainer asks its team wherever being many matters."""
+"""What a Trainer does differently in one process and in several: the interface `Backend`, and `OneProcess`."""
 
 import os
 from abc import ABC, abstractmethod
@@ -14,10 +14,10 @@ from stretto import checkpoint
 from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
 from stretto.emulate.local_servers import LocalServers
-from stretto.emulate.meeting import Meeting
+from stretto.emulate.meeting import EmulatedReducer
 from stretto.emulate.recorder import record
-from stretto.emulate.replica_emulator import Replicas
-from stretto.emulate.update_order import InOrder
+from stretto.emulate.replica_emulator import EmulatedReplicas
+from stretto.emulate.update_order import OrderedReplicas
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.nn.chain import Chain
@@ -25,10 +25,10 @@ from stretto.nn.devices import pick_device
 from stretto.nn.shapes import trace
 from stretto.replicas import Order, Sync
 from stretto.replicas.parameter_server.servers import Servers
-from stretto.replicas.reduction import Peers
+from stretto.replicas.reduction import ReplicaReducer
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.shared_stage import Within
+from stretto.stage.shared_stage import StageSharing
 from stretto.stage.specification import Specification
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
@@ -38,7 +38,7 @@ State = dict[str, Tensor]
 Outputs = list[tuple[Tensor, ...]]  # of every stage, for one example
 
 
-class Plan(NamedTuple):
+class InterpreterPlan(NamedTuple):
     """What an interpreter runs."""
 
     schedule: Schedule
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     delays: Delays
 
 
-class Team(ABC):
+class Backend(ABC):
     """What a Trainer does otherwise on several processes than on one."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Team(ABC):
     def replicas(self) -> Sequence[int]:
         """The replicas of which something lives in this process; the first one is the one that is evaluated here."""
 
-    within: Within  # how this process shares its stages with others
+    within: StageSharing  # how this process shares its stages with others
 
     @abstractmethod
     def share(self, modules: Sequence[nn.Module | None]) -> None:
@@ -73,7 +73,7 @@ class Team(ABC):
         """Leave each replica its share of the weights, if that is the choice."""
 
     @abstractmethod
-    def peers(self, sync: Sync) -> Peers | Servers:
+    def peers(self, sync: Sync) -> ReplicaReducer | Servers:
         """What the copies of one stage in all replicas meet by. Raises UsageError if they cannot do as chosen."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Team(ABC):
 
     @abstractmethod
     def interpreters(
-        self, plans: Sequence[Plan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
+        self, plans: Sequence[InterpreterPlan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
         """What runs each plan on the stages of each replica that live here; they take turns."""
 
@@ -153,12 +153,12 @@ class Team(ABC):
         """How many processes there are."""
 
 
-class Solo(Team):
+class OneProcess(Backend):
     """One process: every worker of every replica is emulated."""
 
     rank, size = 0, 1
     can_retry = True
-    within = Within()
+    within = StageSharing()
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -183,15 +183,15 @@ class Solo(Team):
     def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
         """Emulated replicas have everything: the numbers are the same."""
 
-    def peers(self, sync: Sync) -> Peers | Servers:
+    def peers(self, sync: Sync) -> ReplicaReducer | Servers:
         """They take turns."""
         if sync.serving is not None:
             self._servers = self._servers or LocalServers(sync.serving, self._mesh.data)
             return self._servers
         hook = None if sync.reducing is None else sync.reducing.hook
-        if hook == "powersgd" and not _alone.get():
+        if hook == "powersgd" and not _in_one_process.get():
             raise UsageError(f"{sync} is not emulated: start processes, or leave the hook out")
-        return Meeting(self._mesh.data, hook)
+        return EmulatedReducer(self._mesh.data, hook)
 
     def order(self) -> Order | None:
         """All of it."""
@@ -202,12 +202,12 @@ class Solo(Team):
         return pick_device(asked)
 
     def interpreters(
-        self, plans: Sequence[Plan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
+        self, plans: Sequence[InterpreterPlan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
         """Emulators."""
         if len(replicas) == 1:
             return [Emulator(plan.schedule, plan.rules, replicas[0], plan.delays) for plan in plans]
-        kind = Replicas if self._servers is None else InOrder
+        kind = EmulatedReplicas if self._servers is None else OrderedReplicas
         return [kind(plan.schedule, plan.rules, replicas, plan.delays) for plan in plans]
 
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
@@ -220,7 +220,7 @@ class Solo(Team):
     def calibrate(self, sync: Sync) -> None:
         """No messages travel; but a file that is named must be one."""
         file = None if sync.reducing is None else sync.reducing.calibration
-        if file is not None and not _alone.get():
+        if file is not None and not _in_one_process.get():
             from stretto.collectives import Calibration
 
             Calibration.read(file)
@@ -256,23 +256,23 @@ class Solo(Team):
         return step if wanted else None
 
 
-_alone: ContextVar[bool] = ContextVar("alone", default=False)
+_in_one_process: ContextVar[bool] = ContextVar("in_one_process", default=False)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def in_one_process() -> Iterator[None]:
     """Trainers made meanwhile emulate all workers, whatever a launcher has started: to try out, or to count FLOPs."""
-    token = _alone.set(True)
+    token = _in_one_process.set(True)
     try:
         yield
     finally:
-        _alone.reset(token)
+        _in_one_process.reset(token)
 
 
-def find_team(timeout: float, mesh: Mesh) -> Team:
+def find_team(timeout: float, mesh: Mesh) -> Backend:
     """This process alone, or all that a launcher has started; nobody waits for another longer than `timeout` s."""
     from stretto.runtime import membership  # it takes a while
-    from stretto.trainer.distributed import Ranks
+    from stretto.trainer.distributed import SeveralProcesses
 
-    member = None if _alone.get() else membership(timeout)
-    return Solo(mesh) if member is None else Ranks(member, timeout, mesh)
+    member = None if _in_one_process.get() else membership(timeout)
+    return OneProcess(mesh) if member is None else SeveralProcesses(member, timeout, mesh)

@@ -16,7 +16,7 @@ from stretto.heads.solo import readings
 from stretto.mesh import Placement
 from stretto.nn import memory_limit, tied_weights
 from stretto.nn.batch import inputs_on
-from stretto.nn.remote_stage import Elsewhere
+from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
 from stretto.schedule import Delays, Rules, Schedule
@@ -29,11 +29,11 @@ from stretto.stage.arguments import (
     refuse_lazy,
     wake,
 )
-from stretto.stage.build import Built, StageBuilder
+from stretto.stage.build import BuiltStage, StageBuilder
 from stretto.stage.practice import warn_of_overshoot
 from stretto.stage.specification import Specification
-from stretto.stage.stage import Practice
-from stretto.trainer.backend import Plan, Team
+from stretto.stage.stage import PhaseSettings
+from stretto.trainer.backend import Backend, InterpreterPlan
 from stretto.trainer.phase import Phase
 
 
@@ -41,13 +41,13 @@ class Construction:
     """Makes what trains the stages of this process: of each replica that lives here `replicas`, by index.
 
     `phases` are what runs them, by whether it is the synchronous one of a method that otherwise is not. `merges`:
-    replicas are not always the same; `tellers` is the number of replicas whose mean losses are then added up.
+    replicas are not always the same; `summed_replicas` is the number of replicas whose mean losses are then added up.
     """
 
     def __init__(
         self,
         of: Specification,
-        team: Team,
+        backend: Backend,
         given: list[StageLike],
         *,
         example: Any,
@@ -55,19 +55,19 @@ class Construction:
         workers: int | None,
     ) -> None:
         self._of = of
-        self._team = team
+        self._backend = backend
         num_stages = len(given)
         if not num_stages:
             raise UsageError("stages is empty: give at least one nn.Module")
         if workers is not None and not 1 <= workers <= num_stages:
             raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
-        workers = team.workers(workers, num_stages)
-        team.agree(self._description(num_stages), of.device)
-        team.calibrate(of.sync)
+        workers = backend.workers(workers, num_stages)
+        backend.agree(self._description(num_stages), of.device)
+        backend.calibrate(of.sync)
         known = self._build(given, of.method.homes(num_stages, workers))
         self._agreement = of.sync.agreement if of.mesh.data > 1 or of.sync.agreement != "A" else None
         self.merges = self._agreement not in (None, "A")
-        self.tellers = of.mesh.data if self.merges else 1
+        self.summed_replicas = of.mesh.data if self.merges else 1
         self._ties = self._tied(known)
         self._reads = readings(of.method.head, of.method.reach(num_stages), heads)
         self._check_reading()
@@ -79,8 +79,8 @@ class Construction:
         check_sharing(known, self.heads)
         self._check_losses()
         wake(known)
-        team.share([*self.stages, *self.heads])
-        team.shard([*self.stages, *self.heads], of.sync, of.device)
+        backend.share([*self.stages, *self.heads])
+        backend.shard([*self.stages, *self.heads], of.sync, of.device)
         practices = self._make_stages()
         self.phases = self._make_phases(practices, workers)
 
@@ -103,8 +103,8 @@ class Construction:
         self.stages: list[nn.Module] = []
         for index, stage in enumerate(given):
             check_stage(stage, index)
-            elsewhere = Elsewhere(index, homes[index])
-            here = self._team.holds(homes[index])
+            elsewhere = RemoteStage(index, homes[index])
+            here = self._backend.holds(homes[index])
             known.append(
                 build_stage(stage, index, self._of.seed) if here or isinstance(stage, nn.Module) else elsewhere
             )
@@ -143,9 +143,9 @@ class Construction:
         # Among the processes of a worker, where it has several.
         tied = frozenset(each.parameter for each in self._ties)
         for index, stage in enumerate(self.stages):
-            if not isinstance(stage, Elsewhere):
+            if not isinstance(stage, RemoteStage):
                 last = index == len(self.stages) - 1
-                self._team.within.prepare(stage, first=index == 0, last=last, tied=tied)
+                self._backend.within.prepare(stage, first=index == 0, last=last, tied=tied)
 
     def _heads(
         self,
@@ -165,7 +165,7 @@ class Construction:
                     "give the Trainer one input batch, example=x, or the heads themselves, heads=[...]"
                 )
         if example is not None:
-            outputs = self._team.trace(self.stages, example, self._of.device)
+            outputs = self._backend.trace(self.stages, example, self._of.device)
             network = Network(known, outputs, inputs_on(example, self._of.device), shared=self._of.mesh.inside > 1)
             for stage in missing:
                 cpu = torch.device("cpu")  # the same weights on every device
@@ -174,13 +174,13 @@ class Construction:
                     head = build_head(self._of.method.head, stage, outputs[stage], outputs[-1][0], network)
                 heads[stage] = head.to(dtype=outputs[stage][0].dtype)
         own = [
-            head.to(self._of.device) if head is not None and not isinstance(stage, Elsewhere) else None
+            head.to(self._of.device) if head is not None and not isinstance(stage, RemoteStage) else None
             for head, stage in zip(heads, self.stages, strict=True)
         ]
-        refuse_lazy(stage for stage in self.stages if not isinstance(stage, Elsewhere))
+        refuse_lazy(stage for stage in self.stages if not isinstance(stage, RemoteStage))
         for built in own:
             if built is not None:
-                self._team.within.prepare_head(built)
+                self._backend.within.prepare_head(built)
         return own
 
     def _check_losses(self) -> None:
@@ -193,7 +193,7 @@ class Construction:
 
     def _example(self, stages: Sequence[StageLike]) -> Tensor | None:
         # On several processes a stage that is given as a function is seen by one of them only.
-        if any(isinstance(stage, Elsewhere) for stage in self.stages):
+        if any(isinstance(stage, RemoteStage) for stage in self.stages):
             modules = [stage for stage in stages if isinstance(stage, nn.Module)]
             return example_for_linear(modules) if len(modules) == len(stages) else None
         return example_for_linear(self.stages)
@@ -205,31 +205,31 @@ class Construction:
             len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, reads=self._reads, agreement=action
         )
 
-    def _make_stages(self) -> list[tuple[Practice, Practice]]:
+    def _make_stages(self) -> list[tuple[PhaseSettings, PhaseSettings]]:
         self._delays = self._of.method.delays(self.schedule)
         first = StageBuilder(
             specification=self._of,
             rules=self.rules,
             delays=self._delays,
             ties=self._ties,
-            within=self._team.within,
+            within=self._backend.within,
             read=bool(self._reads),
         )
-        mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, Elsewhere)]
-        builders = [first.of_replica(self._team.replicas[0], self._ties)]
+        mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, RemoteStage)]
+        builders = [first.of_replica(self._backend.replicas[0], self._ties)]
         parts = [(self.stages, self.heads)]
-        copies = len(self._team.replicas) - 1
+        copies = len(self._backend.replicas) - 1
         memory_limit.refuse_more(
             copies * memory_limit.size_of([*self.stages, *self.heads]),
             f"data={copies + 1}: {copies} copies of the stages for emulated replicas need",
             "choose fewer replicas, or processes of their own (--workers)",
         )
-        for replica in self._team.replicas[1:]:  # emulated ones
+        for replica in self._backend.replicas[1:]:  # emulated ones
             parts.append(copy.deepcopy(parts[0]))
             builders.append(first.of_replica(replica, tied_weights.find(parts[-1][0])))
-        built: list[Built] = []
+        built: list[BuiltStage] = []
         for index in mine:
-            peers = None if self._agreement is None else self._team.peers(self._of.sync)
+            peers = None if self._agreement is None else self._backend.peers(self._of.sync)
             for builder, (stages, heads) in zip(builders, parts, strict=True):
                 built.append(builder.build(index, stages[index], heads[index], peers))
         warn_of_overshoot(self._of.method, [stage.place for stage in built if stage.place is not None])
@@ -240,13 +240,15 @@ class Construction:
         ]
         return [made.practices for made in built]
 
-    def _make_phases(self, practices: Sequence[tuple[Practice, Practice]], workers: int | None) -> dict[bool, Phase]:
+    def _make_phases(
+        self, practices: Sequence[tuple[PhaseSettings, PhaseSettings]], workers: int | None
+    ) -> dict[bool, Phase]:
         # By whether they are synchronous phases of a method that otherwise is not.
-        plans = [Plan(self.schedule, self.rules, self._delays)]
+        plans = [InterpreterPlan(self.schedule, self.rules, self._delays)]
         if self._of.method.phases:
             schedule, rules = self._plan(self._of.method.synchronous_plan, workers)
-            plans.append(Plan(schedule, rules, Delays(schedule)))
+            plans.append(InterpreterPlan(schedule, rules, Delays(schedule)))
         lag = self._of.method.lag(len(self.stages))
-        interpreters = self._team.interpreters(plans, self.replicas, lag, self._of.device)
+        interpreters = self._backend.interpreters(plans, self.replicas, lag, self._of.device)
         both = zip((False, True), interpreters, zip(*practices, strict=True), strict=False)
         return {synchronous: Phase(interpreter, own) for synchronous, interpreter, own in both}

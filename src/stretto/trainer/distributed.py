@@ -22,19 +22,19 @@ from stretto.collectives import Calibration
 from stretto.collectives.reduce import AUTO
 from stretto.collectives.stored_calibration import Basis, basis
 from stretto.emulate.local_servers import LocalServers
-from stretto.emulate.meeting import Meeting
+from stretto.emulate.meeting import EmulatedReducer
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, inputs_on, target_on
 from stretto.nn.buckets import align, tensors_of
 from stretto.nn.devices import pick_device_of, synchronizer
 from stretto.nn.preserve import evaluating
-from stretto.nn.remote_stage import Elsewhere
+from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import trace
 from stretto.nn.sharded_modules import release
 from stretto.replicas import AllReduce, Order, ParameterServer, Sync
 from stretto.replicas.parameter_server.servers import Servers
-from stretto.replicas.reduction import Peers
+from stretto.replicas.reduction import ReplicaReducer
 from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
 from stretto.runtime.channels import Channel, Mailbox, channels
 from stretto.runtime.failure import PeerLostError, reaching
@@ -49,12 +49,12 @@ from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.shared_stage import Within
+from stretto.stage.shared_stage import StageSharing
 from stretto.stage.specification import Specification
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
-from stretto.trainer.backend import Outputs, Plan, State, Team
+from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State
 from stretto.trainer.evaluate import Tally
 
 LOGGER = logging.getLogger("stretto")
@@ -62,13 +62,13 @@ DEPTH = 4  # values that may wait outside a schedule
 FIRST_TAG = 1  # 0 is for what workers say outside a schedule
 
 
-class Ranks(Team):
+class SeveralProcesses(Backend):
     """What a Trainer does otherwise on several processes. Everything here is a collective, but what asks no one."""
 
     def __init__(self, member: Member, timeout: float, mesh: Mesh) -> None:
         self.member = member
         self._mesh = mesh
-        self.within = Within()
+        self.within = StageSharing()
         self._placement = Placement(mesh, 1)  # until it is known how many workers there are
         self._fellowship: ReplicaGroup | None = None
         self._servers: LocalServers | RemoteServers | None = None
@@ -167,12 +167,12 @@ class Ranks(Team):
                 if module is not None and any(True for _ in module.parameters()):
                     shard(module, self._fellowship, sync.sharding, device)
 
-    def peers(self, sync: Sync) -> Peers | Servers:
+    def peers(self, sync: Sync) -> ReplicaReducer | Servers:
         """The processes that hold the same stages."""
         if sync.serving is not None:
             self._servers = self._servers or self._serve(sync.serving)
             return self._servers
-        return Meeting(1) if self._fellowship is None else GroupPeers(self._fellowship, sync, self._calibration)
+        return EmulatedReducer(1) if self._fellowship is None else GroupPeers(self._fellowship, sync, self._calibration)
 
     def _serve(self, sync: ParameterServer) -> LocalServers | RemoteServers:
         if self._fellowship is None:
@@ -188,7 +188,7 @@ class Ranks(Team):
         told = self._collect(as_tensor(json.dumps(self._servers.order().to_json()).encode()))
         return Order.join(Order.of_json(json.loads(as_text(one))) for one in told) if self.is_first else None
 
-    def _sums(self) -> Peers | None:
+    def _sums(self) -> ReplicaReducer | None:
         if self._fellowship is None:
             return None
         if isinstance(self._servers, RemoteServers):
@@ -200,7 +200,7 @@ class Ranks(Team):
         return pick_device_of(asked, self.world.local_rank)
 
     def interpreters(
-        self, plans: Sequence[Plan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
+        self, plans: Sequence[InterpreterPlan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
         """Workers that share one mailbox."""
         self._home_of = plans[0].schedule.worker_of
@@ -329,7 +329,7 @@ class Ranks(Team):
         homes, me = self._homes(stages), self.world.rank
         told = self._placement.rank(0, self._home_of[len(stages) - 1])  # whom to ask
         device, precision, tally = of.device, of.precision, Tally()
-        here = [stage for stage in stages if not isinstance(stage, Elsewhere)]
+        here = [stage for stage in stages if not isinstance(stage, RemoteStage)]
         if self.replicas[0] > 0 and not self._sharded:
             for _ in batches:  # whoever made them may draw from the same source again
                 pass
@@ -464,7 +464,7 @@ class Ranks(Team):
 
     def _homes(self, stages: Sequence[nn.Module]) -> list[int]:
         # The process of this replica that holds each stage.
-        return [self._ranks[stage.worker] if isinstance(stage, Elsewhere) else self.world.rank for stage in stages]
+        return [self._ranks[stage.worker] if isinstance(stage, RemoteStage) else self.world.rank for stage in stages]
 
     def _shapes(self, outputs: tuple[Tensor, ...], home: int, device: torch.device) -> tuple[Tensor, ...]:
         # Everybody hears what the stage at `home` gives for an example; the numbers stay there.

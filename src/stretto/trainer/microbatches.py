@@ -24,7 +24,7 @@ from stretto.stage.specification import Specification
 from stretto.stage.stage import Target
 
 
-class Dealer:
+class MinibatchSplitter:
     """Deals minibatches out: to `pieces` micro-batches, and each of these to the replicas, of which `own` live here.
 
     A loss that is no mean over examples, and gives no sum and count either, is refused where there are several parts.
@@ -60,7 +60,7 @@ class Dealer:
         self._tells_x = tells_x
         self._precision = specification.precision
         self._device = specification.device
-        self._deals: dict[int, Deal] = {}  # by number of examples
+        self._deals: dict[int, SplitSizes] = {}  # by number of examples
 
     def loads(self, x: Any, y: Any) -> list[dict[str, Any]]:
         """Of each own replica each micro-batch. Raises UsageError for examples that are missing, or too few."""
@@ -130,17 +130,17 @@ class Dealer:
         parted = [cut(piece, self._replicas, "parts, one for each replica") for piece in pieces]
         return [list(own) for own in zip(*parted, strict=True)]
 
-    def _deal(self, examples: int) -> "Deal":
+    def _deal(self, examples: int) -> "SplitSizes":
         # How so many examples are dealt out: the same for every minibatch of that size.
         if self._parts == 1:
-            deal = Deal([[1.0]], (examples,), examples)
+            deal = SplitSizes([[1.0]], (examples,), examples)
         else:
             pieces = part_sizes(examples, self._pieces)
             sizes = list(zip(*(part_sizes(piece, self._replicas) for piece in pieces), strict=True))
             wholes = [sum(own) if self._merges else examples for own in sizes]
             shares = [[size / (whole or 1) for size in own] for own, whole in zip(sizes, wholes, strict=True)]
             looked = pieces if self._merges else tuple(s for piece in pieces for s in part_sizes(piece, self._replicas))
-            deal = Deal(shares, looked, part_sizes(pieces[0], self._replicas)[self._own[0]])
+            deal = SplitSizes(shares, looked, part_sizes(pieces[0], self._replicas)[self._own[0]])
         if len(self._deals) > 1000:
             self._deals.clear()
         self._deals[examples] = deal
@@ -151,7 +151,7 @@ class Dealer:
         return self._precision.inputs(here)
 
 
-class Deal(NamedTuple):
+class SplitSizes(NamedTuple):
     """How a number of examples is dealt out.
 
     `shares` are each part's share of the examples whose mean loss it belongs to, [replica][micro-batch]; `sizes` are

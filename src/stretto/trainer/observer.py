@@ -21,7 +21,7 @@ from stretto.nn.seeding import PreservedGenerator
 from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.stage import Graph, Seen, Stage, Target, begins_in_place, head_loss
+from stretto.stage.stage import ForwardState, Graph, Stage, Target, begins_in_place, head_loss
 from stretto.weights.origins import tensors_in
 
 Values = Mapping[str, Tensor]
@@ -108,11 +108,11 @@ class Flight(NamedTuple):
     """What a stage keeps of the forwards in flight: graphs; of those to be run again what they saw, their inputs."""
 
     graphs: Sequence[Graph]
-    seen: Sequence[Seen]
+    seen: Sequence[ForwardState]
     inputs: Sequence[tuple[Tensor, ...]]
 
 
-class Forecast(NamedTuple):
+class PendingPrediction(NamedTuple):
     """A prediction that waits for the update it aims at."""
 
     updates: int
@@ -137,7 +137,7 @@ class Sight:
         self._weighing = False  # from the first sampled forward to the first one after
         self._saved = 0  # bytes that a forward keeps
         self._forwards: dict[int, Values] = {}  # of the micro-batches in flight
-        self._forecasts: list[Forecast] = []
+        self._forecasts: list[PendingPrediction] = []
         self._latest: tuple[tuple[int, int], Values] | None = None  # copies, shared by forwards that saw the same
 
     @property
@@ -168,7 +168,7 @@ class Sight:
         ahead = self._stage.weights.ahead()
         if ahead:
             then = copied(self._weights)
-            self._forecasts.append(Forecast(self._stage.updates + round(ahead), predicted, then))
+            self._forecasts.append(PendingPrediction(self._stage.updates + round(ahead), predicted, then))
             self._meet()
 
     def _copied(self, version: Any) -> Values:

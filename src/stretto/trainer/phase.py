@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.stage import Practice
+from stretto.stage.stage import PhaseSettings
 
 
 @dataclass(frozen=True)
@@ -12,12 +12,12 @@ class Phase:
     """What runs the schedule, and how each of its stages trains meanwhile, in their order."""
 
     interpreter: Interpreter
-    practices: Sequence[Practice]
+    practices: Sequence[PhaseSettings]
 
     def begin(self, n: int) -> None:
         """Turn n is the phase's first; nothing is in flight."""
         for stage, practice in zip(self.interpreter.every_stage, self.practices, strict=True):
-            stage.adopt(practice, stage.index in self.interpreter.rules.recompute)
+            stage.apply_phase(practice, stage.index in self.interpreter.rules.recompute)
         self.interpreter.restart(n)
 
     def end(self) -> None:

@@ -33,7 +33,7 @@ from stretto.stage.specification import Specification
 from stretto.tracing import Recording
 from stretto.trainer.backend import State, find_team
 from stretto.trainer.build import Construction
-from stretto.trainer.microbatches import Dealer
+from stretto.trainer.microbatches import MinibatchSplitter
 from stretto.trainer.observer import Observer
 
 Batch = Any  # stretto.nn.batch.FORMS
@@ -115,8 +115,8 @@ class Trainer:
         positive("timeout", timeout)
         mesh = Mesh() if mesh is None else mesh
         of_kind("mesh", mesh, Mesh, "stretto.Mesh(data=2)")
-        self._team = find_team(timeout, mesh)
-        with self._team.together():
+        self._backend = find_team(timeout, mesh)
+        with self._backend.together():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
             sync = find_sync(sync)
             check_mesh(mesh, sync)
@@ -130,13 +130,13 @@ class Trainer:
                 scheduler=scheduler,
                 clip=clip,
                 precision=Precision(precision),
-                device=self._team.device(device),
+                device=self._backend.device(device),
                 seed=seed,
                 mesh=mesh,
                 sync=sync,
             )
             built = Construction(
-                self.specification, self._team, list(stages), example=example, heads=heads, workers=workers
+                self.specification, self._backend, list(stages), example=example, heads=heads, workers=workers
             )
         self.stages = built.stages
         self.heads = built.heads
@@ -145,12 +145,12 @@ class Trainer:
         self.placement = built.placement
         self._replicas = built.replicas
         self._stages = built.replicas[0]
-        self._tellers = built.tellers
+        self._summed_replicas = built.summed_replicas
         tells_x = any(isinstance(head, LocalLoss) for head in self.heads)
-        self._dealer = Dealer(
+        self._dealer = MinibatchSplitter(
             self.specification,
             self.schedule.per_turn,
-            own=self._team.replicas,
+            own=self._backend.replicas,
             merges=built.merges,
             reads_x=0 in self._stages or tells_x,
             reads_y=any(head in self._stages for head in self.rules.reach.heads),
@@ -161,7 +161,7 @@ class Trainer:
         self._phases = built.phases
         self._phase = self._phases[self.method.phases.synchronous(0)]
         self._interpreter: Interpreter = self._phase.interpreter
-        with self._team.together():
+        with self._backend.together():
             self._phase.begin(0)
         self._entered = 0  # minibatches
         self._drained = True
@@ -225,7 +225,7 @@ class Trainer:
         """
         if self._broken is not None:
             self._refuse_broken()
-        with self._team.together():
+        with self._backend.together():
             loads = self._dealer.loads(x, y)
         n = self._entered
         with self._running("step", n):
@@ -234,7 +234,7 @@ class Trainer:
             self._interpreter.step(n, loads)
         self._entered += 1
         self._drained = False
-        with self._team.together():
+        with self._backend.together():
             self._collect_losses()
         parts = self._losses.pop(n - self.lag, None)
         return None if parts is None else self._mean_loss(parts)  # only now does the host wait for the device
@@ -265,8 +265,8 @@ class Trainer:
         numbers.
         """
         self._pause()
-        with self._team.together():
-            return self._team.order()
+        with self._backend.together():
+            return self._backend.order()
 
     def _pause(self) -> None:
         # All processes are about to do something together. A server's bound may make one wait for an update of another.
@@ -279,8 +279,8 @@ class Trainer:
         On several processes each asks after each step; it takes a look into their store, some 0.1 ms.
         """
         flag("stops: wanted", wanted)
-        with self._team.together():
-            last = self._team.last_step(self._entered, self.lag, wanted)
+        with self._backend.together():
+            last = self._backend.last_step(self._entered, self.lag, wanted)
         return last is not None and self._entered >= last
 
     def _change_phase(self, n: int) -> None:
@@ -299,11 +299,11 @@ class Trainer:
     def _running(self, what: str, number: int | None = None) -> Iterator[None]:
         before, idle = self._interpreter.updates, self._interpreter.idle
         try:
-            with self._team.together(), torch.enable_grad(), self._generator:
+            with self._backend.together(), torch.enable_grad(), self._generator:
                 yield
         except BaseException as error:
             what = what if number is None else f"{what} {number}"
-            if self._team.can_retry and idle and before == self._interpreter.updates:
+            if self._backend.can_retry and idle and before == self._interpreter.updates:
                 # Nothing was in flight, nothing was updated: as if it had not been tried.
                 for stage in self._interpreter.every_stage:
                     stage.abandon()
@@ -334,7 +334,7 @@ class Trainer:
         if not losses[0].dim():
             total = 0.0
             for loss in losses:
-                total += float(loss) / self._tellers
+                total += float(loss) / self._summed_replicas
             return total
         summed, count = torch.stack(list(losses)).sum(0).tolist()
         return summed / count if count else math.nan
@@ -355,23 +355,23 @@ class Trainer:
         """
         given = Batches("evaluate", batches)
         self._pause()
-        with self._team.together(), given.fitting():
-            self._team.refresh(self._stages, self.rules)
-            return self._team.evaluate(self.stages, self.specification, given)
+        with self._backend.together(), given.fitting():
+            self._backend.refresh(self._stages, self.rules)
+            return self._backend.evaluate(self.stages, self.specification, given)
 
     def together(self) -> AbstractContextManager[None]:
         """What all processes do at the same time, besides training: an error in one of them ends all."""
-        return self._team.together()
+        return self._backend.together()
 
     @property
     def rank(self) -> int:
         """Which of the job's processes this is; 0 where it is alone."""
-        return self._team.rank
+        return self._backend.rank
 
     @property
     def processes(self) -> int:
         """How many processes train together; 1 emulates all workers."""
-        return self._team.size
+        return self._backend.size
 
     def observe(self, minibatches: int = 2) -> Observer:
         """Measure what the next minibatches see and what stages hold, while `step` trains as it does without.
@@ -395,8 +395,8 @@ class Trainer:
         collective: clocks are compared.
         """
         self._pause()
-        with self._team.together():
-            return self._team.record([phase.interpreter for phase in self._phases.values()], self.device)
+        with self._backend.together():
+            return self._backend.record([phase.interpreter for phase in self._phases.values()], self.device)
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
@@ -404,9 +404,9 @@ class Trainer:
         On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
         """
         self._pause()
-        with self._team.together():
-            self._team.refresh(self._stages, self.rules)
-            gathered = self._team.gather({index: self._weights_of(index) for index in self._stages})
+        with self._backend.together():
+            self._backend.refresh(self._stages, self.rules)
+            gathered = self._backend.gather({index: self._weights_of(index) for index in self._stages})
         if gathered is None:
             return None
         state = {key: value for each in gathered.values() for key, value in each.items()}
@@ -418,7 +418,7 @@ class Trainer:
             prefix + name: value
             for prefix, module in parts
             if module is not None
-            for name, value in self._team.within.state(module).items()
+            for name, value in self._backend.within.state(module).items()
         }
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
@@ -439,16 +439,16 @@ class Trainer:
             entered=self._entered,
             losses={n: [self._mean_loss(losses)] for n, losses in self._losses.items()},
             extra=extra or {},
-            parts=self._team.within.parts,
+            parts=self._backend.within.parts,
             replicas=self.mesh.data,
             sync=self.sync.kept(self.mesh.data),
         )
-        with self._team.together():
+        with self._backend.together():
             states = [
                 {self._saved_as(index): stage.state_dict() for index, stage in stages.items()}
                 for stages in self._replicas
             ]
-            self._team.save(path, states, manifest)
+            self._backend.save(path, states, manifest)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
@@ -463,7 +463,7 @@ class Trainer:
         """
         check_path("load: path", path)
         self._pause()
-        with self._team.together():
+        with self._backend.together():
             manifest = read_manifest(path)
             own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
             for what, mine in own.items():
@@ -471,7 +471,7 @@ class Trainer:
                     raise UsageError(
                         f"{path} was saved with {what} {getattr(manifest, what)}, this trainer has {what} {mine}"
                     )
-            stages, parts = len(manifest.stages) // manifest.parts, self._team.within.parts
+            stages, parts = len(manifest.stages) // manifest.parts, self._backend.within.parts
             if stages != len(self.stages):
                 raise UsageError(f"{path} holds {stages} stages, this trainer has {len(self.stages)}")
             if manifest.parts != parts:
@@ -491,14 +491,14 @@ class Trainer:
         return dict(manifest.extra)
 
     def _saved_as(self, index: int) -> int:
-        within = self._team.within
+        within = self._backend.within
         return index * within.parts + within.part
 
     def _load_stages(self, path: str | os.PathLike[str], entered: int, *, alike: bool) -> None:
         # Each replica what it had, or all of them, if they are to be `alike`, what replica 0 had.
         loads = [
             (stage, read_stage(path, self._saved_as(index), 0 if alike else replica))
-            for replica, stages in zip(self._team.replicas, self._replicas, strict=True)
+            for replica, stages in zip(self._backend.replicas, self._replicas, strict=True)
             for index, stage in stages.items()
         ]
         for stage, state in loads:

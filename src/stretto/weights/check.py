@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stretto.errors import UsageError
 from stretto.nn.batch import call
 from stretto.weights import guard
-from stretto.weights.origins import Copy, Kind, Origins, place, tensors_in
+from stretto.weights.origins import Copy, Origin, Origins, place, tensors_in
 
 STASH = "choose a method with weights='stash', such as pb(stash=True) or pipedream"
 CAST = f"keep its weights in that dtype with float32 masters instead of autocast, or {STASH}"
@@ -49,8 +49,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inside = [""]  # the submodules that are being run
         self.read: set[int] = set()  # the storages of weights that the backward will read
         self.names = {place(p): name for name, p in module.named_parameters() if p.requires_grad}
-        self.origins.kinds.update((place(tensor), Kind.INPUT) for tensor in tensors_in(inputs))
-        self.origins.kinds.update((where, Kind.WEIGHT) for where in self.names)
+        self.origins.kinds.update((place(tensor), Origin.INPUT) for tensor in tensors_in(inputs))
+        self.origins.kinds.update((where, Origin.WEIGHT) for where in self.names)
         self._module = module
         self._hook = hook
         self._objections = objections
@@ -67,9 +67,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def saved(self, tensor: Tensor) -> None:
         """A graph saves `tensor` for its backward. Raises UsageError if it is a copy of weights."""
         kind = self.origins.of(tensor)
-        if kind == Kind.WEIGHT:
+        if kind == Origin.WEIGHT:
             self.read.add(place(tensor))
-        elif kind == Kind.COPY:
+        elif kind == Origin.COPY:
             copy = self.origins.copies[place(tensor)]
             owner = copy.module.partition("parametrizations")
             self.refuse(owner[0].rstrip(".") if owner[1] else self.inside[-1], *explain(copy))

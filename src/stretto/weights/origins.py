@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Kind(IntEnum):
+class Origin(IntEnum):
     """What a tensor was computed from; the higher wins."""
 
     CONSTANT = 0
@@ -37,33 +37,33 @@ KEEPS_ZEROS = ("clone", "zero_")
 class Origins:
     """What each storage was computed from. A storage given back and used anew is judged anew when it is written."""
 
-    kinds: dict[int, Kind] = field(default_factory=dict)
+    kinds: dict[int, Origin] = field(default_factory=dict)
     copies: dict[int, Copy] = field(default_factory=dict)
 
-    def of(self, tensor: Tensor) -> Kind:
+    def of(self, tensor: Tensor) -> Origin:
         """What a tensor was computed from."""
-        return self.kinds.get(place(tensor), Kind.CONSTANT)
+        return self.kinds.get(place(tensor), Origin.CONSTANT)
 
     def record(self, operation: str, given: list[Tensor], made: list[Tensor], module: str) -> None:
         """An operation has been run."""
         kinds = [self.of(tensor) for tensor in given]
         places = {place(tensor) for tensor in given}
-        highest = max(kinds, default=Kind.CONSTANT)
-        if operation in MAKES_ZEROS and highest == Kind.CONSTANT:
-            highest = Kind.ZEROS
-        elif operation in PRODUCTS and Kind.ZEROS in kinds:
-            highest = Kind.INPUT
-        elif highest == Kind.WEIGHT:
-            highest = Kind.COPY
+        highest = max(kinds, default=Origin.CONSTANT)
+        if operation in MAKES_ZEROS and highest == Origin.CONSTANT:
+            highest = Origin.ZEROS
+        elif operation in PRODUCTS and Origin.ZEROS in kinds:
+            highest = Origin.INPUT
+        elif highest == Origin.WEIGHT:
+            highest = Origin.COPY
         for index, tensor in enumerate(made):
             where = place(tensor)
             kept = where in places or operation in (*MAKES_ZEROS, *KEEPS_ZEROS)
-            kind = Kind.CONSTANT if highest == Kind.ZEROS and not kept else highest
+            kind = Origin.CONSTANT if highest == Origin.ZEROS and not kept else highest
             if operation == "_cudnn_rnn" and index == 4:  # the buffer into which it packs weights of separate storage
-                kind = Kind.COPY
-            if self.kinds.get(where) != Kind.WEIGHT and where:
+                kind = Origin.COPY
+            if self.kinds.get(where) != Origin.WEIGHT and where:
                 self.kinds[where] = kind
-                if kind == Kind.COPY and not (where in places and where in self.copies):
+                if kind == Origin.COPY and not (where in places and where in self.copies):
                     self.copies[where] = Copy(operation, module, tensor.dtype)
 
 

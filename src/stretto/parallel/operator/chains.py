@@ -43,7 +43,7 @@ POOLS = {
 
 
 @dataclass(frozen=True)
-class Flow:
+class Layout:
     """How an activation is cut: channels on each process, and whether they are features at the end or channels before
     spatial dims; `flat`: a flattened image, whose features are those of its channels, in order.
     """
@@ -110,7 +110,7 @@ class LayerChain:
     path: str
     axis: Axis
     free: set[str]
-    flows: dict[fx.Node, Flow] = field(default_factory=dict)
+    flows: dict[fx.Node, Layout] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
     ends: set[fx.Node] = field(default_factory=set)
 
@@ -154,7 +154,7 @@ class LayerChain:
         count = width(layer, known.outputs)
         if count < self.axis.size:
             return False
-        self.flows[node] = Flow(self.axis.cuts(count), type(layer) in CONVOLUTIONS)
+        self.flows[node] = Layout(self.axis.cuts(count), type(layer) in CONVOLUTIONS)
         self.roles[self.name(node)] = Role("column", self.axis.cuts(count), sliced=True)
         return True
 
@@ -171,7 +171,7 @@ class LayerChain:
         self.ends.add(node)
         return True
 
-    def passed(self, node: fx.Node) -> Flow | None:
+    def passed(self, node: fx.Node) -> Layout | None:
         """How what a node makes is cut; None where it needs more than its own channels."""
         flow = next(self.flows[each] for each in node.all_input_nodes if each in self.flows)
         if node.op == "call_module":
@@ -184,7 +184,7 @@ class LayerChain:
         pool = node.op == "call_function" and node.target in POOLS and flow.spatial
         return flow if node.op in ("call_function", "call_method") and (pointwise or pool) else None
 
-    def through(self, node: fx.Node, flow: Flow) -> Flow | None:
+    def through(self, node: fx.Node, flow: Layout) -> Layout | None:
         """The same for a layer, which may have to take part."""
         layer = self.module.get_submodule(str(node.target))
         if isinstance(layer, POINTWISE) or (flow.spatial and isinstance(layer, PER_CHANNEL)):
@@ -195,13 +195,13 @@ class LayerChain:
         if role is None:
             return None
         self.roles[self.name(node)] = role
-        return flow if role.style != "groups" else Flow(role.sizes, flow.spatial)
+        return flow if role.style != "groups" else Layout(role.sizes, flow.spatial)
 
     def beside(self, node: fx.Node) -> list[fx.Node]:
         """Tensors that a node takes which are not known to be cut."""
         return [each for each in node.all_input_nodes if each not in self.flows]
 
-    def traced_back(self, node: fx.Node, wanted: Flow) -> list[fx.Node] | None:
+    def traced_back(self, node: fx.Node, wanted: Layout) -> list[fx.Node] | None:
         """Cut what meets a cut value too: back to a layer that can be a column; None where there is none."""
         way = [node]
         while not self.opened(way[-1]):
@@ -225,14 +225,14 @@ def only_input(node: fx.Node) -> bool:
     return len(node.args) == 1 and not node.kwargs and isinstance(node.args[0], fx.Node)
 
 
-def flattened(flow: Flow, given: tuple[Any, ...], named: dict[str, Any]) -> Flow | None:
+def flattened(flow: Layout, given: tuple[Any, ...], named: dict[str, Any]) -> Layout | None:
     """Channels and spatial dims as features, which are cut alike because channels come first."""
     start = given[0] if given else named.get("start_dim", 0)
     end = given[1] if len(given) > 1 else named.get("end_dim", -1)
-    return Flow(flow.sizes, spatial=False, flat=True) if flow.spatial and (start, end) == (1, -1) else None
+    return Layout(flow.sizes, spatial=False, flat=True) if flow.spatial and (start, end) == (1, -1) else None
 
 
-def taking_part(layer: nn.Module, flow: Flow) -> Role | None:
+def taking_part(layer: nn.Module, flow: Layout) -> Role | None:
     """The role of a layer with weights or random numbers that works on each channel alone."""
     if isinstance(layer, RANDOM):
         return Role("random")

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from stretto.parallel.space.exchange import Dims, add_back, depart, fetch, give_back, meet, part, resized
-from stretto.parallel.space.geometry import RowRange, Spread, Window, cuts, want
+from stretto.parallel.space.geometry import RowRange, SlidingWindow, Spread, cuts, want
 from stretto.parallel.space.grid import Grid
 from stretto.parallel.space.halo import Halo, Strip, halo, lines
 from stretto.parallel.space.route import AxisRows
@@ -84,7 +84,7 @@ def convolution(
     before, after = paddings(padding, weight.shape[2:], dilation)
     kernels = tuple(weight.shape[2:])
     cut, dims = input.cut, input.cut.dims
-    windows = tuple(Window(kernels[d], stride[d], dilation[d], before[d], after[d]) for d in dims)
+    windows = tuple(SlidingWindow(kernels[d], stride[d], dilation[d], before[d], after[d]) for d in dims)
     where = f"{func.__name__} {place_of_call()}with kernel {kernels}"
     sizes = tuple(window.outputs(size) for window, size in zip(windows, cut.sizes, strict=True))
     made = cut.resized(sizes, where)
@@ -121,7 +121,7 @@ def convolved(
     weight: Tensor,
     bias: Tensor | None,
     settings: ConvolutionSettings,
-    windows: tuple[Window, ...],
+    windows: tuple[SlidingWindow, ...],
     cut: ImageCut,
 ) -> Tensor:
     """Halos added where that suits every process, else one buffer with everything that is needed."""

@@ -41,7 +41,7 @@ def cuts(size: int, parts: int) -> tuple[RowRange, ...]:
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """A window that slides over an image: convolution and pooling along one axis.
 
     Output row o sees input rows o t - p, o t - p + d, ..., o t - p + d (k - 1), where p is `before`. A negative padding

@@ -5,10 +5,10 @@ the halos add to the outputs near a border is added when they have come. No copy
 the halos' gradients leave first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from stretto.parallel.space.geometry import RowRange, Window, cuts, want
+from stretto.parallel.space.geometry import RowRange, SlidingWindow, cuts, want
 from stretto.parallel.space.route import AxisRows, Block, Place, RowExchange, route
 
 
@@ -35,7 +35,7 @@ class Halo:
 class Side:
     """One axis for one process."""
 
-    window: Window
+    window: SlidingWindow
     size: int
     own: RowRange
     out: RowRange
@@ -53,13 +53,10 @@ class Side:
     @property
     def alone(self) -> bool:
         """Whether its own rows, padded alike on both sides, make outputs that stand where they have to."""
-        return (
-            self.lead >= 0
-            and Window(self.window.kernel, self.window.stride, self.window.dilation, self.lead, self.lead).outputs(
-                self.own.size
-            )
-            == self.out.size
-        )
+        if self.lead < 0:
+            return False
+        alike = replace(self.window, before=self.lead, after=self.lead, ceil=False)
+        return alike.outputs(self.own.size) == self.out.size
 
     @property
     def halos(self) -> tuple[RowRange, RowRange]:
@@ -73,7 +70,7 @@ class Side:
         return sum(self.window.seen(rows, self.out).size for rows in self.halos if rows.size)
 
 
-def lines(windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int, ...]) -> tuple[AxisRows, ...]:
+def lines(windows: tuple[SlidingWindow, ...], sizes: tuple[int, ...], parts: tuple[int, ...]) -> tuple[AxisRows, ...]:
     """What everybody has of the input, and wants of it, along each axis."""
     return tuple(
         AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(window.outputs(size), p)))
@@ -83,7 +80,7 @@ def lines(windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int,
 
 @lru_cache(maxsize=1024)
 def halo(
-    windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int, ...], place: Place, thin: float
+    windows: tuple[SlidingWindow, ...], sizes: tuple[int, ...], parts: tuple[int, ...], place: Place, thin: float
 ) -> Halo | None:
     """The plan of the process at `place`; None, on all processes, where it does not suit one of them.
 

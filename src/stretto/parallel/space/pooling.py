@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from stretto.parallel.space.convolution import Numbers, per_dim, spatial_dims
 from stretto.parallel.space.exchange import Dims, add_up, fetch
-from stretto.parallel.space.geometry import RowRange, Window, cells, cuts, want
+from stretto.parallel.space.geometry import RowRange, SlidingWindow, cells, cuts, want
 from stretto.parallel.space.halo import lines
 from stretto.parallel.space.route import AxisRows
 from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refuse, slab
@@ -35,12 +35,14 @@ def dims_of(func: Func) -> int:
 
 def pool_windows(
     input: Slab, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
-) -> tuple[Window, ...]:
+) -> tuple[SlidingWindow, ...]:
     """One window for each spatial dim, cut or not."""
     kernels = per_dim(kernel, count)
     strides = kernels if stride is None or stride in ((), []) else per_dim(stride, count)
     around, dilations = per_dim(padding, count), per_dim(dilation, count)
-    return tuple(Window(k, t, d, p, p, ceil) for k, t, d, p in zip(kernels, strides, dilations, around, strict=True))
+    return tuple(
+        SlidingWindow(k, t, d, p, p, ceil) for k, t, d, p in zip(kernels, strides, dilations, around, strict=True)
+    )
 
 
 def max_pool(
@@ -111,7 +113,7 @@ def average_pool(
     return slab(mean, made)
 
 
-def bordered(buffer: Tensor, windows: tuple[Window, ...], dims: Dims) -> Tensor:
+def bordered(buffer: Tensor, windows: tuple[SlidingWindow, ...], dims: Dims) -> Tensor:
     """Zeros around the dims that are not cut, as many as windows see."""
     around: list[int] = []
     for at in range(-1, -len(windows) - 1, -1):
@@ -121,7 +123,7 @@ def bordered(buffer: Tensor, windows: tuple[Window, ...], dims: Dims) -> Tensor:
     return F.pad(buffer, around) if any(around) else buffer
 
 
-def rows_counted(window: Window, o: int, size: int, include_pad: bool) -> int:
+def rows_counted(window: SlidingWindow, o: int, size: int, include_pad: bool) -> int:
     """How many rows an average divides by; what a last window has beyond the padding never counts."""
     start = o * window.stride - window.before
     stop = min(start + window.kernel, size + window.after)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.parallel.space.exchange import fetch
-from stretto.parallel.space.geometry import RowRange, Window, cuts, padded_rows, want, want_rows
+from stretto.parallel.space.geometry import RowRange, SlidingWindow, cuts, padded_rows, want, want_rows
 from stretto.parallel.space.pooling import adaptive_average_pool
 from stretto.parallel.space.route import AxisRows
 from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refuse, slab
@@ -163,7 +163,7 @@ def pixel_unshuffle(func: Func, input: Slab, downscale_factor: int) -> Any:
     if any(size % r for size in cut.sizes):
         raise refuse(func, f"an image of {cut.sizes} rows is no multiple of {r}")
     made = cut.resized(tuple(size // r for size in cut.sizes), f"pixel_unshuffle {place_of_call()}")
-    window = Window(r, r)
+    window = SlidingWindow(r, r)
     lines = tuple(AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(size // r, p)))
                   for size, p in zip(cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
     return slab(func(fetch(input, cut, lines), r), made)

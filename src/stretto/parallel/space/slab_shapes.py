@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stretto.parallel.space.elementwise import common, localised, marked, uncut
 from stretto.parallel.space.exchange import Collect, add_up, fetch
-from stretto.parallel.space.geometry import Window, cuts, want
+from stretto.parallel.space.geometry import SlidingWindow, cuts, want
 from stretto.parallel.space.route import AxisRows
 from stretto.parallel.space.slab import ImageCut, Slab, refuse, slab
 
@@ -145,7 +145,7 @@ def crop(func: Func, x: Slab, axis: int, rows: slice) -> Slab:
     start, stop, step = rows.indices(size)
     if (start, stop, step) == (0, size, 1):
         return x
-    window = Window(1, stride=step, before=-start)
+    window = SlidingWindow(1, stride=step, before=-start)
     count = len(range(start, stop, step))
     cut = x.cut.resized(tuple(count if at == axis else each for at, each in enumerate(x.cut.sizes)), "a slice")
     lines = tuple(

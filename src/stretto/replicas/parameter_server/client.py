@@ -18,7 +18,7 @@ from stretto.replicas.reduction import Then
 Changes = Sequence[Piece]  # of each parameter, a shard's answer
 
 
-class Link(ABC):
+class ServerLink(ABC):
     """One replica's way to the servers of a stage, of which each has a shard. Answers are there on return."""
 
     @abstractmethod
@@ -43,10 +43,10 @@ class Link(ABC):
         """
 
 
-class Served(Agreement):
+class ServedAgreement(Agreement):
     """A copy of a stage that others' servers train; `parameters` are what its optimizer would step."""
 
-    def __init__(self, link: Link, cut: Cut, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, link: ServerLink, cut: Cut, parameters: Sequence[Tensor]) -> None:
         self._link, self._cut, self._parameters = link, cut, parameters
 
     remembers = True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stretto.replicas.parameter_server.client import Link, Served
+from stretto.replicas.parameter_server.client import ServedAgreement, ServerLink
 from stretto.replicas.parameter_server.order import Order
 from stretto.replicas.parameter_server.shard import Build, Cut
 from stretto.replicas.parameter_server.staleness import Tickets
@@ -23,13 +23,13 @@ class Servers(ABC):
 
     def join(
         self, stage: int, replica: int, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, build: Build
-    ) -> Served:
+    ) -> ServedAgreement:
         """A replica's copy of a stage begins; `build` makes what steps a shard, `optimizer` is one such."""
         cut = Cut(parameters, self.replicas, optimizer)
-        return Served(self._link(stage, replica, parameters, cut, build), cut, parameters)
+        return ServedAgreement(self._link(stage, replica, parameters, cut, build), cut, parameters)
 
     @abstractmethod
-    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> Link:
+    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
         """The replica's way to the stage's servers, which are made if they are to be here and are not yet."""
 
     def counter(self, stage: int) -> int:

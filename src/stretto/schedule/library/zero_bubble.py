@@ -105,7 +105,7 @@ def fill(orders: Sequence[Sequence[Action]], room: Sequence[int], microbatches: 
     num_stages = 1 + max(action.stage for order in orders for action in order)
     rules = Rules(Reach((*[None] * (num_stages - 1), num_stages - 1)), frozenset(range(1, num_stages)), microbatches)
     when = {edge: 0 for m in range(microbatches) for edge in rules.loads(m)}
-    workers = [Worker(deque(order), places) for order, places in zip(orders, room, strict=True)]
+    workers = [FillState(deque(order), places) for order, places in zip(orders, room, strict=True)]
     home = {action.stage: index for index, order in enumerate(orders) for action in order}
     wakes = [(0, index) for index in range(len(workers))]  # a heap: ticks at which a worker may be able to go on
     while wakes:
@@ -122,7 +122,7 @@ def fill(orders: Sequence[Sequence[Action]], room: Sequence[int], microbatches: 
 
 
 @dataclass
-class Worker:
+class FillState:
     """One worker while `fill` runs."""
 
     todo: deque[Action]  # forwards and input gradients, in their order

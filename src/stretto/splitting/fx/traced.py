@@ -31,10 +31,10 @@ from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.decisions import asks
 from stretto.splitting.fx.graph import RecordedForward
 from stretto.splitting.operations import OperationRecorder
-from stretto.splitting.parts import Joint, Parts
+from stretto.splitting.parts import Joint, SplitParts
 
 
-class Traced(Parts):
+class Traced(SplitParts):
     """A recorded forward in units, runs of consecutive nodes.
 
     A value that a later unit needs travels through the stages between; of a tensor whose shape alone is needed, its
