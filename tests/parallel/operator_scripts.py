@@ -18,7 +18,7 @@ from parallel.scripts import begin, end
 from parallel.transformer_blocks import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces
-from stretto.trainer.backend import alone
+from stretto.trainer.backend import in_one_process
 
 
 def made(make):
@@ -205,7 +205,7 @@ def trained(mesh, kind):
     torch.manual_seed(4)
     x, y = torch.randint(12, (3, 4, 6)), torch.randint(12, (3, 4, 6))
     for make in (partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)):
-        alone, parallel = make(right.parameters()), make(module.parameters())
+        in_one_process, parallel = make(right.parameters()), make(module.parameters())
         for step in range(3):
             nn.functional.cross_entropy(right(x[step]).flatten(0, 1), y[step].flatten()).backward()
             half = slice(2 * replica, 2 * replica + 2)
@@ -215,7 +215,7 @@ def trained(mesh, kind):
                 dist.all_reduce(gradient, group=mesh.get_group("data"))
                 gradient /= 2
             same(module, right)
-            for optimizer in (alone, parallel):
+            for optimizer in (in_one_process, parallel):
                 optimizer.step()
                 optimizer.zero_grad()
     same(module, right)
@@ -245,7 +245,7 @@ def emulated(mesh, method, *, sequence=False):
     for stage in mine:
         blocks = isinstance(stage, Block) and sequence
         stretto.parallel.tensor(stage, mesh, parameters="local", sequence=blocks)
-    with alone():
+    with in_one_process():
         close(method, losses(list(mine)), losses(list(right)))
     same(mine, right)
 

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
 
 import stretto
-from stretto.trainer.backend import alone
+from stretto.trainer.backend import in_one_process
 
 
 @pytest.fixture
@@ -20,5 +20,5 @@ def mesh():
 
 def test_a_trainer_refuses_them_with_the_remedy(mesh):
     stages = [nn.Linear(4, 4), distribute_module(nn.Linear(4, 2), mesh)]
-    with alone(), pytest.raises(stretto.UsageError, match=r"stage 1: weight is a DTensor.*parameters='local'"):
+    with in_one_process(), pytest.raises(stretto.UsageError, match=r"stage 1: weight is a DTensor.*parameters='local'"):
         stretto.Trainer(stages, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1), "pipedream")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from stretto.parallel.space.geometry import (
     RowRange,
+    SlidingWindow,
     Spread,
-    Window,
     cells,
     cuts,
     padded_rows,
@@ -18,7 +18,7 @@ from stretto.parallel.space.halo import halo, lines
 from stretto.parallel.space.route import route
 
 SMALL = st.integers(1, 4)
-WINDOWS = st.builds(Window, st.integers(1, 6), SMALL, SMALL, st.integers(0, 4), st.integers(0, 4))
+WINDOWS = st.builds(SlidingWindow, st.integers(1, 6), SMALL, SMALL, st.integers(0, 4), st.integers(0, 4))
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
@@ -51,7 +51,7 @@ def test_outputs_that_see_rows(window, size, start, length):
 def test_output_sizes_are_torchs(kernel, stride, padding, ceil, size):
     padding = min(padding, kernel // 2)
     assume(size + 2 * padding >= kernel)
-    window = Window(kernel, stride, 1, padding, padding, ceil)
+    window = SlidingWindow(kernel, stride, 1, padding, padding, ceil)
     pooled = torch.nn.functional.max_pool1d(torch.zeros(1, 1, size), kernel, stride, padding, ceil_mode=ceil)
     assert window.outputs(size) == pooled.shape[-1]
 
@@ -138,7 +138,7 @@ def test_processes_agree_whether_halos_are_added(window, size, parts, thin):
 
 
 def test_a_plain_three_by_three_has_one_row_from_each_neighbour():
-    window = Window(3, 1, 1, 1, 1)
+    window = SlidingWindow(3, 1, 1, 1, 1)
     middle = halo((window,), (12,), (3,), (1,), 0.5)
     assert middle.padding == (1,)
     assert [(box.peer, box.source, box.target) for box in middle.way.receives] == [
@@ -149,7 +149,7 @@ def test_a_plain_three_by_three_has_one_row_from_each_neighbour():
 
 
 def test_stride_two_needs_a_row_from_above_only():
-    way = route(lines((Window(3, 2, 1, 1, 1),), (8,), (2,)), (1,))
+    way = route(lines((SlidingWindow(3, 2, 1, 1, 1),), (8,), (2,)), (1,))
     assert [(box.peer, box.source) for box in way.receives] == [(0, ((3, 4),))]
     assert way.sends == ()
 

@@ -7,7 +7,7 @@ import pytest
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.plan import Candidate
-from stretto.plan.candidate_costs import Stage, fills, times_of, waited, waiting, waits_of
+from stretto.plan.candidate_costs import StageTable, fills, times_of, waited, waiting, waits_of
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.simulate import period, simulate
 
@@ -59,8 +59,8 @@ def test_stages_that_recompute(name):
 
 def stage_of(forward, inputs, weights, message=0.0, end=0.0):
     """A stage in numbers."""
-    none = dict.fromkeys(Stage._fields, 0)
-    return Stage(**none | {"forward": forward, "backward": inputs + weights, "late": weights, "message": message,
+    none = dict.fromkeys(StageTable._fields, 0)
+    return StageTable(**none | {"forward": forward, "backward": inputs + weights, "late": weights, "message": message,
                            "update": end})  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from stretto.errors import UsageError
 from stretto.schedule import Reach, Rules
 from stretto.stage.precision import Precision
 from stretto.stage.specification import Specification
-from stretto.stage.stage import Parts, PhaseSettings, Stage, Target, add, give, take
+from stretto.stage.stage import PhaseSettings, Stage, StageParts, Target, add, give, take
 from stretto.weights import Current, Stash
 
 MIDDLE = Reach((None, 1, 1))  # overlapping: stage 1 is trained by its own head and by the one above
@@ -28,7 +28,7 @@ def make(
     module = linear(0) if module is None else module
     head = linear(1) if head is True else head
     parameters = [p for part in (module, head) if part is not None for p in part.parameters()]
-    parts = Parts(
+    parts = StageParts(
         index=index, module=module, head=head, **{"optimizer": torch.optim.SGD(parameters, lr=1.0), **parts}
     )  # fmt: skip
     specification = Specification(
