@@ -205,7 +205,7 @@ def trained(mesh, kind):
     torch.manual_seed(4)
     x, y = torch.randint(12, (3, 4, 6)), torch.randint(12, (3, 4, 6))
     for make in (partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)):
-        in_one_process, parallel = make(right.parameters()), make(module.parameters())
+        single, parallel = make(right.parameters()), make(module.parameters())
         for step in range(3):
             nn.functional.cross_entropy(right(x[step]).flatten(0, 1), y[step].flatten()).backward()
             half = slice(2 * replica, 2 * replica + 2)
@@ -215,7 +215,7 @@ def trained(mesh, kind):
                 dist.all_reduce(gradient, group=mesh.get_group("data"))
                 gradient /= 2
             same(module, right)
-            for optimizer in (in_one_process, parallel):
+            for optimizer in (single, parallel):
                 optimizer.step()
                 optimizer.zero_grad()
     same(module, right)
