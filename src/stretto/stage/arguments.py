@@ -39,7 +39,7 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
 
 
 def check_mesh(mesh: Mesh, sync: Sync) -> None:
-    """Refuse two ways to share one stage."""
+    """Refuse two ways to share one stage, and a number of replicas that `sync` cannot do with."""
     if mesh.tensor > 1 and mesh.space != (1, 1):
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
     if mesh.inside > 1 and mesh.data > 1 and sync.serving is not None:
@@ -49,6 +49,7 @@ def check_mesh(mesh: Mesh, sync: Sync) -> None:
         )
     if mesh.tensor > 1 and mesh.data > 1 and sync.sharding is not None:
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or shared out among replicas ({sync}), not both")
+    sync.check_replicas(mesh.data)
 
 
 def is_list(value: Any) -> bool:

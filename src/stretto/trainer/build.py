@@ -1,7 +1,7 @@
 """How a Trainer comes of what it was given: whatever can be wrong is found out here, before anything is trained."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -22,6 +22,7 @@ from stretto.nn.shapes import example_for_linear
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.arguments import (
     StageLike,
+    arguments_of,
     build_stage,
     check_heads,
     check_sharing,
@@ -34,21 +35,23 @@ from stretto.stage.practice import warn_of_overshoot
 from stretto.stage.specification import Specification
 from stretto.stage.stage import PhaseSettings
 from stretto.trainer.backend import Backend, InterpreterPlan
+from stretto.trainer.microbatches import MinibatchSplitter
 from stretto.trainer.phase import Phase
 
 
 class Construction:
-    """Makes what trains the stages of this process: of each replica that lives here `replicas`, by index.
+    """Makes what trains the stages of this process: `replicas`, one dict (index -> Stage) for each that lives here.
 
-    `phases` are what runs them, by whether it is the synchronous one of a method that otherwise is not. `merges`:
-    replicas are not always the same; `summed_replicas` is the number of replicas whose mean losses are then added up.
+    `phases` run them; the key is whether the phase is the synchronous one of a method that otherwise is not.
+    `splitter` gives them their examples. `merges`: replicas differ between merges of their weights;
+    `summed_replicas` is then the number of replicas whose mean losses are added up, else 1.
     """
 
     def __init__(
         self,
         of: Specification,
         backend: Backend,
-        given: list[StageLike],
+        given: Iterable[StageLike],
         *,
         example: Any,
         heads: Sequence[nn.Module | None] | None,
@@ -56,6 +59,7 @@ class Construction:
     ) -> None:
         self._of = of
         self._backend = backend
+        given = list(given)
         num_stages = len(given)
         if not num_stages:
             raise UsageError("stages is empty: give at least one nn.Module")
@@ -83,6 +87,7 @@ class Construction:
         backend.shard([*self.stages, *self.heads], of.sync, of.device)
         practices = self._make_stages()
         self.phases = self._make_phases(practices, workers)
+        self.splitter = self._make_splitter()
 
     def _description(self, num_stages: int) -> dict[str, Any]:
         return {
@@ -252,3 +257,17 @@ class Construction:
         interpreters = self._backend.interpreters(plans, self.replicas, lag, self._of.device)
         both = zip((False, True), interpreters, zip(*practices, strict=True), strict=False)
         return {synchronous: Phase(interpreter, own) for synchronous, interpreter, own in both}
+
+    def _make_splitter(self) -> MinibatchSplitter:
+        here = self.replicas[0]
+        tells_x = any(isinstance(head, LocalLoss) for head in self.heads)
+        return MinibatchSplitter(
+            self._of,
+            self.schedule.per_turn,
+            own=self._backend.replicas,
+            merges=self.merges,
+            reads_x=0 in here or tells_x,
+            reads_y=any(head in here for head in self.rules.reach.heads),
+            tells_x=tells_x,
+            arguments=arguments_of(self.stages[0]) if 0 in here else None,
+        )

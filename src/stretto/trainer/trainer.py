@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.errors import StrettoError, UsageError
-from stretto.heads import LocalLoss
 from stretto.losses import Loss, understand
 from stretto.mesh import Mesh
 from stretto.methods import Method
@@ -26,14 +25,13 @@ from stretto.options.checks import path as check_path
 from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
 from stretto.replicas.resume import refuse_other
-from stretto.stage.arguments import StageLike, arguments_of, check_kinds, check_mesh
+from stretto.stage.arguments import StageLike, check_kinds, check_mesh
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
 from stretto.stage.specification import Specification
 from stretto.tracing import Recording
 from stretto.trainer.backend import State, find_team
 from stretto.trainer.build import Construction
-from stretto.trainer.microbatches import MinibatchSplitter
 from stretto.trainer.observer import Observer
 
 Batch = Any  # stretto.nn.batch.FORMS
@@ -120,10 +118,9 @@ class Trainer:
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
             sync = find_sync(sync)
             check_mesh(mesh, sync)
-            sync.check_replicas(mesh.data)
             method = find_method(method)
             sync.check(method, precision)
-            self.specification = Specification(
+            specification = Specification(
                 method=method,
                 loss=understand(loss),
                 optimizer=optimizer,
@@ -135,39 +132,25 @@ class Trainer:
                 mesh=mesh,
                 sync=sync,
             )
-            built = Construction(
-                self.specification, self._backend, list(stages), example=example, heads=heads, workers=workers
-            )
-        self.stages = built.stages
-        self.heads = built.heads
+            built = Construction(specification, self._backend, stages, example=example, heads=heads, workers=workers)
+        self.specification = specification
+        self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
-        self.lag = built.lag
-        self.placement = built.placement
+        self.lag, self.placement = built.lag, built.placement
         self._replicas = built.replicas
         self._stages = built.replicas[0]
         self._summed_replicas = built.summed_replicas
-        tells_x = any(isinstance(head, LocalLoss) for head in self.heads)
-        self._dealer = MinibatchSplitter(
-            self.specification,
-            self.schedule.per_turn,
-            own=self._backend.replicas,
-            merges=built.merges,
-            reads_x=0 in self._stages or tells_x,
-            reads_y=any(head in self._stages for head in self.rules.reach.heads),
-            tells_x=tells_x,
-            arguments=arguments_of(self.stages[0]) if 0 in self._stages else None,
-        )
+        self._splitter = built.splitter
         self._generator = PreservedGenerator(self.device)
         self._phases = built.phases
         self._phase = self._phases[self.method.phases.synchronous(0)]
         self._interpreter: Interpreter = self._phase.interpreter
         with self._backend.together():
             self._phase.begin(0)
-        self._entered = 0  # minibatches
+        self._entered, self._finished = 0, 0  # minibatches that have begun, and those whose loss is known
         self._drained = True
         self._broken: str | None = None
         self._losses: dict[int, list[Tensor]] = {}  # of the minibatches that `step` may still return
-        self._finished = 0  # minibatches whose loss is known
 
     @property
     def method(self) -> Method:
@@ -226,7 +209,7 @@ class Trainer:
         if self._broken is not None:
             self._refuse_broken()
         with self._backend.together():
-            loads = self._dealer.loads(x, y)
+            loads = self._splitter.loads(x, y)
         n = self._entered
         with self._running("step", n):
             if len(self._phases) > 1:
