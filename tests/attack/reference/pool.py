@@ -42,6 +42,7 @@ class Pool:
                     **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size),
                     "LOCAL_WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+                    "TMPDIR": self.folder.name,  # what a killed process leaves goes with the pool
                 }  # fmt: skip
                 self.processes.append(Forked([sys.executable, __file__, door], environment))
             while len(wires) < size:
