@@ -25,9 +25,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Say which of `known` was probably meant by `name`, and what else there is.
 
     >>> nearest("gredy", ["greedy", "backprop"])
-    "did you mean 'greedy'? There are: backprop, greedy"
+    "did you mean 'greedy'? Choose from backprop, greedy"
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    listing = f"There are: {', '.join(names)}" if names else "There are none"
-    return f"did you mean '{close[0]}'? {listing}" if close else listing
+    if not names:
+        return "there are none"
+    listing = f"hoose from {', '.join(names)}"
+    return f"did you mean '{close[0]}'? C{listing}" if close else f"c{listing}"

@@ -450,11 +450,11 @@ def inside(draw: random.Random) -> Call:
     """Of stretto.parallel; the mesh is made with the call, since it needs a process group."""
     axis = draw.choice(["tensor", "height"])
     others = ["spatial", "scatter", "collect"]
-    absent = object()
+    absent, without = object(), object()  # the axis's own mesh, and none at all
 
     def run(function: Callable[..., Any], mesh: Any = absent, **given: Any) -> Any:
         with alone(axis) as real:
-            return function(**given, **({} if mesh is None else {"mesh": real if mesh is absent else mesh}))
+            return function(**given, **({} if mesh is without else {"mesh": real if mesh is absent else mesh}))
 
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     image = torch.ones(1, 2, 4, 4)
@@ -466,7 +466,7 @@ def inside(draw: random.Random) -> Call:
     }
     name = draw.choice(others if axis == "height" else ["tensor", "gather"])
     if name == "gather":
-        run_gather = lambda **given: run(parallel.gather, None, **given)  # noqa: E731
+        run_gather = lambda **given: run(parallel.gather, without, **given)  # noqa: E731
         return Call("parallel.gather", run_gather, {"module": net}, {"gradients": True})
     given, more = prepared[name]
     function = getattr(parallel, name)

@@ -92,7 +92,7 @@ def test_an_example_from_the_layers_or_from_the_function(capsys, monkeypatch, tm
 
 
 MISTAKES = {
-    "mpl": "unknown model 'mpl': did you mean 'mlp'? There are: alexnet, cifar-resnet, cnn, ",
+    "mpl": "unknown model 'mpl': did you mean 'mlp'? Choose from alexnet, cifar-resnet, cnn, ",
     "mlp --data pydoc": "model 'mlp' is for classification",
     "mlp --model-options.widht 3": "did you mean 'width'",
     "mlp --stages 99": "Ask for at most",

@@ -102,9 +102,9 @@ def test_one_clear_message(capsys, words):
 
 
 FILES = {
-    "stpes = 3": "s.toml: unknown key 'stpes': did you mean 'steps'? There are: accounting, ",
+    "stpes = 3": "s.toml: unknown key 'stpes': did you mean 'steps'? Choose from accounting, ",
     "[model_option]\nwidth = 3": "s.toml: unknown key 'model_option': did you mean 'model_options'",
-    "[model_options]\nwidht = 3": "did you mean 'width'? There are: depth, width (with the settings in s.toml)",
+    "[model_options]\nwidht = 3": "did you mean 'width'? Choose from depth, width (with the settings in s.toml)",
     "[model_options]\nwidth = 'a'": "width='a' must be a whole number of at least 1 (with the settings in s.toml)",
     "[model_options]\nwidth = [1, 2]": "only numbers, texts, true and false belong here",
     "[compare]\nsteps = 3": "s.toml: unknown key 'compare'",

@@ -91,7 +91,7 @@ def test_a_folder_of_ones_own_holds_one_for_each_part(capsys, tmp_path):
 
 MISTAKES = {
     ("one.toml", "--size", "ful"): "size='ful': did you mean 'full'",
-    ("one.toml", "--part", "wide"): "one.toml has no part 'wide': There are none",
+    ("one.toml", "--part", "wide"): "one.toml has no part 'wide': there are none",
     ("many.toml", "--part", "wdie"): "many.toml has no part 'wdie': did you mean 'wide'",
     ("plain.toml", "--size", "full"): "size='full' is one of a study file: name its file, or leave --size out",
     ("--part", "wide"): "part='wide' is one of a study file",
@@ -118,7 +118,7 @@ FILES = {
     "title = 't'\n[small]\n[parts.a.small]\nstpes = 3": "s.toml: [parts.a.small]: unknown key 'stpes'",
     "title = 't'\n[small]\nlr = []": "s.toml: [small]: lr = []: give at least one value",
     "title = 't'\n[small]\nparts = 'a'": "s.toml: [small] parts = 'a': write parts = [",
-    "title = 't'\n[small]\nparts = ['b']\n[parts.a]": "s.toml has no part 'b': There are: a",
+    "title = 't'\n[small]\nparts = ['b']\n[parts.a]": "s.toml has no part 'b': choose from a",
     "title = 't'\ncommands = ['stretto plan']\n[small]": "s.toml is no training study, its table is made by other "
     "commands: stretto plan",
     "title = 't'\ncommands = 'stretto plan'\n[small]": "s.toml: commands = 'stretto plan': write commands = [",

@@ -77,7 +77,7 @@ def test_unknown_names_are_answered_with_the_nearest():
         load("digit")
     with pytest.raises(UsageError, match="data set 'pydoc' has no option 'contxt'; did you mean 'context'"):
         load("pydoc", contxt=3)
-    with pytest.raises(UsageError, match="data set 'digits' has no option 'level'; There are: side"):
+    with pytest.raises(UsageError, match="data set 'digits' has no option 'level'; choose from side"):
         load("digits", level="byte")
     assert set(DATASETS) == {
         "digits",

@@ -76,7 +76,7 @@ def test_of_several_tensors_the_first_is_read():
     ("linear", (4, 5, 6), (4, 3), ["head 'linear' goes [N, d] -> [N, K]", "stage 2 gives [4, 5, 6]"]),
     ("language", (4, 5, 6), (4, 3), ["head 'language' goes [N, T, d] -> [N, T, V]", "the model gives [4, 3]"]),
     ("pooled", (4, 5), (4, 3), ["head 'pooled' goes [N, C, ...] -> [N, K]"]),
-    ("linaer", (4, 5), (4, 3), ["unknown head 'linaer': did you mean 'linear'? There are: auglocal, auto, infopro"]),
+    ("linaer", (4, 5), (4, 3), ["unknown head 'linaer': did you mean 'linear'? Choose from auglocal, auto, infopro"]),
     ("two-layer(width=0)", (4, 5), (4, 3), ["head 'two-layer': width=0 must be a whole number of at least 1"]),
     ("two-layer(widht=8)", (4, 5), (4, 3), ["head 'two-layer' has no option 'widht'; did you mean 'width'?"]),
     ("linear(width=8)", (4, 5), (4, 3), ["head 'linear' has no option 'width'"]),

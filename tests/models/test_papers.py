@@ -146,7 +146,7 @@ def test_digits_have_any_side_from_8():
         ("resnet", "digits", {}, "needs images of 32 x 32"),
         ("cifar-resnet", "digits", {"depth": 21}, "depth=21; choose 20, 32, 44, 56, 110"),
         ("cifar-resnet", "digits", {"norm": "bath"}, "norm='bath'; did you mean 'batch'"),
-        ("vgg", "noise", {"norm": "layer"}, "norm='layer'; There are: batch, group, none"),
+        ("vgg", "noise", {"norm": "layer"}, "norm='layer'; choose from batch, group, none"),
         ("transformer", "pydoc", {"positions": "rotated"}, "did you mean 'rotary'"),
         ("transformer", "pydoc", {"positions": "rotary", "width": 12, "heads": 4}, "leaves each head 3; take width=16"),
     ],

@@ -9,6 +9,7 @@ from typing import Literal
 from stretto.errors import UsageError
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
+from stretto.options.checks import is_among, shown
 from stretto.schedule import Reach
 from stretto.schedule.library import local
 
@@ -33,10 +34,10 @@ def overlapping(*, combine: Literal["sum", "mean"] = "sum", delay: int = 0, head
     could not be retrieved). delay: 0 waits one hop for the gradient from above in every step; 1 uses the time for the
     next forward, and every gradient is one update old, taken at the weights of its forward.
     """
-    if combine not in ("sum", "mean"):
-        raise UsageError(f"overlapping(combine={combine!r}): choose 'sum' or 'mean'")
-    if isinstance(delay, bool) or delay not in (0, 1):
-        raise UsageError(f"overlapping(delay={delay!r}): choose 0 (wait one hop) or 1 (no bubble)")
+    if not is_among(combine, ("sum", "mean")):
+        raise UsageError(f"overlapping(combine={shown(combine)}): choose 'sum' or 'mean'")
+    if not is_among(delay, (0, 1)):
+        raise UsageError(f"overlapping(delay={shown(delay)}): choose 0 (wait one hop) or 1 (no bubble)")
 
     def reach(num_stages: int) -> Reach:
         return Reach((None, *[1] * (num_stages - 1)) if num_stages > 1 else (0,))

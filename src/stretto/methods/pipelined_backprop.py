@@ -11,6 +11,7 @@ from stretto.methods.cure import Cure, Place, Prediction
 from stretto.methods.definition import Method
 from stretto.methods.pipelines import check_count, check_flag
 from stretto.methods.planning import Planning
+from stretto.options.checks import is_among, shown
 from stretto.schedule.library.pipedream import paci as paci_schedule
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
@@ -31,18 +32,20 @@ def decayed(place: Place) -> float:
 
 def prediction(predict: Form | None, horizon: int | Literal["decayed"] | None) -> Prediction | None:
     """Linear weight prediction over the stage's delay, a fixed horizon, or the decayed one."""
-    if predict not in (None, "velocity", "weight", "step"):
-        raise UsageError(f"pb(predict={predict!r}): choose 'velocity', 'weight', 'step' or None")
+    if not is_among(predict, (None, "velocity", "weight", "step")):
+        raise UsageError(f"pb(predict={shown(predict)}): choose 'velocity', 'weight', 'step' or None")
     if horizon is not None and predict is None:
-        raise UsageError(f"pb(horizon={horizon!r}) says how far to predict, but predict is None: choose its form too")
+        raise UsageError(
+            f"pb(horizon={shown(horizon)}) says how far to predict, but predict is None: choose its form too"
+        )
     if predict is None:
         return None
     if horizon is None:
         return Prediction(predict, lambda place: place.delay)
-    if horizon == "decayed":
+    if isinstance(horizon, str) and horizon == "decayed":
         return Prediction(predict, decayed)
     if isinstance(horizon, bool) or not isinstance(horizon, int | float) or horizon < 0:
-        raise UsageError(f"pb(horizon={horizon!r}): a number of updates, 'decayed', or None for the stage's delay")
+        raise UsageError(f"pb(horizon={shown(horizon)}): a number of updates, 'decayed', or None for the stage's delay")
     return Prediction(predict, lambda _: horizon)
 
 
@@ -60,6 +63,7 @@ def pb(
     """
     check_flag("pb", "spike", spike)
     check_flag("pb", "stash", stash)
+    forward = prediction(predict, horizon)
     cures = [name for name, on in (("spike", spike), ("predict", predict), ("stash", stash)) if on]
     return Method(
         name="pb",
@@ -67,7 +71,7 @@ def pb(
         schedule=pipelined_backprop,
         synchronous=False,
         weights="stash" if stash else "live",
-        cure=Cure(forward=prediction(predict, horizon), spike=spike),
+        cure=Cure(forward=forward, spike=spike),
         planning=PB_CLOCK,
     )
 

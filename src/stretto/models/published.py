@@ -14,6 +14,7 @@ from stretto.models.model import Loss, Recipe
 from stretto.models.resnet import imagenet_resnet
 from stretto.models.transformer import language_model
 from stretto.models.vgg import imagenet_vgg
+from stretto.options.checks import is_among, shown
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class PublishedNetwork:
 
 def published(name: str) -> PublishedNetwork:
     """The published network of this name. Raises UsageError for an unknown one."""
-    if name not in PUBLISHED:
-        raise UsageError(f"unknown network {name!r}: {nearest(name, PUBLISHED)}")
+    if not is_among(name, PUBLISHED):
+        raise UsageError(f"unknown network {shown(name)}: {nearest(str(name), PUBLISHED)}")
     return PUBLISHED[name]()
 
 

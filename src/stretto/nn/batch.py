@@ -86,8 +86,13 @@ def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def target_of(y: Any, name: str = "y") -> Any:
-    """The target, arrays as tensors and lists as tuples, in a dict too; any other thing is the loss's own business."""
+    """The target, arrays as tensors and lists as tuples, in a dict too; any other thing is the loss's own business.
+
+    Raises UsageError for a sparse tensor, which cannot be cut into micro-batches.
+    """
     if isinstance(y, Tensor):
+        if y.layout != torch.strided:
+            raise UsageError(f"{name} is a sparse tensor, {shown(y)}: give a dense one, {name}.to_dense()")
         return with_numbers(y, name)
     if isinstance(y, np.ndarray):
         return as_tensor(y, name)

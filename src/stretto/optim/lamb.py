@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stretto.optim.layerwise import (
     check_range,
+    check_real,
     cohorts,
     gradients,
     norms,
@@ -56,6 +57,7 @@ class LAMB(torch.optim.Optimizer):
         flag("vectors", vectors)
         with registering(params):
             super().__init__(params, defaults)
+        check_real(self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

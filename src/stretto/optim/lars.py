@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stretto.optim.layerwise import (
     check_range,
+    check_real,
     cohorts,
     gradients,
     norms,
@@ -56,6 +57,7 @@ class LARS(torch.optim.Optimizer):
         flag("vectors", vectors)
         with registering(params):
             super().__init__(params, {**{name: float(value) for name, value in defaults.items()}, "vectors": vectors})
+        check_real(self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

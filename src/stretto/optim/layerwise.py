@@ -1,6 +1,6 @@
 """What LARS and LAMB share: which parameters have a step of their own size, and how large it is."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -74,6 +74,13 @@ def registering(params: object) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError) as error:
         wanted = "parameters, such as model.parameters(), or dicts of them, {'params': ..., 'lr': 0.1}"
         raise UsageError(f"params={shown(params)}: {error}; give {wanted}") from error
+
+
+def check_real(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise UsageError for a parameter that is not of floating point: it has no step in proportion to its norm."""
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        if not parameter.is_floating_point():
+            raise UsageError(f"params: {shown(parameter)}: give parameters of floating point")
 
 
 def check_range(name: str, value: float, low: float, below: float) -> None:

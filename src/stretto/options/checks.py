@@ -50,6 +50,11 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> None:
         raise UsageError(f"{name}={value!r}: {nearest(value, words)}")
 
 
+def is_among(value: object, known: Iterable[Any]) -> bool:
+    """Whether a value is one of those known, of the same type; an array is none of them, whatever it says of ==."""
+    return any(type(value) is type(choice) and value == choice for choice in known)
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is an int; True is none."""
     return isinstance(value, int) and not isinstance(value, bool)

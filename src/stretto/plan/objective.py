@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from stretto.errors import UsageError, nearest
+from stretto.options.checks import is_among, shown
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.plan.search_space import Candidate
 
@@ -83,8 +84,8 @@ class Objective:
     measured: Mapping[str, tuple[Penalty, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.goal not in GOALS:
-            raise UsageError(f"unknown objective {self.goal!r}: {nearest(self.goal, GOALS)}")
+        if not is_among(self.goal, GOALS):
+            raise UsageError(f"unknown objective {shown(self.goal)}: {nearest(str(self.goal), GOALS)}")
         if self.goal == "loss" and self.critical_batch is None:
             raise UsageError(
                 "the time to a loss needs the critical batch size: give critical_batch, which stretto train --measure "

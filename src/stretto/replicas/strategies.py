@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from stretto.errors import UsageError, nearest
 from stretto.methods.definition import Method
-from stretto.options.checks import shown
+from stretto.options.checks import is_among, shown
 from stretto.options.parse import WORDS, parse
 from stretto.replicas.parameter_server.order import Order
 from stretto.schedule.replicated import Agreement
@@ -82,8 +82,8 @@ class AllReduce(Sync):
     calibration: str | None = None
 
     def __post_init__(self) -> None:
-        if self.hook is not None and self.hook not in HOOKS:
-            raise UsageError(f"all-reduce: unknown hook {self.hook!r}: {nearest(str(self.hook), HOOKS)}")
+        if self.hook is not None and not is_among(self.hook, HOOKS):
+            raise UsageError(f"all-reduce: unknown hook {shown(self.hook)}: {nearest(str(self.hook), HOOKS)}")
         if self.algorithm is not None:
             check_algorithm(self.algorithm)
         if self.hook is not None and self.algorithm is not None:
@@ -297,8 +297,8 @@ def check_algorithm(name: str) -> None:
     from stretto.collectives.algorithms import ALGORITHMS  # it imports torch
 
     known = [*ALGORITHMS, "auto"]
-    if name not in known:
-        raise UsageError(f"all-reduce: unknown algorithm {name!r}: {nearest(str(name), known)}")
+    if not is_among(name, known):
+        raise UsageError(f"all-reduce: unknown algorithm {shown(name)}: {nearest(str(name), known)}")
 
 
 def check_whole(sync: Sync, name: str, least: int) -> None:

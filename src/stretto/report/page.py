@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stretto.errors import UsageError
+from stretto.options.checks import is_among, shown
 from stretto.report.heading import Heading
 from stretto.report.prediction import PredictedRun
 from stretto.report.record import Record
@@ -42,7 +43,7 @@ class Page:
     command: str = ""  # the command line that ran the study
 
     def __post_init__(self) -> None:
-        if self.accounting not in ACCOUNTINGS:
-            raise UsageError(f"accounting is {self.accounting!r}; write one of {', '.join(ACCOUNTINGS)}")
+        if not is_among(self.accounting, ACCOUNTINGS):
+            raise UsageError(f"accounting is {shown(self.accounting)}; write one of {', '.join(ACCOUNTINGS)}")
         if self.planned < len(self.records):
             raise UsageError(f"{len(self.records)} runs, but planned={self.planned}; count every run of the study")

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from stretto.errors import ScheduleError
-from stretto.options.checks import of_kind, whole
+from stretto.options.checks import is_among, of_kind, shown, whole
 from stretto.schedule.action import Action
 from stretto.schedule.proof import proved
 from stretto.schedule.rules import Edge, Rules
@@ -73,8 +73,8 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
 
 def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
     """Run a schedule without tensors; raise ScheduleError at a deadlock, with who waits for what."""
-    if sends not in SENDS:
-        raise ScheduleError(f"sends={sends!r}: choose from {', '.join(SENDS)}")
+    if not is_among(sends, SENDS):
+        raise ScheduleError(f"sends={shown(sends)}: choose from {', '.join(SENDS)}")
     queues = [
         deque((action, rules.needs(action)) for action in schedule.unroll(worker, turns))
         for worker in range(schedule.num_workers)

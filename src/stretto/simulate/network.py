@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stretto.errors import UsageError
+from stretto.options.checks import is_among, shown
 from stretto.schedule import Edge
 
 Sizes = Callable[[Edge], float]  # the bytes of a value; its micro-batch is an offset
@@ -61,5 +62,5 @@ class Transport:
     sends: str = BUFFERED
 
     def __post_init__(self) -> None:
-        if self.sends not in (BUFFERED, RENDEZVOUS):
-            raise UsageError(f"sends={self.sends!r}: choose {BUFFERED} or {RENDEZVOUS}")
+        if not is_among(self.sends, (BUFFERED, RENDEZVOUS)):
+            raise UsageError(f"sends={shown(self.sends)}: choose {BUFFERED} or {RENDEZVOUS}")

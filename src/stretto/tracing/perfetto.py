@@ -11,15 +11,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
 from stretto.tracing.recording import Mark, Recording, Span
 
 SEQUENCE = 1  # every packet names the sequence it belongs to; all of ours belong to one
+LATEST = 2**63  # nanoseconds: the format has 64-bit integers, some readers signed ones
 LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # from top to bottom; others below
 
 
 def write(recordings: Sequence[Recording], file: Path) -> None:
-    """Write the trace to `file`, in place of an earlier one; packets are written one by one, to save memory."""
+    """Write the trace to `file`, in place of an earlier one; packets are written one by one, to save memory.
+
+    Raises UsageError for a time that the format cannot hold.
+    """
+    last = max((span.end for recording in recordings for span in recording.spans), default=0)
+    if last >= LATEST:
+        raise UsageError(
+            f"the trace ends after {last / 1e9:.3g} s, and a trace can hold {LATEST / 1e9:.3g} s: give shorter times"
+        )
     with replacing(file) as temporary, temporary.open("wb") as out:
         for packet in packets(recordings):
             content = packet.SerializeToString()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
 from stretto.options.checks import flag, mapping, of_kind, one_of
@@ -104,6 +105,9 @@ def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
     """
     of_kind("stretto.parallel.gather: module", module, nn.Module, "an nn.Module")
     flag("stretto.parallel.gather: gradients", gradients)
+    unmade = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+    if unmade is not None:
+        raise UsageError(f"stretto.parallel.gather: {unmade} has no shape yet (a lazy module): run one batch first")
     cut = dict(pieces(module))
     held: dict[str, Tensor] = module.state_dict(keep_vars=True)
     if gradients:
