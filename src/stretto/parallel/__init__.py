@@ -1,4 +1,4 @@
-"""Parallelism inside a stage, over a torch DeviceMesh: what a pipeline's schedule sees as one cost.
+"""Parallelism inside a stage, over a torch DeviceMesh: it changes a stage's cost, not the pipeline's schedule.
 
 `spatial`, `scatter` and `collect` cut images by height and width (`parallel/space`); `tensor` and `gather` cut weights
 (`parallel/operator`).
@@ -22,7 +22,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for, as `stretto` does."""
+    """Import a public name at its first use, as `stretto` does."""
     if name not in _HOMES:
         raise AttributeError(f"module 'stretto.parallel' has no attribute {name!r}")
     import importlib

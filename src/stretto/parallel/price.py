@@ -1,10 +1,10 @@
-"""What a step's messages cost on a process grid Pr x Pc, and which grid is best (Gholami et al. 2018). No torch here.
+"""Communication cost of a step on a process grid Pr x Pc, and the best grid (Gholami et al. 2018). No torch here.
 
 Y = W X, W: d_out x d_in. Pr processes split the weights (the mesh's axis "tensor"), Pc the batch (its axis "data"):
 Pr = 1 is data parallelism, Pc = 1 is operator parallelism. Three terms, each a sum over layers: outputs are gathered
 over Pr, gradients of inputs summed over Pr (not for the first layer, whose input needs none), gradients of weights
-summed over Pc. All-reduces send twice what a gather does: where data and operator parallelism are compared, the 2 of
-weight gradients is easily left out.
+summed over Pc. An all-reduce sends twice as many words as an all-gather. Comparisons of data and operator parallelism
+easily leave out this factor 2 of the weight gradients.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from stretto.errors import UsageError
 
 
 class LinearLayer(NamedTuple):
-    """A linear layer's inputs and outputs an example; `weights` where they are not inputs x outputs (convolutions)."""
+    """Inputs and outputs of a linear layer per example; `weights` if it has not inputs x outputs (convolutions)."""
 
     inputs: int
     outputs: int
@@ -29,26 +29,26 @@ class LinearLayer(NamedTuple):
 
 
 class ProcessGrid(NamedTuple):
-    """Pr processes for the weights, Pc for the batch."""
+    """Pr `rows` of processes split the weights, Pc `columns` split the batch."""
 
     rows: int
     columns: int
 
 
 class Volume(NamedTuple):
-    """A process's messages that follow one another, and the words it sends."""
+    """How many messages a process sends one after another, and how many words in all."""
 
     messages: float
     words: float
 
     def plus(self, other: "Volume", times: int = 1) -> "Volume":
-        """Both, the other so many times."""
+        """This volume plus `times` the other."""
         return Volume(self.messages + times * other.messages, self.words + times * other.words)
 
 
 @dataclass(frozen=True)
 class Price:
-    """The three terms of a step."""
+    """The communication of a step: its three terms."""
 
     outputs: Volume
     input_gradients: Volume
@@ -60,30 +60,30 @@ class Price:
         return self.outputs.plus(self.input_gradients).plus(self.weight_gradients)
 
     def seconds(self, *, latency: float, seconds_per_word: float) -> float:
-        """alpha and beta of the links."""
+        """The time of a step's messages, in seconds: alpha is `latency` (s a message), beta `seconds_per_word`."""
         return self.total.messages * latency + self.total.words * seconds_per_word
 
 
 def price(grid: ProcessGrid, batch: int, layers: Sequence[LinearLayer]) -> Price:
-    """The sums over layers i = 1, 2, ... of a batch of B examples.
+    """What a step on a batch of B examples sends; each term is a sum over layers i = 1, 2, ...
 
     outputs: a lg Pr + b (B/Pc) (Pr-1)/Pr d_i; input gradients, i >= 2: 2 (a lg Pr + b (B/Pc) (Pr-1)/Pr d_{i-1});
-    weight gradients: 2 (a lg Pc + b (Pc-1)/Pc |W_i|/Pr).
+    weight gradients: 2 (a lg Pc + b (Pc-1)/Pc |W_i|/Pr). Raises UsageError if the batch or a layer has a size below 1.
     """
     check(batch, layers)
     rows, columns = grid
-    share = batch / columns * (rows - 1) / rows
+    words_per_feature = batch / columns * (rows - 1) / rows
     outputs = inputs = weights = Volume(0, 0)
     for index, layer in enumerate(layers):
-        outputs = outputs.plus(Volume(log2(rows), share * layer.outputs))
+        outputs = outputs.plus(Volume(log2(rows), words_per_feature * layer.outputs))
         if index:
-            inputs = inputs.plus(Volume(log2(rows), share * layer.inputs), times=2)
+            inputs = inputs.plus(Volume(log2(rows), words_per_feature * layer.inputs), times=2)
         weights = weights.plus(Volume(log2(columns), (columns - 1) / columns * layer.size / rows), times=2)
     return Price(outputs, inputs, weights)
 
 
 def grids(processes: int) -> list[ProcessGrid]:
-    """All ways to write P as Pr x Pc."""
+    """All grids Pr x Pc of P processes. Raises UsageError if P is below 1."""
     if processes < 1:
         raise UsageError(f"a process grid of {processes} processes: there must be at least 1")
     return [ProcessGrid(rows, processes // rows) for rows in range(1, processes + 1) if processes % rows == 0]
@@ -92,9 +92,9 @@ def grids(processes: int) -> list[ProcessGrid]:
 def best_grid(
     processes: int, batch: int, layers: Sequence[LinearLayer], *, latency: float = 0.0, seconds_per_word: float = 1.0
 ) -> ProcessGrid:
-    """The cheapest of them; by words sent alone, unless told what a message takes. Pc is at most the batch.
+    """The grid whose messages take the least time; by words alone unless `latency` is given. Pc is at most the batch.
 
-    As published each layer's input needs a gradient but the first one's.
+    As published, every layer's input needs a gradient except the first layer's.
     """
     fitting = [grid for grid in grids(processes) if grid.columns <= batch]
     return min(
@@ -106,15 +106,15 @@ def best_grid(
 def best_rows(processes: int, batch: int, layer: LinearLayer) -> float:
     """Pr* = sqrt(2 |W| P / (B (d_out + 2 d_in))) of one layer inside a network, by words alone.
 
-    Where (Pr-1)/Pr and (Pc-1)/Pc are taken as they are: their parts that fall with Pr are constants of the sum. Not
-    rounded to a divisor of P, and not kept within 1 and P.
+    It keeps the factors (Pr-1)/Pr and (Pc-1)/Pc: they only add constants to the sum. The result is not rounded to a
+    divisor of P and may lie outside 1 to P.
     """
     check(batch, [layer])
     return sqrt(2 * layer.size * processes / (batch * (layer.outputs + 2 * layer.inputs)))
 
 
 def check(batch: int, layers: Sequence[LinearLayer]) -> None:
-    """Refuse what has no price."""
+    """Refuse a batch or a layer with sizes below 1."""
     if batch < 1:
         raise UsageError(f"a batch of {batch} examples: there must be at least 1")
     for layer in layers:

@@ -1,7 +1,8 @@
 """torch.nn.MultiheadAttention with some of its heads.
 
-Torch's styles cannot cut it: query, key and value share one packed weight, and its forward wants all heads. Here each
-process holds the rows of its heads in each third of that weight, under the same name, and their columns of the output.
+torch's styles cannot cut it: query, key and value share one packed weight, and its forward needs all heads. Here each
+process holds, under the same names, the rows of its heads in each third of that weight, and their columns of the output
+layer's weight.
 """
 
 import torch
@@ -10,37 +11,37 @@ from torch.nn import functional as F
 
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.exchange import join, leave
-from stretto.parallel.operator.piece import Piece, keep
+from stretto.parallel.operator.piece import Piece, keep_part
 from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.role import Role
-from stretto.parallel.operator.span import Between, WholeActivations
+from stretto.parallel.operator.span import Boundary, WholeActivations
 
 
-def share(attention: nn.MultiheadAttention, role: Role, axis: Axis, between: Between | None = None) -> None:
-    """Give an attention its heads: role.sizes of them on each process. It takes and gives what is `between`: wholes."""
-    rows = tuple(size * attention.head_dim for size in role.sizes)
+def share(attention: nn.MultiheadAttention, role: Role, axis: Axis, boundary: Boundary | None = None) -> None:
+    """Keep role.sizes[rank] of an attention's heads. `boundary`: its activations, whole ones by default."""
+    rows = tuple(num_heads * attention.head_dim for num_heads in role.sizes)
     for name in ("in_proj_weight", "in_proj_bias"):
-        keep(attention, name, Piece(axis, 0, rows, blocks=3))
+        keep_part(attention, name, Piece(axis, 0, rows, blocks=3))
     for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        keep(attention, name, Piece(axis, 0, rows))
+        keep_part(attention, name, Piece(axis, 0, rows))
     for name in ("bias_k", "bias_v"):
-        keep(attention, name, Piece(axis, 2, rows))
-    keep(attention.out_proj, "weight", Piece(axis, 1, rows))
+        keep_part(attention, name, Piece(axis, 2, rows))
+    keep_part(attention.out_proj, "weight", Piece(axis, 1, rows))
     attention.__class__ = Heads
-    # Torch's fused inference reads the packed weight as that of all heads; it steps aside where this says False.
+    # torch's fused inference reads the packed weight as that of all heads; this attribute turns it off.
     attention.__dict__.update(
-        axis=axis, sizes=role.sizes, between=between or WholeActivations(axis), _qkv_same_embed_dim=False
+        axis=axis, sizes=role.sizes, boundary=boundary or WholeActivations(axis), _qkv_same_embed_dim=False
     )
     if attention.dropout:
         draw_apart(attention, axis)
 
 
 class Heads(nn.MultiheadAttention):
-    """Some of the heads; what goes in and out is whole, or a part of the sequence."""
+    """Some of an attention's heads; inputs and output are whole, or parts of the sequence."""
 
     axis: Axis
     sizes: tuple[int, ...]
-    between: Between
+    boundary: Boundary
 
     def forward(
         self,
@@ -53,31 +54,32 @@ class Heads(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's own; [T, N, E], [N, T, E] with batch_first, or [T, E]."""
-        single = query.ndim == 2
-        q, k, v = self.projected(*(self.laid(x, single) for x in entered((query, key, value), self.between)))
-        if single and key_padding_mask is not None:
+        """As torch's own: inputs and output [T, N, E], [N, T, E] with batch_first, or [T, E]."""
+        unbatched = query.ndim == 2
+        inputs = entered((query, key, value), self.boundary)
+        q, k, v = self.projected(*(self.batch_first_view(x, unbatched) for x in inputs))
+        if unbatched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask[None]
-        mixed, weights = self.mixed(q, k, v, self.mask(attn_mask, key_padding_mask, q, k), need_weights)
-        out = F.linear(mixed.transpose(1, 2).flatten(2), self.out_proj.weight)
-        out = self.between.leave(out[0] if single else out if self.batch_first else out.transpose(0, 1))
+        attended, weights = self.attended(q, k, v, self.mask(attn_mask, key_padding_mask, q, k), need_weights)
+        out = F.linear(attended.transpose(1, 2).flatten(2), self.out_proj.weight)
+        out = self.boundary.leave(out[0] if unbatched else out if self.batch_first else out.transpose(0, 1))
         if self.out_proj.bias is not None:
-            out = out + self.between.used(self.out_proj.bias)
-        told = None if weights is None else self.told(weights, average_attn_weights)
-        return out, told[0] if single and told is not None else told
+            out = out + self.boundary.used(self.out_proj.bias)
+        all_weights = None if weights is None else self.gathered_weights(weights, average_attn_weights)
+        return out, all_weights[0] if unbatched and all_weights is not None else all_weights
 
-    def laid(self, x: Tensor, single: bool) -> Tensor:
-        """An input as [N, T, E], however it is given."""
-        if single:
+    def batch_first_view(self, x: Tensor, unbatched: bool) -> Tensor:
+        """An input as [N, T, E]."""
+        if unbatched:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of the own heads, [N, heads, T, head_dim]; key and value with their extra rows."""
+        """Query, key and value of this process's heads, [N, heads, T, head_dim], with torch's extra keys and values."""
         packed = self.in_proj_weight
         weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if packed is None else packed.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (self.between.linear(*each) for each in zip((query, key, value), weights, biases, strict=True))
+        q, k, v = (self.boundary.linear(*args) for args in zip((query, key, value), weights, biases, strict=True))
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (torch.cat([x, b.expand(len(x), 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
         if self.add_zero_attn:
@@ -86,30 +88,30 @@ class Heads(nn.MultiheadAttention):
         return q, k, v
 
     def mask(self, attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-        """What is added to the scores: [N or 1, own heads or 1, T, S]; extra keys are open to all."""
+        """The mask to add to the scores: [N or 1, heads or 1, T, S]; it hides no extra key."""
         parts = []
         if attention is not None:
-            whole = attention.ndim == 3
-            own = attention.reshape(-1, self.num_heads, *attention.shape[1:]) if whole else attention[None, None]
+            per_head = attention.ndim == 3
+            mask = attention.reshape(-1, self.num_heads, *attention.shape[1:]) if per_head else attention[None, None]
             first = sum(self.sizes[: self.axis.rank])
-            parts.append(own[:, first : first + q.size(1)] if whole else own)
+            parts.append(mask[:, first : first + q.size(1)] if per_head else mask)
         if padding is not None:
             parts.append(padding[:, None, None])
         total = None
-        for each in parts:
+        for part in parts:
             added = (
-                torch.zeros_like(each, dtype=q.dtype).masked_fill(each, -torch.inf)
-                if each.dtype == torch.bool
-                else each
+                torch.zeros_like(part, dtype=q.dtype).masked_fill(part, -torch.inf)
+                if part.dtype == torch.bool
+                else part
             )
             added = F.pad(added, (0, k.size(2) - added.size(-1)))
             total = added if total is None else total + added
         return total
 
-    def mixed(
+    def attended(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The values of each head, and what they were weighted with."""
+        """The output of each head, [N, heads, T, head_dim], and the attention weights if needed."""
         dropout = self.dropout if self.training else 0.0
         if not need_weights:
             return F.scaled_dot_product_attention(q, k, v, mask, dropout), None
@@ -117,16 +119,16 @@ class Heads(nn.MultiheadAttention):
         weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
         return weights @ v, weights
 
-    def told(self, weights: Tensor, average: bool) -> Tensor:
-        """The weights of all heads, [N, heads, T, S], or their mean."""
+    def gathered_weights(self, weights: Tensor, average: bool) -> Tensor:
+        """The attention weights of all heads, [N, heads, T, S], or their mean, [N, T, S]."""
         if average:
             total: Tensor = leave(weights.sum(1), self.axis) / self.num_heads
             return total
         return join(weights, self.axis, 1, self.sizes)
 
 
-def entered(inputs: tuple[Tensor, ...], between: Between) -> list[Tensor]:
-    """What every process has, about to meet weights of its own; the same tensor only once."""
-    met = {id(x): x for x in inputs}
-    met = {key: between.enter(x) for key, x in met.items()}
-    return [met[id(x)] for x in inputs]
+def entered(inputs: tuple[Tensor, ...], boundary: Boundary) -> list[Tensor]:
+    """The inputs after `boundary.enter`; a tensor that is several of them enters once."""
+    distinct = {id(x): x for x in inputs}
+    entered_of = {key: boundary.enter(x) for key, x in distinct.items()}
+    return [entered_of[id(x)] for x in inputs]

@@ -18,9 +18,9 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """How many processes, which of them this one is, and their group; no group is made here."""
+    """The number of processes, this process's rank among them, and their group, which the mesh has made."""
 
-    mesh: DeviceMesh  # of this axis only
+    mesh: DeviceMesh  # this axis only
     group: dist.ProcessGroup
     size: int
     rank: int
@@ -37,50 +37,50 @@ class Axis:
                 f'stretto.parallel.tensor: the mesh has the axes {names or "(no names)"}, none of them "tensor". '
                 'For example: init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))'
             )
-        own = mesh[NAME]
-        return cls(own, own.get_group(), own.size(), own.get_local_rank())
+        axis = mesh[NAME]
+        return cls(axis, axis.get_group(), axis.size(), axis.get_local_rank())
 
     def __deepcopy__(self, memo: object) -> "Axis":
         return self  # a copy of a module talks to the same processes
 
     def cuts(self, count: int) -> tuple[int, ...]:
-        """How many of `count` channels each process has, as torch.tensor_split cuts."""
+        """The number of channels of each process, as torch.tensor_split cuts `count` channels."""
         return part_sizes(count, self.size)
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over processes, in a new tensor; bit for bit the same everywhere."""
+        """All-reduce: the sum over processes, in a new tensor; bit for bit the same on every process."""
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total
 
     def join(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        """Everybody's parts one behind the other; parts of unequal size travel as large as the largest."""
-        short = max(sizes) - x.size(dim)
-        mine = x.movedim(dim, 0)
-        if short:
-            mine = torch.cat([mine, mine.new_zeros(short, *mine.shape[1:])])
-        mine = mine.contiguous()
-        every = [torch.empty_like(mine) for _ in sizes]
-        dist.all_gather(every, mine, group=self.group)
+        """All-gather: the parts of all processes, concatenated along `dim`; smaller parts are padded on the way."""
+        padding = max(sizes) - x.size(dim)
+        sent = x.movedim(dim, 0)
+        if padding:
+            sent = torch.cat([sent, sent.new_zeros(padding, *sent.shape[1:])])
+        sent = sent.contiguous()
+        received = [torch.empty_like(sent) for _ in sizes]
+        dist.all_gather(received, sent, group=self.group)
         whole = x.new_empty(*x.shape[:dim], sum(sizes), *x.shape[dim:][1:])  # no view: others may change it in place
-        for place, part in zip(torch.split(whole, list(sizes), dim), every, strict=True):
-            place.copy_(part[: place.size(dim)].movedim(0, dim))
+        for target, part in zip(torch.split(whole, list(sizes), dim), received, strict=True):
+            target.copy_(part[: target.size(dim)].movedim(0, dim))
         return whole
 
     def part(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        """This process's part, in a new tensor."""
-        own = x.narrow(dim, sum(sizes[: self.rank]), sizes[self.rank])
-        return own.clone(memory_format=torch.contiguous_format)
+        """This process's part of a whole tensor, in a new tensor."""
+        part = x.narrow(dim, sum(sizes[: self.rank]), sizes[self.rank])
+        return part.clone(memory_format=torch.contiguous_format)
 
     def part_of_sum(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        """This process's part of the sum over processes; parts travel as large as the largest."""
-        every = x.new_zeros(self.size, max(sizes), *x.shape[:dim], *x.shape[dim + 1 :])
-        for place, part in zip(every, torch.split(x, list(sizes), dim), strict=True):
-            place[: part.size(dim)].copy_(part.movedim(dim, 0))
-        own = torch.empty_like(every[0])
-        reduce_scatter(own, every.flatten(0, 1), group=self.group)
-        return own[: sizes[self.rank]].movedim(0, dim).contiguous()
+        """Reduce-scatter: this process's part of the sum over processes; smaller parts are padded on the way."""
+        sent = x.new_zeros(self.size, max(sizes), *x.shape[:dim], *x.shape[dim + 1 :])
+        for target, part in zip(sent, torch.split(x, list(sizes), dim), strict=True):
+            target[: part.size(dim)].copy_(part.movedim(dim, 0))
+        received = torch.empty_like(sent[0])
+        reduce_scatter(received, sent.flatten(0, 1), group=self.group)
+        return received[: sizes[self.rank]].movedim(0, dim).contiguous()
 
     def align(self, *tensors: Tensor) -> None:
-        """Give every process the values of the first."""
+        """Copy the values of the first process to all others, in place."""
         align(tensors, self.group)

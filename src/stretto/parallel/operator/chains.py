@@ -1,8 +1,8 @@
-"""Which layers belong together: a column layer whose output meets nothing but rows.
+"""Chains of layers: columns, operations on each channel alone, and rows, with a sum over processes at the end only.
 
-Read off the graph that torch.fx traces, so that it holds for Sequential, residual blocks and a user's own forward: from
-a layer on, what its cut output passes through must work on each channel alone, up to layers that take it as their
-input. Whatever cannot be traced, or meets something else, is left alone.
+Chains are found in the graph that torch.fx traces, so in nn.Sequential, residual blocks and a user's own forward: every
+path from a column's cut output has to lead through operations on each channel alone to a row. Modules that cannot be
+traced get no chains, nor do columns from which some path leads elsewhere.
 """
 
 import operator
@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.role import CONVOLUTIONS, Role, groups, is_transposed, kind, width
+from stretto.parallel.operator.role import CONVOLUTIONS, Role, groups, is_transposed, weight_dims, width
 
 POINTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU, nn.Hardtanh, nn.ReLU6,
@@ -44,8 +44,10 @@ POOLS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How an activation is cut: channels on each process, and whether they are features at the end or channels before
-    spatial dims; `flat`: a flattened image, whose features are those of its channels, in order.
+    """How an activation is cut: the number of channels on each process, and where the channels stand.
+
+    `spatial`: before spatial dims; otherwise they are the last dim. `flat`: the last dim is a flattened image, whose
+    features are ordered by channel.
     """
 
     sizes: tuple[int, ...]
@@ -54,17 +56,17 @@ class Layout:
 
 
 class Tracer(fx.Tracer):
-    """Sees torch's own layers and those that can be cut as one node each."""
+    """Traces each of torch's layers, and each layer that can be cut, as one node."""
 
     proxy_buffer_attributes = True  # tracing changes no buffer
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether not to look inside."""
+        """Whether a module is one node of the graph."""
         return is_transposed(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def graphs(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module, fx.Graph]]:
-    """The largest parts of a module that can be traced, with their paths."""
+    """Path, module and graph of the largest submodules that can be traced."""
     if not any(True for _ in module.children()):
         return
     graph = traced(module)
@@ -76,7 +78,7 @@ def graphs(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module, 
 
 
 def traced(module: nn.Module) -> fx.Graph | None:
-    """Run a module's forward on symbols; None where that fails, in whatever way: such a module is left as it is."""
+    """The graph of a module's forward; None where tracing fails. The module's attributes are restored afterwards."""
     before = {part: dict(part.__dict__) for part in module.modules()}
     try:
         return Tracer().trace(module)
@@ -89,51 +91,53 @@ def traced(module: nn.Module) -> fx.Graph | None:
 
 
 def chains(root: nn.Module, axis: Axis, taken: set[str]) -> dict[str, Role]:
-    """The roles of layers that belong together, by path; those in `taken` have one already."""
+    """The roles of the layers of all chains, by path; layers in `taken` have a role already."""
     roles: dict[str, Role] = {}
     for path, module, graph in graphs(root):
         calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-        called = {f"{path}.{target}" if path else target: calls.count(target) for target in calls}
-        free = {each for each, count in called.items() if count == 1} - taken
+        num_calls = {f"{path}.{target}" if path else target: calls.count(target) for target in calls}
+        free = {layer_path for layer_path, count in num_calls.items() if count == 1} - taken
         for node in graph.nodes:
             if node.op == "call_module":
-                found = LayerChain(module, path, axis, free - roles.keys()).grown(node)
-                roles |= found or {}
+                roles |= LayerChain(module, path, axis, free - roles.keys()).grow(node) or {}
     return roles
 
 
 @dataclass
 class LayerChain:
-    """What grows from one layer: how each node is cut, and the role of each layer."""
+    """One chain while it is found: the layout of each cut node, the roles of its layers, and its rows.
+
+    Only the layers in `free` may get a role: they are called once and have none yet.
+    """
 
     module: nn.Module
     path: str
     axis: Axis
     free: set[str]
-    flows: dict[fx.Node, Layout] = field(default_factory=dict)
+    layouts: dict[fx.Node, Layout] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
-    ends: set[fx.Node] = field(default_factory=set)
+    rows: set[fx.Node] = field(default_factory=set)
 
-    def grown(self, start: fx.Node) -> dict[str, Role] | None:
-        """All roles, where every use of every cut value is one that works and there is a row."""
-        todo = [start] if self.opened(start) else []
-        while todo:
-            for user in todo.pop().users:
-                if user in self.flows or user in self.ends:
+    def grow(self, start: fx.Node) -> dict[str, Role] | None:
+        """The roles of the chain from `start` on; None where a cut value has another use or no row is reached."""
+        pending = [start] if self.make_column(start) else []
+        while pending:
+            for user in pending.pop().users:
+                if user in self.layouts or user in self.rows:
                     continue
-                if self.closed(user):
+                if self.make_row(user):
                     continue
-                flow = self.passed(user)
-                if flow is None:
+                layout = self.output_layout(user)
+                if layout is None:
                     return None
-                self.flows[user] = flow
-                todo.append(user)
-                for beside in self.beside(user):
-                    more = self.traced_back(beside, flow)
-                    if more is None:
+                self.layouts[user] = layout
+                pending.append(user)
+                for uncut in self.uncut_inputs(user):
+                    traced_nodes = self.trace_back(uncut, layout)
+                    if traced_nodes is None:
                         return None
-                    todo += more
-        return self.roles if self.ends else None
+                    pending += traced_nodes
+        return self.roles if self.rows else None
 
     def layer(self, node: Any) -> nn.Module | None:
         """The layer that a node calls, if it may have a role."""
@@ -145,79 +149,85 @@ class LayerChain:
         """The path of the layer that a node calls, in the whole model."""
         return f"{self.path}.{node.target}" if self.path else str(node.target)
 
-    def opened(self, node: fx.Node) -> bool:
-        """Make a layer a column, if it can be one."""
+    def make_column(self, node: fx.Node) -> bool:
+        """Make the node's layer a column; False if it cannot be one."""
         layer = self.layer(node)
-        known = None if layer is None else kind(layer)
-        if layer is None or known is None or groups(layer) > 1 or not only_input(node):
+        dims = None if layer is None else weight_dims(layer)
+        if layer is None or dims is None or groups(layer) > 1 or not only_input(node):
             return False
-        count = width(layer, known.outputs)
+        count = width(layer, dims.outputs)
         if count < self.axis.size:
             return False
-        self.flows[node] = Layout(self.axis.cuts(count), type(layer) in CONVOLUTIONS)
+        self.layouts[node] = Layout(self.axis.cuts(count), type(layer) in CONVOLUTIONS)
         self.roles[self.name(node)] = Role("column", self.axis.cuts(count), sliced=True)
         return True
 
-    def closed(self, node: fx.Node) -> bool:
-        """Make a layer a row, if it can be one for what it takes."""
-        layer, flow = self.layer(node), next((self.flows.get(each) for each in node.all_input_nodes), None)
-        known = None if layer is None else kind(layer)
-        if layer is None or known is None or flow is None or groups(layer) > 1 or not only_input(node):
+    def make_row(self, node: fx.Node) -> bool:
+        """Make the node's layer a row of its cut input; False if it cannot be one."""
+        layer, layout = self.layer(node), next((self.layouts.get(value) for value in node.all_input_nodes), None)
+        dims = None if layer is None else weight_dims(layer)
+        if layer is None or dims is None or layout is None or groups(layer) > 1 or not only_input(node):
             return False
-        inputs, channels = width(layer, known.inputs), sum(flow.sizes)
-        if flow.spatial != (type(layer) in CONVOLUTIONS) or inputs % channels or (inputs != channels and not flow.flat):
+        inputs, channels = width(layer, dims.inputs), sum(layout.sizes)
+        if layout.spatial != (type(layer) in CONVOLUTIONS) or inputs % channels:
             return False
-        self.roles[self.name(node)] = Role("row", tuple(size * inputs // channels for size in flow.sizes), sliced=True)
-        self.ends.add(node)
+        if inputs != channels and not layout.flat:
+            return False
+        sizes = tuple(size * inputs // channels for size in layout.sizes)
+        self.roles[self.name(node)] = Role("row", sizes, sliced=True)
+        self.rows.add(node)
         return True
 
-    def passed(self, node: fx.Node) -> Layout | None:
-        """How what a node makes is cut; None where it needs more than its own channels."""
-        flow = next(self.flows[each] for each in node.all_input_nodes if each in self.flows)
+    def output_layout(self, node: fx.Node) -> Layout | None:
+        """The layout of a node's output; None where an output channel needs other channels of the cut input."""
+        layout = next(self.layouts[value] for value in node.all_input_nodes if value in self.layouts)
         if node.op == "call_module":
-            return self.through(node, flow) if only_input(node) else None
+            return self.layer_layout(node, layout) if only_input(node) else None
         if node.op == "call_function" and node.target in (torch.flatten,):
-            return flattened(flow, node.args[1:], node.kwargs)
+            return flattened(layout, node.args[1:], node.kwargs)
         if node.op == "call_method" and node.target == "flatten":
-            return flattened(flow, node.args[1:], node.kwargs)
+            return flattened(layout, node.args[1:], node.kwargs)
         pointwise = node.target in (FUNCTIONS if node.op == "call_function" else METHODS)
-        pool = node.op == "call_function" and node.target in POOLS and flow.spatial
-        return flow if node.op in ("call_function", "call_method") and (pointwise or pool) else None
+        pool = node.op == "call_function" and node.target in POOLS and layout.spatial
+        return layout if node.op in ("call_function", "call_method") and (pointwise or pool) else None
 
-    def through(self, node: fx.Node, flow: Layout) -> Layout | None:
-        """The same for a layer, which may have to take part."""
+    def layer_layout(self, node: fx.Node, layout: Layout) -> Layout | None:
+        """The layout of a layer's output, as `output_layout`; a layer with weights or random numbers gets a role."""
         layer = self.module.get_submodule(str(node.target))
-        if isinstance(layer, POINTWISE) or (flow.spatial and isinstance(layer, PER_CHANNEL)):
-            return flow
+        if isinstance(layer, POINTWISE) or (layout.spatial and isinstance(layer, PER_CHANNEL)):
+            return layout
         if isinstance(layer, nn.Flatten):
-            return flattened(flow, (layer.start_dim, layer.end_dim), {})
-        role = None if self.name(node) not in self.free else taking_part(layer, flow)
+            return flattened(layout, (layer.start_dim, layer.end_dim), {})
+        role = None if self.name(node) not in self.free else channel_role(layer, layout)
         if role is None:
             return None
         self.roles[self.name(node)] = role
-        return flow if role.style != "groups" else Layout(role.sizes, flow.spatial)
+        return layout if role.style != "groups" else Layout(role.sizes, layout.spatial)
 
-    def beside(self, node: fx.Node) -> list[fx.Node]:
-        """Tensors that a node takes which are not known to be cut."""
-        return [each for each in node.all_input_nodes if each not in self.flows]
+    def uncut_inputs(self, node: fx.Node) -> list[fx.Node]:
+        """The inputs of a node that have no layout yet."""
+        return [value for value in node.all_input_nodes if value not in self.layouts]
 
-    def traced_back(self, node: fx.Node, wanted: Layout) -> list[fx.Node] | None:
-        """Cut what meets a cut value too: back to a layer that can be a column; None where there is none."""
-        way = [node]
-        while not self.opened(way[-1]):
-            inputs = way[-1].all_input_nodes
-            if len(inputs) != 1 or way[-1].op not in ("call_module", "call_function", "call_method"):
+    def trace_back(self, node: fx.Node, needed: Layout) -> list[fx.Node] | None:
+        """Cut a value that is combined with a cut one, such as a residual: make a layer that it comes from a column.
+
+        Returns the nodes from `node` back to that column or to a value that is cut already; None where there is
+        neither, or where `node` would not have the layout `needed`.
+        """
+        nodes = [node]
+        while not self.make_column(nodes[-1]):
+            inputs = nodes[-1].all_input_nodes
+            if len(inputs) != 1 or nodes[-1].op not in ("call_module", "call_function", "call_method"):
                 return None
-            if inputs[0] in self.flows:
-                way.append(inputs[0])
+            nodes.append(inputs[0])
+            if inputs[0] in self.layouts:
                 break
-            way.append(inputs[0])
-        for source, target in zip(reversed(way[1:]), reversed(way[:-1]), strict=True):
-            flow = self.passed(target) if source in self.flows else None
-            if flow is None:
+        for source, target in zip(reversed(nodes[1:]), reversed(nodes[:-1]), strict=True):
+            layout = self.output_layout(target) if source in self.layouts else None
+            if layout is None:
                 return None
-            self.flows[target] = flow
-        return way if self.flows[node] == wanted else None
+            self.layouts[target] = layout
+        return nodes if self.layouts[node] == needed else None
 
 
 def only_input(node: fx.Node) -> bool:
@@ -225,27 +235,27 @@ def only_input(node: fx.Node) -> bool:
     return len(node.args) == 1 and not node.kwargs and isinstance(node.args[0], fx.Node)
 
 
-def flattened(flow: Layout, given: tuple[Any, ...], named: dict[str, Any]) -> Layout | None:
-    """Channels and spatial dims as features, which are cut alike because channels come first."""
-    start = given[0] if given else named.get("start_dim", 0)
-    end = given[1] if len(given) > 1 else named.get("end_dim", -1)
-    return Layout(flow.sizes, spatial=False, flat=True) if flow.spatial and (start, end) == (1, -1) else None
+def flattened(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout | None:
+    """The layout behind flatten(1, -1) with these arguments: channels stand first, so features are cut as channels."""
+    start = args[0] if args else kwargs.get("start_dim", 0)
+    end = args[1] if len(args) > 1 else kwargs.get("end_dim", -1)
+    return Layout(layout.sizes, spatial=False, flat=True) if layout.spatial and (start, end) == (1, -1) else None
 
 
-def taking_part(layer: nn.Module, flow: Layout) -> Role | None:
-    """The role of a layer with weights or random numbers that works on each channel alone."""
+def channel_role(layer: nn.Module, layout: Layout) -> Role | None:
+    """The role of a layer with weights or random numbers that works on each channel alone; None for any other."""
     if isinstance(layer, RANDOM):
         return Role("random")
-    channels = sum(flow.sizes)
-    if type(layer) in BATCH_NORMS and not flow.flat and (flow.spatial or type(layer) is nn.BatchNorm1d):
-        return Role("channels", flow.sizes)
-    if type(layer) in INSTANCE_NORMS and flow.spatial:
-        return Role("channels", flow.sizes)
-    if type(layer) is nn.GroupNorm and flow.spatial:
-        fits = all(size * layer.num_groups % channels == 0 for size in flow.sizes)
-        return Role("channels", flow.sizes) if fits else None
-    if type(layer) in CONVOLUTIONS and flow.spatial and groups(layer) > 1:
-        fits = all(size * groups(layer) % channels == 0 for size in flow.sizes)
+    channels = sum(layout.sizes)
+    if type(layer) in BATCH_NORMS and not layout.flat and (layout.spatial or type(layer) is nn.BatchNorm1d):
+        return Role("channels", layout.sizes)
+    if type(layer) in INSTANCE_NORMS and layout.spatial:
+        return Role("channels", layout.sizes)
+    if type(layer) is nn.GroupNorm and layout.spatial:
+        fits = all(size * layer.num_groups % channels == 0 for size in layout.sizes)
+        return Role("channels", layout.sizes) if fits else None
+    if type(layer) in CONVOLUTIONS and layout.spatial and groups(layer) > 1:
+        fits = all(size * groups(layer) % channels == 0 for size in layout.sizes)
         outputs = width(layer, 0)
-        return Role("groups", tuple(size * outputs // channels for size in flow.sizes), sliced=True) if fits else None
+        return Role("groups", tuple(size * outputs // channels for size in layout.sizes), sliced=True) if fits else None
     return None

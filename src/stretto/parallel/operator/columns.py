@@ -1,7 +1,7 @@
-"""Linear layers on a gathered sequence whose graph keeps this process's part of it only.
+"""Linear layers on a gathered sequence: their autograd graph keeps only this process's part of it.
 
-The gathered input is as large as without sequence parallelism. So it is dropped, and gathered again when the gradient
-of a weight needs it (Korthikanti et al. 2022, section 4.2.2); once for all columns of a pair.
+The gathered input is as large as without sequence parallelism. So it is dropped after the forward, and gathered again
+in backward for the gradients of the weights (Korthikanti et al. 2022, section 4.2.2), once for all columns of a pair.
 """
 
 from typing import Any
@@ -15,59 +15,63 @@ from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.exchange import gather
 
 
-class Gathered:
+class GatheredSequence:
     """A sequence gathered for the columns of a pair."""
 
     def __init__(self, x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> None:
         self.part, self.whole = x.detach(), gather(x, axis, dim, sizes)
-        self.again = Again(axis, dim, sizes)
+        self.regathered = RegatheredSequence(axis, dim, sizes)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What a column makes of the whole."""
-        out: Tensor = Column.apply(self.whole, self.part, weight, bias, self.again)  # type: ignore[no-untyped-call]
-        return out
+        """A column's output from the whole sequence."""
+        output: Tensor = ColumnProduct.apply(  # type: ignore[no-untyped-call]
+            self.whole, self.part, weight, bias, self.regathered
+        )
+        return output
 
 
-class Again:
-    """The same in the backward: there from its first use to its last."""
+class RegatheredSequence:
+    """The sequence gathered again in backward: by the first column that needs it, dropped after the last."""
 
     def __init__(self, axis: Axis, dim: int, sizes: tuple[int, ...]) -> None:
         self.axis, self.dim, self.sizes = axis, dim, sizes
-        self.uses = self.left = 0
+        self.uses = self.uses_left = 0
         self.whole: Tensor | None = None
 
     def of(self, part: Tensor) -> Tensor:
-        """Gather, if nobody has."""
+        """The whole sequence, gathered from `part` unless another column has done so."""
         if self.whole is None:
-            self.whole, self.left = self.axis.join(part, self.dim, self.sizes), self.uses
-        whole, self.left = self.whole, self.left - 1
-        if self.left == 0:
+            self.whole, self.uses_left = self.axis.join(part, self.dim, self.sizes), self.uses
+        whole, self.uses_left = self.whole, self.uses_left - 1
+        if self.uses_left == 0:
             self.whole = None
         return whole
 
 
-class Column(torch.autograd.Function):
-    """A linear layer on the whole, of which the graph keeps a part."""
+class ColumnProduct(torch.autograd.Function):
+    """A linear layer on the whole sequence; the graph keeps this process's part of the sequence."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, bias: Tensor | None, again: Again) -> Tensor:
+    def forward(
+        ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, bias: Tensor | None, regathered: RegatheredSequence
+    ) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
         ctx.save_for_backward(part, weight)
-        ctx.again = again
-        again.uses += ctx.needs_input_grad[2]
+        ctx.regathered = regathered
+        regathered.uses += ctx.needs_input_grad[2]
         return F.linear(whole, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Those of the whole, the weight and the bias."""
+        """The gradients of the whole sequence, the weight and the bias."""
         part, weight = ctx.saved_tensors
-        of_whole, _, of_weight, of_bias, _ = ctx.needs_input_grad
-        outputs = gradients[0].flatten(0, -2)
+        needs_whole, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        output_gradients = gradients[0].flatten(0, -2)
         return (
-            gradients[0] @ weight if of_whole else None,
+            gradients[0] @ weight if needs_whole else None,
             None,
-            outputs.T @ ctx.again.of(part).flatten(0, -2) if of_weight else None,
-            outputs.sum(0) if of_bias else None,
+            output_gradients.T @ ctx.regathered.of(part).flatten(0, -2) if needs_weight else None,
+            output_gradients.sum(0) if needs_bias else None,
             None,
         )

@@ -1,7 +1,7 @@
-"""Layers cut by our own code: columns, rows, groups and vocabularies, each process with plain tensors of its own.
+"""Layers cut by this package, not by torch's styles: each process holds plain tensors.
 
-A column layer (outputs cut) runs its own forward on its own weights, but where it takes a gathered sequence. A row
-layer (inputs cut) must add its bias once, behind the sum, so its class is exchanged for one that does.
+A column layer (outputs cut) keeps its forward, except on a gathered sequence. A row layer (inputs cut) has to add its
+bias once, behind the sum over processes: its class is replaced by one that does.
 """
 
 from dataclasses import dataclass
@@ -12,129 +12,129 @@ from torch.nn import functional as F
 
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.exchange import join, leave, part
-from stretto.parallel.operator.piece import Piece, keep
-from stretto.parallel.operator.role import Role, is_transposed, kind
-from stretto.parallel.operator.span import Between, SequenceParts, WholeActivations
+from stretto.parallel.operator.piece import Piece, keep_part
+from stretto.parallel.operator.role import Role, is_transposed, weight_dims
+from stretto.parallel.operator.span import Boundary, SequenceParts, WholeActivations
 
 
-def cut(layer: nn.Module, role: Role, axis: Axis, between: Between | None = None) -> None:
-    """Give a layer its part. `between` is what a column takes and a row gives; otherwise that is whole."""
+def cut(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary | None = None) -> None:
+    """Replace a layer's weights by this process's part. `boundary`: a pair's activations, whole ones by default."""
     if role.style in ("column", "row"):
         {"column": column, "row": row}[role.style](
-            layer, role, axis, WholeActivations(axis) if between is None else between
+            layer, role, axis, WholeActivations(axis) if boundary is None else boundary
         )
     else:
         {"groups": grouped, "vocabulary": vocabulary, "channels": channels}[role.style](layer, role, axis)
 
 
-def column(layer: nn.Module, role: Role, axis: Axis, between: Between) -> None:
-    """Its own outputs, from all inputs."""
-    known = kind(layer)
-    assert known is not None
-    keep(layer, "weight", Piece(axis, known.outputs, role.sizes, role.blocks))
-    keep(layer, "bias", Piece(axis, 0, role.sizes, role.blocks))
+def column(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary) -> None:
+    """Keep some of a layer's outputs, computed from all inputs."""
+    dims = weight_dims(layer)
+    assert dims is not None
+    keep_part(layer, "weight", Piece(axis, dims.outputs, role.sizes, role.blocks))
+    keep_part(layer, "bias", Piece(axis, 0, role.sizes, role.blocks))
     if is_transposed(layer):
         layer.nf = role.blocks * role.sizes[axis.rank]  # type: ignore[assignment]
-    if isinstance(between, SequenceParts):
+    if isinstance(boundary, SequenceParts):
         layer.__class__ = ColumnTransposed if is_transposed(layer) else ColumnLinear
-        layer.__dict__["between"] = between
-    layer.register_forward_pre_hook(Entering(between))
+        layer.__dict__["boundary"] = boundary
+    layer.register_forward_pre_hook(EnterInput(boundary))
     if not role.sliced:
-        layer.register_forward_hook(Joining(axis, known.channels, role.sizes))
+        layer.register_forward_hook(GatherOutput(axis, dims.channels, role.sizes))
 
 
 class ColumnLinear(nn.Linear):
-    """A linear layer with some of its outputs, on a gathered sequence."""
+    """nn.Linear with some of its outputs, on a gathered sequence."""
 
-    between: SequenceParts
+    boundary: SequenceParts
 
     def forward(self, input: Tensor) -> Tensor:
-        """As torch's own, but for what is kept."""
-        return self.between.linear(input, self.weight, self.bias)
+        """[..., inputs] -> [..., this process's outputs]; the graph does not keep the gathered input."""
+        return self.boundary.linear(input, self.weight, self.bias)
 
 
 class ColumnTransposed(nn.Module):
-    """Hugging Face's Conv1D, likewise."""
+    """Hugging Face's Conv1D with some of its outputs, on a gathered sequence."""
 
-    between: SequenceParts
+    boundary: SequenceParts
     weight: nn.Parameter
     bias: nn.Parameter
 
     def forward(self, x: Tensor) -> Tensor:
-        """As its own, but for what is kept."""
-        return self.between.linear(x, self.weight.T, self.bias)
+        """[..., inputs] -> [..., this process's outputs]; the graph does not keep the gathered input."""
+        return self.boundary.linear(x, self.weight.T, self.bias)
 
 
 def grouped(layer: nn.Module, role: Role, axis: Axis) -> None:
-    """Its own groups of a convolution: outputs that need no other inputs than theirs."""
-    known = kind(layer)
-    assert known is not None
+    """Keep some groups of a convolution; a group needs no other group's inputs."""
+    dims = weight_dims(layer)
+    assert dims is not None
     assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    keep(layer, "weight", Piece(axis, 0, role.sizes))
-    keep(layer, "bias", Piece(axis, 0, role.sizes))
-    every, outputs, inputs = layer.groups, layer.out_channels, layer.in_channels
-    layer.groups = role.sizes[axis.rank] * every // outputs
+    keep_part(layer, "weight", Piece(axis, 0, role.sizes))
+    keep_part(layer, "bias", Piece(axis, 0, role.sizes))
+    outputs, inputs = layer.out_channels, layer.in_channels
+    layer.groups = role.sizes[axis.rank] * layer.groups // outputs
     if not role.sliced:
-        of_inputs = tuple(size * inputs // outputs for size in role.sizes)
-        layer.register_forward_pre_hook(Parting(axis, known.channels, of_inputs))
-        layer.register_forward_hook(Joining(axis, known.channels, role.sizes))
+        input_sizes = tuple(size * inputs // outputs for size in role.sizes)
+        layer.register_forward_pre_hook(SliceInput(axis, dims.channels, input_sizes))
+        layer.register_forward_hook(GatherOutput(axis, dims.channels, role.sizes))
 
 
-def row(layer: nn.Module, role: Role, axis: Axis, between: Between) -> None:
-    """All outputs, from its own inputs: a part of a sum."""
-    known = kind(layer)
-    assert known is not None
-    keep(layer, "weight", Piece(axis, known.inputs, role.sizes))
+def row(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary) -> None:
+    """Keep some of a layer's inputs; the outputs are partial sums, which the layer's new class adds up."""
+    dims = weight_dims(layer)
+    assert dims is not None
+    keep_part(layer, "weight", Piece(axis, dims.inputs, role.sizes))
     layer.__class__ = RowTransposed if is_transposed(layer) else ROWS[type(layer)]
-    layer.__dict__["between"] = between
+    layer.__dict__["boundary"] = boundary
     if not role.sliced:
-        layer.register_forward_pre_hook(Parting(axis, known.channels, role.sizes))
+        layer.register_forward_pre_hook(SliceInput(axis, dims.channels, role.sizes))
 
 
 class RowLinear(nn.Linear):
-    """A linear layer with some of its inputs."""
+    """nn.Linear with some of its inputs."""
 
-    between: Between
+    boundary: Boundary
 
     def forward(self, input: Tensor) -> Tensor:
-        """Sum over processes, then the bias."""
-        total = self.between.leave(F.linear(input, self.weight))
-        return total if self.bias is None else total + self.between.used(self.bias)
+        """Sum partial outputs over processes, then add the bias."""
+        total = self.boundary.leave(F.linear(input, self.weight))
+        return total if self.bias is None else total + self.boundary.used(self.bias)
 
 
 class RowTransposed(nn.Module):
     """Hugging Face's Conv1D with some of its inputs."""
 
-    between: Between
+    boundary: Boundary
     weight: nn.Parameter
     bias: nn.Parameter
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sum over processes, then the bias."""
-        return self.between.leave(x @ self.weight) + self.between.used(self.bias)
+        """Sum partial outputs over processes, then add the bias."""
+        return self.boundary.leave(x @ self.weight) + self.boundary.used(self.bias)
 
 
 class RowConv(nn.modules.conv._ConvNd):
-    """A convolution with some of its input channels."""
+    """A convolution with some of its input channels, in any number of dims."""
 
-    between: Between
+    boundary: Boundary
 
     def forward(self, input: Tensor) -> Tensor:
-        """Sum over processes, then the bias."""
-        total = self.between.leave(self._conv_forward(input, self.weight, None))
+        """Sum partial outputs over processes, then add the bias."""
+        total = self.boundary.leave(self._conv_forward(input, self.weight, None))
         return total if self.bias is None else total + self.bias.view(-1, *(1,) * len(self.kernel_size))
 
 
 class RowConv1d(RowConv, nn.Conv1d):
-    """Of signals."""
+    """nn.Conv1d with some of its input channels."""
 
 
 class RowConv2d(RowConv, nn.Conv2d):
-    """Of images."""
+    """nn.Conv2d with some of its input channels."""
 
 
 class RowConv3d(RowConv, nn.Conv3d):
-    """Of volumes."""
+    """nn.Conv3d with some of its input channels."""
 
 
 ROWS: dict[type[nn.Module], type[nn.Module]] = {
@@ -143,9 +143,9 @@ ROWS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def channels(layer: nn.Module, role: Role, axis: Axis) -> None:
-    """A normalisation with its own channels of what is cut anyway: its statistics need no other process."""
+    """Keep some channels of a norm boundary a column and a row: its statistics need no other process."""
     for name in ("weight", "bias", "running_mean", "running_var"):
-        keep(layer, name, Piece(axis, 0, role.sizes))
+        keep_part(layer, name, Piece(axis, 0, role.sizes))
     if hasattr(layer, "num_features"):
         layer.num_features = role.sizes[axis.rank]  # type: ignore[assignment]
     if isinstance(layer, nn.GroupNorm):
@@ -153,40 +153,40 @@ def channels(layer: nn.Module, role: Role, axis: Axis) -> None:
 
 
 def vocabulary(layer: nn.Module, role: Role, axis: Axis) -> None:
-    """An embedding with some of its rows: zero for all other tokens, then the sum."""
-    keep(layer, "weight", Piece(axis, 0, role.sizes))
-    layer.__class__ = Rows
+    """Keep some rows of an embedding; its new class returns the sum over processes."""
+    keep_part(layer, "weight", Piece(axis, 0, role.sizes))
+    layer.__class__ = EmbeddingRows
     layer.__dict__.update(axis=axis, first=sum(role.sizes[: axis.rank]))
 
 
-class Rows(nn.Embedding):
-    """An embedding with some of its rows."""
+class EmbeddingRows(nn.Embedding):
+    """nn.Embedding with the rows of some tokens, from token `first` on."""
 
     axis: Axis
     first: int
 
     def forward(self, input: Tensor) -> Tensor:
-        """Look up what is here."""
-        place = input - self.first
-        elsewhere = (place < 0) | (place >= self.weight.size(0))
-        rows = F.embedding(place.masked_fill(elsewhere, 0), self.weight)
-        return leave(rows.masked_fill(elsewhere[..., None], 0), self.axis)
+        """Look up this process's tokens, zero for all others, and sum over processes."""
+        index = input - self.first
+        missing = (index < 0) | (index >= self.weight.size(0))
+        rows = F.embedding(index.masked_fill(missing, 0), self.weight)
+        return leave(rows.masked_fill(missing[..., None], 0), self.axis)
 
 
 @dataclass(frozen=True)
-class Entering:
-    """Before a column: the input's gradient is a sum."""
+class EnterInput:
+    """Prepares the input of a column: gathers parts of the sequence, and sums the gradient over processes."""
 
-    between: Between
+    boundary: Boundary
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> Any:
         """A forward pre-hook."""
-        return self.between.enter(args[0]), *args[1:]
+        return self.boundary.enter(args[0]), *args[1:]
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Before a row that gets the whole: its part."""
+class SliceInput:
+    """Gives a layer this process's channels of a whole input."""
 
     axis: Axis
     dim: int
@@ -198,8 +198,8 @@ class Parting:
 
 
 @dataclass(frozen=True)
-class Joining:
-    """Behind a column whose output is wanted whole."""
+class GatherOutput:
+    """Gathers the channels of a layer's output from all processes."""
 
     axis: Axis
     dim: int

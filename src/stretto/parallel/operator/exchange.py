@@ -1,10 +1,15 @@
-"""Where activations pass from whole to parts and back, and what autograd must know of it.
+"""Activations pass between whole tensors and parts: collectives, each with the backward that sums gradients once.
 
-What every process has alike and then uses with weights of its own has a gradient that is a sum: `enter`. Partial sums
-become the same value everywhere: `leave`. Parts along a dim become the whole, and the other way round: `join`, `part`.
-Where activations stay parts in between, parts become the whole that meets weights of its own: `gather`; partial sums
-become parts of the sum: `spread`. Each is the other's backward, so a gradient is summed exactly once, whole activations
-have whole gradients, and parts have their part of it.
+| function      | forward        | backward       | used                                                            |
+|---------------|----------------|----------------|-----------------------------------------------------------------|
+| `enter`       | identity       | all-reduce     | before weights that this process alone has                      |
+| `leave`       | all-reduce     | identity       | behind such weights: partial sums become the whole activation   |
+| `join`        | all-gather     | own part       | parts along a dim become a whole that all processes use alike   |
+| `part`        | own part       | all-gather     | the inverse of `join`                                           |
+| `gather`      | all-gather     | reduce-scatter | as `enter`, from parts of the sequence                          |
+| `scatter_sum` | reduce-scatter | all-gather     | as `leave`, to parts of the sequence                            |
+
+So whole activations have whole gradients, and a part has its part of the gradient.
 """
 
 from collections.abc import Callable
@@ -16,89 +21,89 @@ from torch.autograd.function import once_differentiable
 
 from stretto.parallel.operator.axis import Axis
 
-Way = Callable[[Tensor, int, tuple[int, ...]], Tensor]  # of an Axis: a tensor, a dim, how much of it each process has
+Exchange = Callable[[Tensor, int, tuple[int, ...]], Tensor]  # a method of Axis: tensor, dim, size on each process
 
 
 class Enter(torch.autograd.Function):
-    """As it is; backward sums."""
+    """Identity; backward is an all-reduce."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        """Pass a view on, for autograd to see."""
+        """Return a view: autograd wants an output that is not its input."""
         ctx.axis = axis
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The sum of the gradients of all processes."""
+        """The gradient, summed over processes."""
         return ctx.axis.sum(gradients[0]), None
 
 
 class Leave(torch.autograd.Function):
-    """Sums; backward is as it is."""
+    """All-reduce; backward is the identity."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        """The sum of what each process has."""
+        """The sum of x over processes."""
         return axis.sum(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Pass the gradient on."""
+        """The gradient, unchanged."""
         return gradients[0], None
 
 
-class Along(torch.autograd.Function):
-    """Something that processes do along a dim; backward does what belongs to it."""
+class AlongDim(torch.autograd.Function):
+    """An exchange along a dim, and another for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Way, back: Way, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        """Exchange along `dim` by the method `there`."""
-        ctx.back, ctx.dim, ctx.sizes = back, dim, sizes
-        return there(x, dim, sizes)
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, reverse: Exchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        """Exchange x along `dim`."""
+        ctx.reverse, ctx.dim, ctx.sizes = reverse, dim, sizes
+        return exchange(x, dim, sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Exchange the gradient along `dim` by the method `back`."""
-        return ctx.back(gradients[0], ctx.dim, ctx.sizes), None, None, None, None
+        """Exchange the gradient along `dim`."""
+        return ctx.reverse(gradients[0], ctx.dim, ctx.sizes), None, None, None, None
 
 
 def enter(x: Tensor, axis: Axis) -> Tensor:
-    """What every process has, to be used with weights that it alone has."""
+    """A whole activation, about to be used with weights that this process alone has: its gradient is summed."""
     entered: Tensor = Enter.apply(x, axis)  # type: ignore[no-untyped-call]
     return entered
 
 
 def leave(x: Tensor, axis: Axis) -> Tensor:
-    """The sum of what each process has."""
+    """The sum of x over processes."""
     total: Tensor = Leave.apply(x, axis)  # type: ignore[no-untyped-call]
     return total
 
 
 def join(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """The whole, along `dim`."""
-    return along(x, axis.join, axis.part, dim, sizes)
+    """The whole, gathered along `dim`, to be used alike on every process."""
+    return along_dim(x, axis.join, axis.part, dim, sizes)
 
 
 def part(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """This process's part, along `dim`."""
-    return along(x, axis.part, axis.join, dim, sizes)
+    """This process's part of a whole along `dim`."""
+    return along_dim(x, axis.part, axis.join, dim, sizes)
 
 
 def gather(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """The whole, along `dim`, to be used with weights that this process alone has."""
-    return along(x, axis.join, axis.part_of_sum, dim, sizes)
+    """The whole, gathered along `dim`, to be used with weights that this process alone has."""
+    return along_dim(x, axis.join, axis.part_of_sum, dim, sizes)
 
 
-def spread(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """This process's part, along `dim`, of the sum of what each process has."""
-    return along(x, axis.part_of_sum, axis.join, dim, sizes)
+def scatter_sum(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """This process's part, along `dim`, of the sum of x over processes."""
+    return along_dim(x, axis.part_of_sum, axis.join, dim, sizes)
 
 
-def along(x: Tensor, there: Way, back: Way, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """One way, and the gradient the other."""
-    arrived: Tensor = Along.apply(x, there, back, dim, sizes)  # type: ignore[no-untyped-call]
-    return arrived
+def along_dim(x: Tensor, exchange: Exchange, reverse: Exchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """Exchange x along `dim`, and its gradient by `reverse`."""
+    exchanged: Tensor = AlongDim.apply(x, exchange, reverse, dim, sizes)  # type: ignore[no-untyped-call]
+    return exchanged

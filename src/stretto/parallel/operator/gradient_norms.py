@@ -1,4 +1,4 @@
-"""Norms of gradients of which each process has a part."""
+"""Norms of gradients that are cut over the processes of a tensor axis."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,26 +13,27 @@ Norms = Callable[[Sequence[Tensor]], Tensor]
 
 
 def norms(modules: Sequence[nn.Module], mesh: DeviceMesh, stepped: Callable[[Tensor], Tensor], whole: Norms) -> Norms:
-    """Norms of the gradients of `modules`, [number of gradients]: the same on every process, which all have to ask.
+    """A function from parameters to the norms of their whole gradients, [number of gradients].
 
-    `stepped` gives the tensor that collects a parameter's gradient, `whole` the norms of what is not cut.
+    Its result is the same on every process of the axis, and every process has to call it. `stepped` returns the tensor
+    that holds a parameter's gradient; `whole` returns the norms of the gradients that this process holds.
     """
     axis = Axis.of(mesh)
     cut = frozenset(stepped(module.get_parameter(name)) for module in modules for name in parameters_cut(module))
 
-    def taken(parameters: Sequence[Tensor]) -> Tensor:
-        alone = whole(parameters)
+    def whole_norms(parameters: Sequence[Tensor]) -> Tensor:
+        local_norms = whole(parameters)
         is_cut = [parameter in cut for parameter in parameters if parameter.grad is not None]
         if not any(is_cut):
-            return alone
-        partly = torch.tensor(is_cut, device=alone.device)
-        squares = axis.sum(torch.where(partly, alone.square(), 0))
-        return torch.where(partly, squares.sqrt(), alone)
+            return local_norms
+        cut_mask = torch.tensor(is_cut, device=local_norms.device)
+        squares = axis.sum(torch.where(cut_mask, local_norms.square(), 0))
+        return torch.where(cut_mask, squares.sqrt(), local_norms)
 
-    return taken
+    return whole_norms
 
 
 def parameters_cut(module: nn.Module) -> list[str]:
-    """The parameters that a module holds parts of, by path."""
-    known = dict(module.named_parameters(remove_duplicate=False))
-    return [name for name, _ in pieces(module) if name in known]
+    """The paths of a module's parameters that are cut."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return [path for path, _ in pieces(module) if path in parameters]

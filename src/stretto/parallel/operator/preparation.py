@@ -1,4 +1,4 @@
-"""What a script uses: prepare a module for the tensor axis of a mesh, and put its parameters together again."""
+"""The public functions: cut a module over the tensor axis of a mesh, and gather its parameters or gradients."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -17,9 +17,9 @@ from stretto.parallel.operator.chosen_styles import roles
 from stretto.parallel.operator.piece import pieces
 from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.role import Role
-from stretto.parallel.operator.sequence import install as open_up
-from stretto.parallel.operator.sequence import spans
-from stretto.parallel.operator.span import Between
+from stretto.parallel.operator.sequence import install as install_sequence
+from stretto.parallel.operator.sequence import share_parts
+from stretto.parallel.operator.span import Boundary
 from stretto.parallel.operator.transformer_blocks import blocks
 
 PARAMETERS = ("dtensor", "local")
@@ -33,29 +33,31 @@ def tensor(
     parameters: Literal["dtensor", "local"] = "dtensor",
     sequence: bool = False,
 ) -> nn.Module:
-    """Cut the weights of `module`, in place, over the mesh's axis "tensor"; names stay, and it is returned.
+    """Cut the weights of `module`, in place, over the mesh's axis "tensor", and return it; parameters keep their names.
 
-    What goes in and what comes out are plain tensors, whole and the same on every process of the axis. Every process
-    has to run the same forwards and backwards in the same order, and to draw random numbers alike (seed them alike):
-    dropout of whole activations is then the same everywhere. All start with the weights of the axis's first process.
+    Inputs and outputs are plain tensors, whole and the same on every process of the axis. Every process has to run the
+    same forwards and backwards in the same order, with random generators in the same state (seed them alike): dropout
+    of whole activations is then the same everywhere. All start with the weights of the axis's first process.
 
-    Chosen automatically: in attention heads are cut; layers that follow each other with nothing between that mixes
-    channels are cut by outputs, then by inputs, with one sum behind; every other linear layer and convolution by its
-    outputs, which are put together again; embeddings of tokens, known by name, by rows. Norms, and layers that share
-    weights or are smaller than the axis, stay whole. `plan` says otherwise for single layers: "column", "row" (whole
-    tensors in and out), "column-sliced", "row-sliced" (a pair that passes parts on), "vocabulary", "replicate" (of a
-    module: for all in it).
+    Layers are cut automatically: attention by heads; consecutive layers, with only operations on each channel alone
+    between them, by outputs and then by inputs, with one all-reduce behind; every other linear layer and convolution by
+    its outputs, which are gathered; embeddings of tokens, known by name, by rows. Norms outside chains, and layers that
+    share weights or have fewer channels than the axis has processes, stay whole. `plan` overrides this for single
+    layers, a style by path: "column", "row" (whole tensors in and out), "column-sliced", "row-sliced" (a pair that
+    passes parts on), "vocabulary", "replicate" (for a module: all layers in it).
 
-    After a backward every process holds one device's gradients of what it holds. Linear layers that the axis divides
-    are cut by torch's own styles and have DTensor parameters (`.to_local()`, `.full_tensor()`), everything else has
-    plain ones; with parameters="local" all are plain. Optimizers that work on each element, like SGD and Adam, step
-    either as they are; what needs a norm over all weights (clipping, LARS) sees this process's parts only.
+    After a backward every process holds the gradients of its own parts, equal to those of one device. Linear layers
+    whose channels the axis divides are cut by torch's own styles and have DTensor parameters (`.to_local()`,
+    `.full_tensor()`); all other parameters are plain, and with parameters="local" all are. Optimizers that work on each
+    element, like SGD and Adam, can step both kinds; a norm over all weights (clipping, LARS) sees this process's parts
+    only.
 
-    With `sequence` known transformer blocks (`blocks`: torch's encoder layer, this package's, GPT-2, Llama, BERT, ViT)
-    keep activations between their cut pairs as parts of the sequence, of any length: norms, dropouts and residuals are
-    computed and kept once, not on every process. Parts pass from block to block in nn.Sequential and
-    nn.TransformerEncoder; what any other module gives a block and gets from it is whole. Such blocks' parameters are
-    plain. Raises UsageError where a plan does not fit, a process would have no head, or no block is known.
+    With `sequence` known transformer blocks (torch's encoder layer, this package's, GPT-2, Llama, BERT, ViT) keep
+    activations outside their cut pairs as parts of the sequence, which may have any length: each process computes and
+    keeps only its tokens of norms, dropouts and residuals. Blocks in nn.Sequential and nn.TransformerEncoder pass parts
+    to each other; all other modules give and get whole activations. The parameters of such blocks are plain.
+
+    Raises UsageError where a plan does not fit, a process would have no head, or `sequence` finds no known block.
     """
     axis = Axis.of(mesh)
     of_kind("stretto.parallel.tensor: module", module, nn.Module, "an nn.Module")
@@ -65,43 +67,44 @@ def tensor(
         mapping("stretto.parallel.tensor: plan", plan, 'a dict of styles by path, {"0": "column"}')
     if any(True for _ in pieces(module)) or any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         raise UsageError(
-            "stretto.parallel.tensor: this module, or a part of it, has been prepared already: once is all"
+            "stretto.parallel.tensor: this module, or a part of it, has been prepared already: prepare a module once"
         )
     role_of, attentions = roles(module, axis, plan or {})
-    known = blocks(module, role_of, attentions) if sequence else []
+    sequence_blocks = blocks(module, role_of, attentions) if sequence else []
     if axis.size == 1:
         return module
     axis.align(*module.parameters(), *module.buffers())
     modules = dict(module.named_modules())
-    span_of = spans(module, known, axis)
-    between = {path: span_of[block.path] for block in known for path in block.cut}
+    parts_of = share_parts(module, sequence_blocks, axis)
+    boundary_of = {path: parts_of[block.path] for block in sequence_blocks for path in block.cut}
     for path, role in role_of.items():
-        install(modules[path], role, axis, between.get(path), torch_styles=parameters == "dtensor")
-    for cut in attentions:
-        cut.adjust(role_of[cut.query], role_of[cut.others[0] if cut.others else cut.query], axis)
-        draw_apart(cut.module, axis, until=modules[cut.output])
-    for block in known:
-        open_up(module, block, span_of[block.path], role_of)
+        install(modules[path], role, axis, boundary_of.get(path), torch_styles=parameters == "dtensor")
+    for layers in attentions:
+        key = layers.others[0] if layers.others else layers.query
+        layers.adjust(role_of[layers.query], role_of[key], axis)
+        draw_apart(layers.module, axis, until=modules[layers.output])
+    for block in sequence_blocks:
+        install_sequence(module, block, parts_of[block.path], role_of)
     return module
 
 
-def install(layer: nn.Module, role: Role, axis: Axis, between: Between | None, *, torch_styles: bool) -> None:
-    """Let a layer play its role."""
+def install(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary | None, *, torch_styles: bool) -> None:
+    """Cut one layer for its role."""
     if role.style == "random":
         draw_apart(layer, axis)
     elif role.style == "attention":
         assert isinstance(layer, nn.MultiheadAttention)
-        attention.share(layer, role, axis, between)
-    elif role.style != "replicate" and torch_styles and between is None and styles.fits(layer, role):
+        attention.share(layer, role, axis, boundary)
+    elif role.style != "replicate" and torch_styles and boundary is None and styles.fits(layer, role):
         styles.distribute(layer, role, axis)
     elif role.style != "replicate":
-        cut_layers.cut(layer, role, axis, between)
+        cut_layers.cut(layer, role, axis, boundary)
 
 
 def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
-    """The state_dict that the module would have on one device, in plain tensors; every process has to ask.
+    """The state_dict that the module would have on one device, in plain tensors; every process has to call it.
 
-    With `gradients` those of all parameters that have one, by the same names.
+    With `gradients`, the whole gradients of the parameters that have one, by the parameters' names.
     """
     of_kind("stretto.parallel.gather: module", module, nn.Module, "an nn.Module")
     flag("stretto.parallel.gather: gradients", gradients)
@@ -109,12 +112,12 @@ def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
     if unmade is not None:
         raise UsageError(f"stretto.parallel.gather: {unmade} has no shape yet (a lazy module): run one batch first")
     cut = dict(pieces(module))
-    held: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    local: dict[str, Tensor] = module.state_dict(keep_vars=True)
     if gradients:
-        held = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        local = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     whole: dict[str, Tensor] = {}
     with torch.no_grad():
-        for name, value in held.items():
+        for name, value in local.items():
             if isinstance(value, DTensor):
                 whole[name] = value.full_tensor().detach()
             else:

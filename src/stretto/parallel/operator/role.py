@@ -1,4 +1,4 @@
-"""What a layer does with its weights on several processes, and the layers that can be cut."""
+"""How a layer's weights are cut over processes, and which layers can be cut."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -10,10 +10,10 @@ Style: TypeAlias = Literal["column", "row", "groups", "vocabulary", "attention",
 
 @dataclass(frozen=True)
 class Role:
-    """A style, and how many channels each process has: of outputs (column, groups), inputs (row), heads (attention).
+    """A style, and how many each process has of outputs (column, groups), inputs (row), rows, heads or channels.
 
-    `sliced`: what a column makes stays with its process; what a row takes is already there; of groups, both. Otherwise
-    whole tensors go in and come out.
+    With `sliced` a column's output, a row's input, or both of a grouped convolution are this process's channels only.
+    Otherwise the layer takes and returns whole tensors. The weight consists of `blocks` equal blocks, each cut alike.
     """
 
     style: Style
@@ -31,8 +31,8 @@ class WeightDims:
     channels: int
 
 
-def kind(layer: nn.Module) -> WeightDims | None:
-    """What is known of a layer; None where it cannot be cut. A subclass may do anything with its weights."""
+def weight_dims(layer: nn.Module) -> WeightDims | None:
+    """The dims of a layer's weight; None where it cannot be cut, as any subclass: its forward may differ."""
     if type(layer) is nn.Linear:
         return WeightDims(0, 1, -1)
     if type(layer) in CONVOLUTIONS:
@@ -51,13 +51,13 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def width(layer: nn.Module, dim: int) -> int:
-    """The size of a layer's weight."""
+    """The size of a layer's weight along `dim`."""
     size: int = layer.weight.size(dim)  # type: ignore[operator]
     return size
 
 
 def groups(layer: nn.Module) -> int:
-    """How many groups a convolution has; 1 for any other layer."""
+    """The number of a convolution's groups; 1 for any other layer."""
     count = getattr(layer, "groups", 1)
     assert isinstance(count, int)
     return count

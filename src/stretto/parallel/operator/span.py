@@ -1,8 +1,8 @@
-"""What cut pairs of layers take and give: whole activations, or this process's part of the sequence.
+"""The input and output of a cut pair (column, then row): whole activations, or this process's part of the sequence.
 
 The second is sequence parallelism (Korthikanti et al. 2022, "Reducing activation recomputation in large transformer
-models", section 4.2): what stands between the pairs, norms, dropouts and residuals, is computed and kept once, and so
-is what a pair takes.
+models", section 4.2): each process computes and keeps only its tokens of the norms, dropouts and residuals between
+pairs, and of the input of a pair.
 """
 
 from dataclasses import dataclass
@@ -12,83 +12,87 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.columns import Gathered
-from stretto.parallel.operator.exchange import enter, join, leave, part, spread
+from stretto.parallel.operator.columns import GatheredSequence
+from stretto.parallel.operator.exchange import enter, join, leave, part, scatter_sum
 
 
 @dataclass(frozen=True, eq=False)
 class WholeActivations:
-    """The same whole activations on every process."""
+    """Pairs take and return the same whole activations on every process."""
 
     axis: Axis
 
     def enter(self, x: Tensor) -> Tensor:
-        """About to meet weights that this process alone has."""
+        """The input of columns, unchanged; its gradient is summed over processes."""
         return enter(x, self.axis)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """A column, on what was entered."""
+        """A column's output from an input that `enter` returned."""
         return F.linear(x, weight, bias)
 
     def leave(self, x: Tensor) -> Tensor:
-        """A part of a sum, as the sum."""
+        """The sum over processes of the partial sums of a row."""
         return leave(x, self.axis)
 
     def used(self, parameter: Tensor) -> Tensor:
-        """A whole parameter, about to be used: on whole activations its gradient is whole."""
+        """A parameter used on whole activations, unchanged: its gradient is whole on every process."""
         return parameter
 
 
 @dataclass(eq=False)
 class SequenceParts:
-    """Activations [N, T, D] (or [T, N, D], or [T, D]) cut along T, as torch.tensor_split cuts.
+    """Pairs take and return activations [N, T, D] (or [T, N, D], or [T, D]) cut along T, as torch.tensor_split cuts.
 
-    `sizes` are those of the forward that runs; who cuts the whole sets them. `running`: the blocks that share this span
-    are run in turn right now, and pass parts on. `inside`: what the pair takes that has been entered and not left yet.
+    One object serves all blocks that pass parts to each other. `cut` sets `sizes`, the tokens of each process in the
+    forward that runs now. `running` is true while the container of the blocks runs. `gathered` is the input of the
+    pair that runs now, between `enter` and `leave`.
     """
 
     axis: Axis
     batch_first: bool = True
     sizes: tuple[int, ...] = ()
     running: bool = False
-    inside: Gathered | None = None
+    gathered: GatheredSequence | None = None
 
     def dim(self, x: Tensor) -> int:
-        """The dim of the sequence in activations like x."""
+        """The sequence dim of x."""
         return x.ndim - 2 if self.batch_first or x.ndim == 2 else 0
 
     def cut(self, x: Tensor) -> Tensor:
-        """The own part of what every process has whole."""
+        """This process's tokens of a whole activation; starts a forward with a sequence of its length."""
         self.sizes = self.axis.cuts(x.size(self.dim(x)))
-        self.inside = None
+        self.gathered = None
         return part(x, self.axis, self.dim(x), self.sizes)
 
     def whole(self, x: Tensor) -> Tensor:
-        """All parts together, for what takes the whole on every process alike."""
+        """The whole activation, gathered for a module that every process runs alike."""
         return join(x, self.axis, self.dim(x), self.sizes)
 
     def enter(self, x: Tensor) -> Tensor:
-        """All parts together, about to meet weights that this process alone has; once for all columns of a pair."""
-        if self.inside is not None:
+        """The whole input of a pair's columns, gathered once for all of them: later calls return x."""
+        if self.gathered is not None:
             return x
-        self.inside = Gathered(x, self.axis, self.dim(x), self.sizes)
-        return self.inside.whole
+        self.gathered = GatheredSequence(x, self.axis, self.dim(x), self.sizes)
+        return self.gathered.whole
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """A column; where it takes the very tensor that was gathered, and autocast casts nothing, that is dropped."""
-        if self.inside is None or x is not self.inside.whole or torch.is_autocast_enabled(x.device.type):
+        """A column's output from an input that `enter` returned.
+
+        Its graph keeps this process's part of x only, if x is the gathered tensor itself and autocast is off.
+        """
+        if self.gathered is None or x is not self.gathered.whole or torch.is_autocast_enabled(x.device.type):
             return F.linear(x, weight, bias)
-        return self.inside.linear(weight, bias)
+        return self.gathered.linear(weight, bias)
 
     def leave(self, x: Tensor) -> Tensor:
-        """A part of a sum, as the own part of the sequence of the sum."""
-        assert self.inside is not None
-        self.inside = None
-        return spread(x, self.axis, self.dim(x), self.sizes)
+        """This process's tokens of the sum over processes of the partial sums of a row."""
+        assert self.gathered is not None
+        self.gathered = None
+        return scatter_sum(x, self.axis, self.dim(x), self.sizes)
 
     def used(self, parameter: Tensor) -> Tensor:
-        """A whole parameter, about to be used: on parts of the sequence its gradient is a sum."""
+        """A parameter used on parts of the sequence: its gradient is summed over processes."""
         return enter(parameter, self.axis) if parameter.requires_grad and torch.is_grad_enabled() else parameter
 
 
-Between = WholeActivations | SequenceParts
+Boundary = WholeActivations | SequenceParts

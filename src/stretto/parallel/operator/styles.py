@@ -1,7 +1,7 @@
 """Linear layers cut by torch's own styles: their parameters become DTensors.
 
-torch's styles take what they are given as equal parts, so this is for what the axis divides; the rest goes to `layers`.
-So do embeddings: behind torch's style (2.13) each process has a gradient of the whole table, still to be summed.
+torch's styles assume parts of equal size, so they serve layers whose channels the axis divides; `cut_layers` cuts all
+others, and embeddings: with torch's style (2.13) each process has a gradient of the whole table, still to be summed.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from stretto.parallel.operator.role import Role
 
 
 def fits(layer: nn.Module, role: Role) -> bool:
-    """Whether torch's styles can do it."""
+    """Whether one of torch's styles can cut a layer for its role."""
     equal = len(set(role.sizes)) == 1 and role.blocks == 1
     return equal and type(layer) is nn.Linear and role.style in ("column", "row")
 
@@ -28,11 +28,11 @@ def style(role: Role) -> ParallelStyle:
 
 
 def distribute(layer: nn.Module, role: Role, axis: Axis) -> None:
-    """Give a layer its part. All processes hold the same weights by now: none are sent."""
+    """Replace a layer's parameters by DTensors. All processes hold the same weights already, so none are sent."""
     parallelize_module(layer, axis.mesh, style(role), src_data_rank=None)
-    layer.register_forward_hook(fresh)
+    layer.register_forward_hook(copied)
 
 
-def fresh(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """A copy: what comes out of a DTensor is a view, which nobody may change in place (ReLU(inplace=True))."""
+def copied(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Copy the output: a DTensor's local tensor is a view, and an in-place ReLU behind the layer would fail on it."""
     return output.clone()
