@@ -220,10 +220,10 @@ def law(cases):
 
 def check_added(case, mesh, added):
     """Once more, with halos added afterwards wherever that is possible and not only where they are thin."""
-    assembled = convolution.assembled
+    strip_buffer = convolution.strip_buffer
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convolution, "THIN", 1.0)
-        patch.setattr(convolution, "assembled", lambda *args: added.append(case) or assembled(*args))
+        patch.setattr(convolution, "MAX_TOUCHED_SHARE", 1.0)
+        patch.setattr(convolution, "strip_buffer", lambda *args: added.append(case) or strip_buffer(*args))
         check(case, mesh)
 
 

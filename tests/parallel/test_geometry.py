@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from stretto.parallel.space.geometry import (
     RowRange,
     SlidingWindow,
-    Spread,
+    TransposedWindow,
     cells,
     cuts,
     padded_rows,
     want,
     want_rows,
 )
-from stretto.parallel.space.halo import halo, lines
+from stretto.parallel.space.halo import axis_rows, halo
 from stretto.parallel.space.route import route
 
 SMALL = st.integers(1, 4)
@@ -43,8 +43,8 @@ def test_outputs_that_see_rows(window, size, start, length):
     count = window.outputs(size)
     assume(count > 0)
     rows, every = RowRange(start, start + length), RowRange(0, count)
-    touching = [o for o in range(count) if window.hull(RowRange(o, o + 1)).both(rows).size]
-    assert list(range(*window.seen(rows, every))) == touching
+    touching = [o for o in range(count) if window.hull(RowRange(o, o + 1)).intersection(rows).size]
+    assert list(range(*window.outputs_touching(rows, every))) == touching
 
 
 @given(st.integers(1, 5), SMALL, st.integers(0, 2), st.booleans(), st.integers(1, 20))
@@ -58,12 +58,14 @@ def test_output_sizes_are_torchs(kernel, stride, padding, ceil, size):
 
 @given(st.integers(1, 5), SMALL, SMALL, st.integers(0, 3), st.integers(1, 12), st.integers(1, 4))
 def test_inputs_that_reach_an_output(kernel, stride, dilation, padding, size, parts):
-    spread = Spread(kernel, stride, dilation, padding)
-    count = spread.outputs(size)
+    window = TransposedWindow(kernel, stride, dilation, padding)
+    count = window.outputs(size)
     assume(count >= parts)
     for out in cuts(count, parts):
-        inside = spread.hull(out).both(RowRange(0, size))
-        assert list(range(*inside)) == [i for i in range(size) if spread.covered(RowRange(i, i + 1)).both(out).size]
+        inside = window.hull(out).intersection(RowRange(0, size))
+        assert list(range(*inside)) == [
+            i for i in range(size) if window.covered(RowRange(i, i + 1)).intersection(out).size
+        ]
 
 
 @given(st.integers(1, 30), st.integers(1, 12))
@@ -92,18 +94,20 @@ def test_segments_stand_for_their_rows(sources):
 def delivered(axes, parts):
     """What lies in each process's buffer after an exchange of numbered rows, by the routes alone."""
     grid = [(i, j) for i in range(parts[0]) for j in range(parts[1])]
-    ways = [route(axes, place) for place in grid]
+    exchanges = [route(axes, place) for place in grid]
     slabs = [[[(r, c) for c in range(*axes[1].own[j])] for r in range(*axes[0].own[i])] for i, j in grid]
-    buffers = [[[None] * way.shape[1] for _ in range(way.shape[0])] for way in ways]
+    buffers = [[[None] * exchange.shape[1] for _ in range(exchange.shape[0])] for exchange in exchanges]
     mail = {}
-    for rank, way in enumerate(ways):
-        for box in way.sends:
+    for rank, exchange in enumerate(exchanges):
+        for box in exchange.sends:
             mail.setdefault((rank, box.peer), []).append(
                 [row[slice(*box.source[1])] for row in slabs[rank][slice(*box.source[0])]]
             )
-    for rank, way in enumerate(ways):
-        arrived = [(box, mail[box.peer, rank].pop(0)) for box in way.receives]
-        own = [(box, [row[slice(*box.source[1])] for row in slabs[rank][slice(*box.source[0])]]) for box in way.keep]
+    for rank, exchange in enumerate(exchanges):
+        arrived = [(box, mail[box.peer, rank].pop(0)) for box in exchange.receives]
+        own = [
+            (box, [row[slice(*box.source[1])] for row in slabs[rank][slice(*box.source[0])]]) for box in exchange.keep
+        ]
         for box, rows in arrived + own:
             for at, row in zip(range(*box.target[0]), rows, strict=True):
                 buffers[rank][at][slice(*box.target[1])] = row
@@ -120,7 +124,7 @@ def test_every_process_gets_its_hull(high, wide, height, width, parts):
     assume(all(count >= p for count, p in zip(counts, parts, strict=True)))
     assume(height >= parts[0])
     assume(width >= parts[1])
-    axes = lines((high, wide), (height, width), parts)
+    axes = axis_rows((high, wide), (height, width), parts)
     for (i, j), buffer in zip(*delivered(axes, parts), strict=True):
         rows, columns = high.hull(cuts(counts[0], parts[0])[i]), wide.hull(cuts(counts[1], parts[1])[j])
         wanted = [
@@ -141,7 +145,7 @@ def test_a_plain_three_by_three_has_one_row_from_each_neighbour():
     window = SlidingWindow(3, 1, 1, 1, 1)
     middle = halo((window,), (12,), (3,), (1,), 0.5)
     assert middle.padding == (1,)
-    assert [(box.peer, box.source, box.target) for box in middle.way.receives] == [
+    assert [(box.peer, box.source, box.target) for box in middle.exchange.receives] == [
         (0, ((3, 4),), ((0, 1),)),
         (2, ((0, 1),), ((5, 6),)),
     ]
@@ -149,9 +153,9 @@ def test_a_plain_three_by_three_has_one_row_from_each_neighbour():
 
 
 def test_stride_two_needs_a_row_from_above_only():
-    way = route(lines((SlidingWindow(3, 2, 1, 1, 1),), (8,), (2,)), (1,))
-    assert [(box.peer, box.source) for box in way.receives] == [(0, ((3, 4),))]
-    assert way.sends == ()
+    exchange = route(axis_rows((SlidingWindow(3, 2, 1, 1, 1),), (8,), (2,)), (1,))
+    assert [(box.peer, box.source) for box in exchange.receives] == [(0, ((3, 4),))]
+    assert exchange.sends == ()
 
 
 def test_a_want_beyond_the_border_is_filled():

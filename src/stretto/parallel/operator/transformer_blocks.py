@@ -135,10 +135,10 @@ def is_outer_norm(root: nn.Module, path: str, attention: str) -> bool:
     return type(root.get_submodule(path)).__name__.endswith(NORMS) and not within(path, attention)
 
 
-def runs(root: nn.Module, known: Sequence[CutBlock]) -> Iterator[tuple[nn.Module | None, list[CutBlock]]]:
-    """Runs of blocks that certainly follow each other, each with its container; all other blocks alone, with None."""
+def runs(root: nn.Module, cut_blocks: Sequence[CutBlock]) -> Iterator[tuple[nn.Module | None, list[CutBlock]]]:
+    """Container and blocks of each run of blocks that follow each other; each other block alone, with None."""
     num_parents = Counter(id(child) for module in root.modules() for child in module._modules.values())
-    remaining = {id(block.module): block for block in known}
+    remaining = {id(block.module): block for block in cut_blocks}
     for container in root.modules():
         if runs_in_turn(container):
             together: list[CutBlock] = []

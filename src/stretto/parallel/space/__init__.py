@@ -1,4 +1,4 @@
-"""Spatial parallelism: an image's rows and columns on several processes."""
+"""Spatial parallelism: the rows and columns of an image on several processes."""
 
 from stretto.parallel.space.preparation import collect, refuse_whole, scatter, spatial, whole
 

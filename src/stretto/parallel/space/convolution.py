@@ -9,37 +9,46 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stretto.parallel.space.exchange import Dims, add_back, depart, fetch, give_back, meet, part, resized
-from stretto.parallel.space.geometry import RowRange, SlidingWindow, Spread, cuts, want
+from stretto.parallel.space.exchange import (
+    Dims,
+    add_gradients,
+    block_of,
+    fetch,
+    resized,
+    return_gradients,
+    send_rows,
+    with_summed_gradients,
+)
+from stretto.parallel.space.geometry import RowRange, SlidingWindow, TransposedWindow, cuts, want
 from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.halo import Halo, Strip, halo, lines
+from stretto.parallel.space.halo import Halo, Strip, axis_rows, halo
 from stretto.parallel.space.route import AxisRows
-from stretto.parallel.space.slab import ImageCut, Plainly, Slab, place_of_call, refuse, slab
+from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, place_of_call, refusal, slab
 
 Func = Callable[..., Any]
 Numbers = tuple[int, ...]
 
-# The largest share of a slab's outputs that halos may touch for them to be added afterwards: on two CPU workers over
-# loopback that saves 10 % at 1/256 and nothing from 1/32 on, where thin convolutions cost what waiting and a copy do.
-THIN = 1 / 32
+# Halos are added afterwards if they touch at most this share of a slab's outputs. On two CPU workers over loopback this
+# saves 10 % of the time at 1/256; from 1/32 on, the extra thin convolutions cost as much as waiting and a copy do.
+MAX_TOUCHED_SHARE = 1 / 32
 
 
 def per_dim(value: Any, count: int) -> Numbers:
-    """One number a spatial dim, given as one for all or one for each."""
-    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return given * count if len(given) == 1 else given
+    """One number for each of `count` spatial dims, from one number for all or from one for each."""
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return numbers * count if len(numbers) == 1 else numbers
 
 
-def spatial_dims(func: Func, x: Slab, count: int) -> None:
+def check_dims(func: Func, x: Slab, count: int) -> None:
     """Refuse a slab that is not [N, C] and then `count` dims, the last ones cut."""
     if x.ndim != count + 2 or any(dim < -count for dim in x.cut.dims):
-        raise refuse(func, f"it wants [N, C] and {count} dims; this image is {tuple(x.cut.whole(x.shape))}, cut along "
-                           f"dims {x.cut.dims}")  # fmt: skip
+        raise refusal(func, f"it takes [N, C] and {count} spatial dims; this image is {tuple(x.cut.whole(x.shape))}, "
+                            f"cut along dims {x.cut.dims}")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ConvolutionSettings:
-    """A convolution's own settings, one number a spatial dim; `padding` is that of the dims that are not cut."""
+    """The settings of a convolution, one number a spatial dim; `padded` sets the padding along cut dims."""
 
     stride: Numbers
     padding: Numbers
@@ -52,7 +61,7 @@ class ConvolutionSettings:
         return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, zeros, self.groups)
 
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> Any:
-        """Of input, weight and bias."""
+        """The gradients of input, weight and bias; None for those that `wanted` leaves out."""
         zeros = [0] * len(self.stride)
         sizes = [weight.size(0)]
         return torch.ops.aten.convolution_backward(
@@ -60,7 +69,7 @@ class ConvolutionSettings:
         )
 
     def padded(self, dims: Dims, amounts: Numbers) -> "ConvolutionSettings":
-        """The same with another padding along the cut dims."""
+        """The same settings with other paddings along the cut dims."""
         padding = list(self.padding)
         for dim, amount in zip(dims, amounts, strict=True):
             padding[dim] = amount
@@ -77,9 +86,9 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """torch's conv1d, conv2d and conv3d on a slab; the output is a slab, too."""
+    """torch's conv1d, conv2d and conv3d on a slab; the output is a slab."""
     count = weight.ndim - 2
-    spatial_dims(func, input, count)
+    check_dims(func, input, count)
     stride, dilation = per_dim(stride, count), per_dim(dilation, count)
     before, after = paddings(padding, weight.shape[2:], dilation)
     kernels = tuple(weight.shape[2:])
@@ -87,18 +96,18 @@ def convolution(
     windows = tuple(SlidingWindow(kernels[d], stride[d], dilation[d], before[d], after[d]) for d in dims)
     where = f"{func.__name__} {place_of_call()}with kernel {kernels}"
     sizes = tuple(window.outputs(size) for window, size in zip(windows, cut.sizes, strict=True))
-    made = cut.resized(sizes, where)
+    output_cut = cut.resized(sizes, where)
     x: Tensor = input
     if any(before[d] != after[d] for d in range(-count, 0) if d not in dims):
         around = [0 if d in dims else side[d] for d in range(-1, -count - 1, -1) for side in (before, after)]
         x, before = F.pad(input, around), (0,) * count
     settings = ConvolutionSettings(stride, before, dilation, groups)
-    x, weight, cast = cast_alike(x, weight, bias)
-    return slab(convolved(x, weight, cast, settings, windows, cut), made)
+    x, weight, bias = cast_alike(x, weight, bias)
+    return slab(convolved(x, weight, bias, settings, windows, cut), output_cut)
 
 
 def paddings(padding: Any, kernels: tuple[int, ...], dilation: Numbers) -> tuple[Numbers, Numbers]:
-    """Padding before and after: a word, one number or one for each dim."""
+    """The padding before and after, one number a dim; `padding` is a word, one number or one a dim."""
     if padding == "valid":
         padding = 0
     if padding == "same":
@@ -108,12 +117,12 @@ def paddings(padding: Any, kernels: tuple[int, ...], dilation: Numbers) -> tuple
 
 
 def cast_alike(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What autocast would do."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
+    """The tensors in the dtype that autocast would give them, where it is on."""
+    device_type = x.device.type
+    if not torch.is_autocast_enabled(device_type):
         return x, weight, bias
-    lower = torch.get_autocast_dtype(kind)
-    return x.to(lower), weight.to(lower), None if bias is None else bias.to(lower)
+    dtype = torch.get_autocast_dtype(device_type)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def convolved(
@@ -124,23 +133,23 @@ def convolved(
     windows: tuple[SlidingWindow, ...],
     cut: ImageCut,
 ) -> Tensor:
-    """Halos added where that suits every process, else one buffer with everything that is needed."""
+    """A slab convolved: halos are added afterwards if all processes can, otherwise they are fetched first."""
     grid = cut.grid
-    plan = halo(windows, cut.sizes, grid.parts, grid.place, THIN)
+    plan = halo(windows, cut.sizes, grid.parts, grid.place, MAX_TOUCHED_SHARE)
     if plan is not None:
-        result: Tensor = Added.apply(x, weight, bias, settings, plan, cut)  # type: ignore[no-untyped-call]
+        result: Tensor = HaloConvolution.apply(x, weight, bias, settings, plan, cut)  # type: ignore[no-untyped-call]
         return result
-    buffer = fetch(x, cut, lines(windows, cut.sizes, grid.parts))
-    met_weight, met_bias = meet(grid, weight, bias)
-    assert met_weight is not None
-    return settings.padded(cut.dims, (0,) * len(cut.dims)).run(buffer, met_weight, met_bias)
+    buffer = fetch(x, cut, axis_rows(windows, cut.sizes, grid.parts))
+    shared_weight, shared_bias = with_summed_gradients(grid, weight, bias)
+    assert shared_weight is not None
+    return settings.padded(cut.dims, (0,) * len(cut.dims)).run(buffer, shared_weight, shared_bias)
 
 
-class Added(torch.autograd.Function):
-    """A convolution of own rows, to which the halos' part is added.
+class HaloConvolution(torch.autograd.Function):
+    """A convolution of the slab's own rows, to which the halos' share is added.
 
-    Halos travel while the slab is computed. In backward the gradients of halos, which are thin, are computed first and
-    travel while those of the slab are.
+    Halos are under way while the slab is computed. In backward the gradients of the halos, which are thin, are computed
+    first and are under way while those of the slab are computed.
     """
 
     @staticmethod
@@ -153,59 +162,62 @@ class Added(torch.autograd.Function):
         plan: Halo,
         cut: ImageCut,
     ) -> Tensor:
-        """Compute the slab while halos travel."""
+        """Convolve the slab while halos are under way, then add their share."""
         ctx.settings, ctx.plan, ctx.cut = settings, plan, cut
-        transit = depart(cut.grid, x, cut.dims, plan.way)
+        transit = send_rows(cut.grid, x, cut.dims, plan.exchange)
         result = settings.padded(cut.dims, plan.padding).run(x, weight, bias)
         arrived = transit.wait()
-        thin = settings.padded(cut.dims, (0,) * len(cut.dims))
-        strips = [assembled(x, cut.dims, strip, arrived) for strip in plan.strips]
+        unpadded = settings.padded(cut.dims, (0,) * len(cut.dims))
+        strips = [strip_buffer(x, cut.dims, strip, arrived) for strip in plan.strips]
         for strip, buffer in zip(plan.strips, strips, strict=True):
-            part(result, cut.dims, strip.outs).add_(thin.run(buffer, weight, None))
+            block_of(result, cut.dims, strip.outs).add_(unpadded.run(buffer, weight, None))
         ctx.save_for_backward(x, weight, *strips)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return gradients; see `backward`."""
-        with Plainly():
-            return backward(ctx, *gradients)
+        """The gradients of input, weight and bias."""
+        with PlainTensors():
+            return halo_convolution_backward(ctx, *gradients)
 
 
-def assembled(like: Tensor, dims: Dims, strip: Strip, arrived: list[Tensor]) -> Tensor:
-    """The buffer of a strip."""
+def strip_buffer(like: Tensor, dims: Dims, strip: Strip, arrived: list[Tensor]) -> Tensor:
+    """The input buffer of a strip: its halo's rows, zero elsewhere."""
     buffer = like.new_zeros(resized(like, dims, strip.shape))
     for index, block in zip(strip.boxes, strip.at, strict=True):
-        part(buffer, dims, block).copy_(arrived[index])
+        block_of(buffer, dims, block).copy_(arrived[index])
     return buffer
 
 
-def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of `Added`."""
+def halo_convolution_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The backward of `HaloConvolution`: halos first, then the slab while their gradients are under way."""
     x, weight, *strips = ctx.saved_tensors
     settings, plan, cut = ctx.settings, ctx.plan, ctx.cut
     grid: Grid = cut.grid
     wanted = ctx.needs_input_grad[:3]
-    thin = settings.padded(cut.dims, (0,) * len(cut.dims))
-    leaving: list[Tensor | None] = [None] * len(plan.way.receives)
-    of_weight: list[Tensor] = []
+    unpadded = settings.padded(cut.dims, (0,) * len(cut.dims))
+    halo_gradients: list[Tensor | None] = [None] * len(plan.exchange.receives)
+    strip_weight_gradients: list[Tensor] = []
     for strip, buffer in zip(plan.strips, strips, strict=True):
-        above = part(gradient, cut.dims, strip.outs)
-        back, mine, _ = thin.gradients(above, buffer, weight, (wanted[0], wanted[1], False))
+        output_gradient = block_of(gradient, cut.dims, strip.outs)
+        buffer_gradient, weight_gradient, _ = unpadded.gradients(
+            output_gradient, buffer, weight, (wanted[0], wanted[1], False)
+        )
         for index, block in zip(strip.boxes, strip.at, strict=True) if wanted[0] else ():
-            leaving[index] = part(back, cut.dims, block).contiguous()
-        of_weight += [mine] if wanted[1] else []
-    sent = [each for each in leaving if each is not None]
-    transit = give_back(grid, x, cut.dims, plan.way, sent) if wanted[0] else None
-    own = settings.padded(cut.dims, plan.padding).gradients(gradient, x, weight, wanted)
-    for mine in of_weight:
-        own[1].add_(mine)
-    summed = iter(grid.sum(*(each for each, needed in zip(own[1:], wanted[1:], strict=True) if needed)))
-    of_parameters = [next(summed) if needed else None for needed in wanted[1:]]
+            halo_gradients[index] = block_of(buffer_gradient, cut.dims, block).contiguous()
+        strip_weight_gradients += [weight_gradient] if wanted[1] else []
+    sent = [tensor for tensor in halo_gradients if tensor is not None]
+    transit = return_gradients(grid, x, cut.dims, plan.exchange, sent) if wanted[0] else None
+    slab_gradients = settings.padded(cut.dims, plan.padding).gradients(gradient, x, weight, wanted)
+    input_gradient, *local_gradients = slab_gradients
+    for weight_gradient in strip_weight_gradients:
+        local_gradients[0].add_(weight_gradient)
+    summed = iter(grid.sum(*(tensor for tensor, needed in zip(local_gradients, wanted[1:], strict=True) if needed)))
+    parameter_gradients = [next(summed) if needed else None for needed in wanted[1:]]
     if transit is not None:
-        add_back(own[0], cut.dims, plan.way, transit)
-    return own[0], *of_parameters, None, None, None
+        add_gradients(input_gradient, cut.dims, plan.exchange, transit)
+    return input_gradient, *parameter_gradients, None, None, None
 
 
 def transposed(
@@ -219,50 +231,51 @@ def transposed(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Any:
-    """conv_transpose1d, 2d, 3d: the inputs that reach this process's outputs, spread, and what lies beyond cut off."""
+    """conv_transpose1d, 2d, 3d on a slab: of the input rows that add to this process's outputs; the rest is cropped."""
     count = weight.ndim - 2
-    spatial_dims(func, input, count)
+    check_dims(func, input, count)
     stride, padding, dilation = per_dim(stride, count), per_dim(padding, count), per_dim(dilation, count)
     extra = per_dim(output_padding, count)
     cut, grid = input.cut, input.cut.grid
-    spreads = tuple(Spread(weight.size(2 + count + d), stride[d], dilation[d], padding[d], extra[d]) for d in cut.dims)
-    sizes = tuple(spread.outputs(size) for spread, size in zip(spreads, cut.sizes, strict=True))
-    made = cut.resized(sizes, f"{func.__name__} {place_of_call()}with kernel {tuple(weight.shape[2:])}")
-    needed = [[source(spread, out, size) for out in cuts(total, parts)]
-              for spread, size, total, parts in zip(spreads, cut.sizes, sizes, grid.parts, strict=True)]  # fmt: skip
-    wanted = tuple(AxisRows(cuts(size, parts), tuple(want(rows, size) for rows in axis))
-                   for axis, size, parts in zip(needed, cut.sizes, grid.parts, strict=True))  # fmt: skip
-    buffer = fetch(input, cut, wanted)
-    met_weight, met_bias = meet(grid, weight, bias)
-    assert met_weight is not None
-    inner = tuple(0 if d in cut.dims else padding[d] for d in range(-count, 0))
-    more = tuple(0 if d in cut.dims else extra[d] for d in range(-count, 0))
-    result = torch.convolution(buffer, met_weight, None, stride, inner, dilation, True, more, groups)
-    for dim, spread, axis, at, out in zip(cut.dims, spreads, needed, grid.place, made.spans, strict=True):
-        result = framed(result, dim, spread.covered(axis[at]), out)
-    if met_bias is not None:
-        result = result + met_bias.view(-1, *(1,) * count)
-    return slab(result, made)
+    windows = tuple(
+        TransposedWindow(weight.size(2 + count + d), stride[d], dilation[d], padding[d], extra[d]) for d in cut.dims
+    )
+    sizes = tuple(window.outputs(size) for window, size in zip(windows, cut.sizes, strict=True))
+    output_cut = cut.resized(sizes, f"{func.__name__} {place_of_call()}with kernel {tuple(weight.shape[2:])}")
+    input_rows = [[needed_rows(window, out, size) for out in cuts(total, parts)]
+              for window, size, total, parts in zip(windows, cut.sizes, sizes, grid.parts, strict=True)]  # fmt: skip
+    rows_of_axes = tuple(AxisRows(cuts(size, parts), tuple(want(rows, size) for rows in axis))
+                         for axis, size, parts in zip(input_rows, cut.sizes, grid.parts, strict=True))  # fmt: skip
+    buffer = fetch(input, cut, rows_of_axes)
+    shared_weight, shared_bias = with_summed_gradients(grid, weight, bias)
+    assert shared_weight is not None
+    uncut_padding = tuple(0 if d in cut.dims else padding[d] for d in range(-count, 0))
+    uncut_extra = tuple(0 if d in cut.dims else extra[d] for d in range(-count, 0))
+    result = torch.convolution(buffer, shared_weight, None, stride, uncut_padding, dilation, True, uncut_extra, groups)
+    for dim, window, axis, at, out in zip(cut.dims, windows, input_rows, grid.place, output_cut.spans, strict=True):
+        result = cropped_or_padded(result, dim, window.covered(axis[at]), out)
+    if shared_bias is not None:
+        result = result + shared_bias.view(-1, *(1,) * count)
+    return slab(result, output_cut)
 
 
-def source(spread: Spread, out: RowRange, size: int) -> RowRange:
-    """The input rows for a range of outputs; at least one, so that there is something to compute with."""
-    rows = spread.hull(out).both(RowRange(0, size))
+def needed_rows(window: TransposedWindow, out: RowRange, size: int) -> RowRange:
+    """The input rows that add to a range of output rows; at least one, so that the convolution has an input."""
+    rows = window.hull(out).intersection(RowRange(0, size))
     if rows.size:
         return rows
     nearest = min(max(rows.start, 0), size - 1)
     return RowRange(nearest, nearest + 1)
 
 
-def framed(x: Tensor, dim: int, have: RowRange, wanted: RowRange) -> Tensor:
-    """Rows `have` of something as rows `wanted` of it: cropped, and zero where there is nothing."""
-    kept = have.both(wanted)
+def cropped_or_padded(x: Tensor, dim: int, rows: RowRange, target: RowRange) -> Tensor:
+    """x, whose rows along `dim` are `rows`, cropped and padded with zeros to the rows `target`."""
+    kept = rows.intersection(target)
     if not kept.size:
-        kept = RowRange(have.start, have.start)
-        x, around = x.narrow(dim, 0, 0), (0, wanted.size)
+        x, around = x.narrow(dim, 0, 0), (0, target.size)
     else:
-        x = x.narrow(dim, kept.start - have.start, kept.size)
-        around = (kept.start - wanted.start, wanted.stop - kept.stop)
+        x = x.narrow(dim, kept.start - rows.start, kept.size)
+        around = (kept.start - target.start, target.stop - kept.stop)
     if around == (0, 0):
         return x
     return F.pad(x, [0, 0] * (-dim - 1) + list(around))

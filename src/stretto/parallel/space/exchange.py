@@ -1,9 +1,14 @@
-"""Rows that travel between processes, and what autograd must know of it.
+"""Rows sent between processes, with the backward of each exchange.
 
-What crosses a border forward comes back in backward, added: `Fetch`. What is on every process alike (weights) and meets
-a slab has a gradient that is the sum over processes: `Meet`. What every process holds alike because it was summed or
-collected sends each process the gradient of its own part only: `Sum`, `Collect`. With these four, gradients are summed
-exactly once wherever weights are used on slabs and never where the network goes on replicated.
+| function           | forward                             | backward                                            |
+|--------------------|-------------------------------------|-----------------------------------------------------|
+| `Fetch`            | rows of other slabs are received    | their gradients are sent back and added             |
+| `SumGradients`     | identity, for weights used on slabs | gradients are summed over processes                 |
+| `SumOverProcesses` | all-reduce                          | identity                                            |
+| `Collect`          | the image is gathered from slabs    | the slice of this process's rows                    |
+| `Scatter`          | the slice of this process's rows    | the image's gradient is gathered from slabs         |
+
+So gradients are summed exactly once where weights are used on slabs, and never where the network goes on replicated.
 """
 
 from typing import Any
@@ -16,13 +21,13 @@ from torch.autograd.function import once_differentiable
 from stretto.parallel.space.geometry import cuts, want
 from stretto.parallel.space.grid import Grid
 from stretto.parallel.space.route import AxisRows, Block, Box, RowExchange, route
-from stretto.parallel.space.slab import ImageCut, Plainly
+from stretto.parallel.space.slab import ImageCut, PlainTensors
 
 Dims = tuple[int, ...]
 
 
-def part(tensor: Tensor, dims: Dims, block: Block) -> Tensor:
-    """A view of some rows."""
+def block_of(tensor: Tensor, dims: Dims, block: Block) -> Tensor:
+    """A view of the rows of a block along the cut dims."""
     for dim, (start, stop) in zip(dims, block, strict=True):
         if stop - start != tensor.size(dim):
             tensor = tensor.narrow(dim, start, stop - start)
@@ -30,52 +35,52 @@ def part(tensor: Tensor, dims: Dims, block: Block) -> Tensor:
 
 
 class Transit:
-    """Boxes on their way: posted at once, waited for when they are needed.
+    """Messages under way: sends and receives start in the constructor and end in `wait`.
 
-    gloo reads a buffer when its receiver is there, so what is sent is kept until it has gone.
+    gloo may read a buffer as late as its receiver is ready, so sent tensors are kept until then.
     """
 
-    def __init__(self, grid: Grid, leaving: list[tuple[int, Tensor]], arriving: list[tuple[int, Tensor]]) -> None:
-        self.received = [tensor for _, tensor in arriving]
-        self._sent = [tensor for _, tensor in leaving]
-        posts = [grid.post(dist.irecv, tensor, peer) for peer, tensor in arriving]
-        posts += [grid.post(dist.isend, tensor, peer) for peer, tensor in leaving]
-        self._works = dist.batch_isend_irecv(posts) if posts else []
+    def __init__(self, grid: Grid, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
+        self.received = [tensor for _, tensor in receives]
+        self._sent = [tensor for _, tensor in sends]
+        operations = [grid.p2p_operation(dist.irecv, tensor, peer) for peer, tensor in receives]
+        operations += [grid.p2p_operation(dist.isend, tensor, peer) for peer, tensor in sends]
+        self._works = dist.batch_isend_irecv(operations) if operations else []
 
     def wait(self) -> list[Tensor]:
-        """What came, in the order of the boxes."""
+        """The received tensors, in the order of `receives`."""
         for work in self._works:
             work.wait()
         return self.received
 
 
-def depart(grid: Grid, tensor: Tensor, dims: Dims, way: RowExchange) -> Transit:
-    """Send what others want of this slab."""
-    leaving = [(box.peer, part(tensor, dims, box.source).contiguous()) for box in way.sends]
-    return Transit(grid, leaving, [(box.peer, empty(tensor, dims, box.target)) for box in way.receives])
+def send_rows(grid: Grid, tensor: Tensor, dims: Dims, exchange: RowExchange) -> Transit:
+    """Start an exchange: send the rows of this slab that others want, receive those that this process wants."""
+    sends = [(box.peer, block_of(tensor, dims, box.source).contiguous()) for box in exchange.sends]
+    return Transit(grid, sends, [(box.peer, empty(tensor, dims, box.target)) for box in exchange.receives])
 
 
-def give_back(grid: Grid, like: Tensor, dims: Dims, way: RowExchange, leaving: list[Tensor]) -> Transit:
-    """The way back: `leaving` are the gradients of what was received."""
-    sent = [(box.peer, tensor) for box, tensor in zip(way.receives, leaving, strict=True)]
-    return Transit(grid, sent, [(box.peer, empty(like, dims, box.source)) for box in way.sends])
+def return_gradients(grid: Grid, like: Tensor, dims: Dims, exchange: RowExchange, gradients: list[Tensor]) -> Transit:
+    """Start the reverse of an exchange: send the gradients of the received rows, receive those of the sent rows."""
+    sends = [(box.peer, tensor) for box, tensor in zip(exchange.receives, gradients, strict=True)]
+    return Transit(grid, sends, [(box.peer, empty(like, dims, box.source)) for box in exchange.sends])
 
 
-def add_back(gradient: Tensor, dims: Dims, way: RowExchange, transit: Transit) -> None:
-    """Add the gradients that others have for rows of this slab."""
-    for box, arrived in zip(way.sends, transit.wait(), strict=True):
-        part(gradient, dims, box.source).add_(arrived)
+def add_gradients(gradient: Tensor, dims: Dims, exchange: RowExchange, transit: Transit) -> None:
+    """Add the gradients that `return_gradients` receives to those of this slab's rows."""
+    for box, arrived in zip(exchange.sends, transit.wait(), strict=True):
+        block_of(gradient, dims, box.source).add_(arrived)
 
 
-def layout(x: Tensor) -> torch.memory_format:
-    """Channels stay last where they are."""
+def memory_format(x: Tensor) -> torch.memory_format:
+    """The memory format of x: channels_last or contiguous."""
     last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     return torch.channels_last if last else torch.contiguous_format
 
 
 def empty(like: Tensor, dims: Dims, block: Block) -> Tensor:
-    """A tensor for a box's rows, contiguous."""
-    return like.new_empty(resized(like, dims, tuple(span.size for span in block)))
+    """An uninitialised tensor for the rows of a block, contiguous."""
+    return like.new_empty(resized(like, dims, tuple(rows.size for rows in block)))
 
 
 def resized(like: Tensor, dims: Dims, sizes: tuple[int, ...]) -> list[int]:
@@ -86,54 +91,54 @@ def resized(like: Tensor, dims: Dims, sizes: tuple[int, ...]) -> list[int]:
     return shape
 
 
-def fill_in(buffer: Tensor, dims: Dims, boxes: tuple[Box, ...], arrived: list[Tensor]) -> None:
-    """Put what came where it belongs."""
+def copy_in(buffer: Tensor, dims: Dims, boxes: tuple[Box, ...], arrived: list[Tensor]) -> None:
+    """Copy received tensors to their boxes' places in a buffer."""
     for box, tensor in zip(boxes, arrived, strict=True):
-        part(buffer, dims, box.target).copy_(tensor)
+        block_of(buffer, dims, box.target).copy_(tensor)
 
 
 class Fetch(torch.autograd.Function):
-    """A buffer with the rows that this process wants; the rest of it holds `fill`."""
+    """A buffer with the rows of the image that this process wants; its other rows hold `fill`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, grid: Grid, dims: Dims, way: RowExchange, fill: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, grid: Grid, dims: Dims, exchange: RowExchange, fill: float) -> Tensor:
         """The buffer, filled with rows of this slab and of others."""
-        ctx.grid, ctx.dims, ctx.way, ctx.shape = grid, dims, way, x.shape
-        transit = depart(grid, x, dims, way)
-        shape = resized(x, dims, way.shape)
-        buffer = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout(x))
-        if not way.full:
+        ctx.grid, ctx.dims, ctx.exchange, ctx.shape = grid, dims, exchange, x.shape
+        transit = send_rows(grid, x, dims, exchange)
+        shape = resized(x, dims, exchange.shape)
+        buffer = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+        if not exchange.full:
             buffer.fill_(fill)
-        fill_in(buffer, dims, way.keep, [part(x, dims, box.source) for box in way.keep])
-        fill_in(buffer, dims, way.receives, transit.wait())
+        copy_in(buffer, dims, exchange.keep, [block_of(x, dims, box.source) for box in exchange.keep])
+        copy_in(buffer, dims, exchange.receives, transit.wait())
         return buffer
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The slab's gradient, with those of its rows on other processes added."""
+        """The slab's gradient, with the gradients that other processes have for its rows."""
         (gradient,) = gradients
-        dims, way = ctx.dims, ctx.way
-        leaving = [part(gradient, dims, box.target).contiguous() for box in way.receives]
+        dims, exchange = ctx.dims, ctx.exchange
+        halo_gradients = [block_of(gradient, dims, box.target).contiguous() for box in exchange.receives]
         result = gradient.new_zeros(ctx.shape)
-        transit = give_back(ctx.grid, result, dims, way, leaving)
-        for box in way.keep:
-            part(result, dims, box.source).add_(part(gradient, dims, box.target))
-        add_back(result, dims, way, transit)
+        transit = return_gradients(ctx.grid, result, dims, exchange, halo_gradients)
+        for box in exchange.keep:
+            block_of(result, dims, box.source).add_(block_of(gradient, dims, box.target))
+        add_gradients(result, dims, exchange, transit)
         return result, None, None, None, None
 
 
-def fetch(x: Tensor, cut: ImageCut, lines: tuple[AxisRows, ...], fill: float = 0.0) -> Tensor:
-    """What this process wants of an image, under the lines of each cut axis."""
-    way = route(lines, cut.grid.place)
-    if way.same and not way.sends:
+def fetch(x: Tensor, cut: ImageCut, axis_rows: tuple[AxisRows, ...], fill: float = 0.0) -> Tensor:
+    """The rows that this process wants of an image; `axis_rows` has, for each cut axis, what all have and want."""
+    exchange = route(axis_rows, cut.grid.place)
+    if exchange.same and not exchange.sends:
         return x
-    buffer: Tensor = Fetch.apply(x, cut.grid, cut.dims, way, fill)  # type: ignore[no-untyped-call]
+    buffer: Tensor = Fetch.apply(x, cut.grid, cut.dims, exchange, fill)  # type: ignore[no-untyped-call]
     return buffer
 
 
 class Collect(torch.autograd.Function):
-    """The whole image, on every process; backward is the slice of this one."""
+    """The whole image on every process; backward is this process's slice of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: ImageCut) -> Tensor:
@@ -144,18 +149,18 @@ class Collect(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Take the local slice."""
-        return part(gradients[0], ctx.cut.dims, ctx.cut.spans).contiguous(), None
+        """This process's slice of the gradient."""
+        return block_of(gradients[0], ctx.cut.dims, ctx.cut.spans).contiguous(), None
 
 
 class Scatter(torch.autograd.Function):
-    """This process's part of an image that every process has; backward collects, so that all have all of it."""
+    """This process's slab of an image that every process has; backward gathers the whole gradient on every process."""
 
     @staticmethod
     def forward(ctx: Any, image: Tensor, cut: ImageCut) -> Tensor:
-        """Take the local slice."""
+        """This process's slice of the image."""
         ctx.cut = cut
-        return part(image, cut.dims, cut.spans).clone(memory_format=torch.contiguous_format)
+        return block_of(image, cut.dims, cut.spans).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     @once_differentiable
@@ -165,47 +170,47 @@ class Scatter(torch.autograd.Function):
 
 
 def whole(x: Tensor, cut: ImageCut) -> Tensor:
-    """Gather the slabs of an image."""
-    lines = tuple(
+    """The image, gathered from the slabs of all processes."""
+    axis_rows = tuple(
         AxisRows(cuts(size, parts), (want(cuts(size, 1)[0], size),) * parts)
         for size, parts in zip(cut.sizes, cut.grid.parts, strict=True)
     )
-    way = route(lines, cut.grid.place)
-    transit = depart(cut.grid, x, cut.dims, way)
-    image = x.new_empty(resized(x, cut.dims, way.shape))
-    fill_in(image, cut.dims, way.keep, [x])
-    fill_in(image, cut.dims, way.receives, transit.wait())
+    exchange = route(axis_rows, cut.grid.place)
+    transit = send_rows(cut.grid, x, cut.dims, exchange)
+    image = x.new_empty(resized(x, cut.dims, exchange.shape))
+    copy_in(image, cut.dims, exchange.keep, [x])
+    copy_in(image, cut.dims, exchange.receives, transit.wait())
     return image
 
 
-class Meet(torch.autograd.Function):
-    """Tensors that every process has, about to meet slabs: the sum of their gradients comes back, in one message."""
+class SumGradients(torch.autograd.Function):
+    """Tensors that every process has, such as weights; their gradients are summed over processes, in one message."""
 
     @staticmethod
     def forward(ctx: Any, grid: Grid, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Pass views on, for autograd to see."""
+        """Return views: autograd wants outputs that are not the inputs."""
         ctx.grid = grid
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The sums over processes, in one message."""
-        with Plainly():
+        """The gradients, summed over processes in one message."""
+        with PlainTensors():
             return None, *ctx.grid.sum(*(gradient.contiguous() for gradient in gradients))
 
 
-def meet(grid: Grid, *tensors: Tensor | None) -> list[Tensor | None]:
-    """The same tensors, to be used with slabs."""
-    wanted = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
-    if not (wanted and torch.is_grad_enabled()):
+def with_summed_gradients(grid: Grid, *tensors: Tensor | None) -> list[Tensor | None]:
+    """The same tensors, to be used on slabs: gradients are summed over processes for those that need one."""
+    trained = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
+    if not (trained and torch.is_grad_enabled()):
         return list(tensors)
-    met = iter(Meet.apply(grid, *wanted))  # type: ignore[no-untyped-call]
-    return [next(met) if tensor is not None and tensor.requires_grad else tensor for tensor in tensors]
+    summed = iter(SumGradients.apply(grid, *trained))  # type: ignore[no-untyped-call]
+    return [next(summed) if tensor is not None and tensor.requires_grad else tensor for tensor in tensors]
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """The sum over processes, on every process; each gets its gradient as it is."""
+    """All-reduce; backward is the identity."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid) -> Tensor:
@@ -215,11 +220,11 @@ class SumOverProcesses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Pass the gradient on."""
+        """The gradient, unchanged."""
         return gradients[0], None
 
 
 def add_up(x: Tensor, grid: Grid) -> Tensor:
-    """The sum over processes of what each has of something."""
+    """The sum of x over processes."""
     total: Tensor = SumOverProcesses.apply(x, grid)  # type: ignore[no-untyped-call]
     return total

@@ -1,9 +1,9 @@
-"""Which rows of an image a range of output rows needs: whole numbers only, one axis at a time, no torch in here.
+"""Which rows of an image a range of output rows needs: integers only, one axis at a time, without torch.
 
-"Rows" stand for positions along whichever axis is cut. An image of n rows lies on P processes as `torch.tensor_split`
-cuts it, and so does every layer's output. A layer says which input rows an output range needs (its `hull`, which may
-reach over the border: that is padding); what is not among a process's own rows are its halos. They differ from process
-to process, may be wider than a neighbour, and may be empty.
+"Rows" are positions along whichever axis is cut. An image of n rows is cut over P processes as `torch.tensor_split`
+cuts it, and so is every layer's output. The `hull` of an output range is the range of input rows that it needs; rows of
+the hull beyond the image's border are padding. Rows of the hull that other processes have are the halos. They differ
+from process to process, may be larger than a neighbour's slab, and may be empty.
 """
 
 from collections.abc import Iterable
@@ -22,30 +22,30 @@ class RowRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many rows there are; 0 where the range is empty."""
+        """The number of rows; 0 where the range is empty."""
         return max(self.stop - self.start, 0)
 
-    def both(self, other: "RowRange") -> "RowRange":
-        """The rows that are in both."""
+    def intersection(self, other: "RowRange") -> "RowRange":
+        """The rows that both ranges have."""
         return RowRange(max(self.start, other.start), min(self.stop, other.stop))
 
-    def seen_from(self, origin: int) -> "RowRange":
+    def relative_to(self, origin: int) -> "RowRange":
         """The same rows, counted from `origin`."""
         return RowRange(self.start - origin, self.stop - origin)
 
 
 @lru_cache(maxsize=4096)
 def cuts(size: int, parts: int) -> tuple[RowRange, ...]:
-    """The rows of each process, as torch.tensor_split cuts."""
+    """The rows of each of `parts` processes, as torch.tensor_split cuts `size` rows."""
     return tuple(RowRange(*bounds(size, part, parts)) for part in range(parts))
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """A window that slides over an image: convolution and pooling along one axis.
+    """The window of a convolution or a pool along one axis.
 
     Output row o sees input rows o t - p, o t - p + d, ..., o t - p + d (k - 1), where p is `before`. A negative padding
-    crops. With `ceil`, pooling's last window may begin inside the image and end beyond its padding.
+    crops the image. With `ceil`, pooling's last window may begin inside the image and end beyond its padding.
     """
 
     kernel: int
@@ -61,28 +61,28 @@ class SlidingWindow:
         return self.dilation * (self.kernel - 1) + 1
 
     def outputs(self, size: int) -> int:
-        """How many output rows an image of `size` rows has (torch's pooling_output_shape)."""
-        free = size + self.before + self.after - self.reach
-        count = (free + (self.stride - 1 if self.ceil else 0)) // self.stride + 1
+        """The number of output rows for `size` input rows (torch's pooling_output_shape)."""
+        steps = size + self.before + self.after - self.reach
+        count = (steps + (self.stride - 1 if self.ceil else 0)) // self.stride + 1
         if self.ceil and (count - 1) * self.stride >= size + self.before:
             count -= 1
         return count
 
     def hull(self, out: RowRange) -> RowRange:
-        """The input rows that a range of output rows sees; negative ones and those beyond the image are padding."""
+        """The input rows that a range of output rows sees; rows below 0 and beyond the image are padding."""
         first = out.start * self.stride - self.before
         if out.size == 0:
             return RowRange(first, first)
         return RowRange(first, (out.stop - 1) * self.stride - self.before + self.reach)
 
-    def seen(self, rows: RowRange, out: RowRange) -> RowRange:
-        """Those outputs in `out` whose window, from its first to its last row, touches `rows`."""
+    def outputs_touching(self, rows: RowRange, out: RowRange) -> RowRange:
+        """The output rows in `out` whose window, from its first to its last row, overlaps `rows`."""
         first = -((self.reach - 1 - self.before - rows.start) // self.stride)
-        return out.both(RowRange(first, (rows.stop - 1 + self.before) // self.stride + 1))
+        return out.intersection(RowRange(first, (rows.stop - 1 + self.before) // self.stride + 1))
 
 
 @dataclass(frozen=True)
-class Spread:
+class TransposedWindow:
     """A transposed convolution along one axis: input row i adds to output rows i t - p + d j, j < k."""
 
     kernel: int
@@ -97,7 +97,7 @@ class Spread:
         return self.dilation * (self.kernel - 1) + 1
 
     def outputs(self, size: int) -> int:
-        """How many output rows an image of `size` rows has."""
+        """The number of output rows for `size` input rows."""
         return (size - 1) * self.stride - 2 * self.padding + self.reach + self.extra
 
     def hull(self, out: RowRange) -> RowRange:
@@ -106,13 +106,13 @@ class Spread:
         return RowRange(first, (out.stop - 1 + self.padding) // self.stride + 1)
 
     def covered(self, rows: RowRange) -> RowRange:
-        """The output rows, border included, that a range of input rows makes without padding."""
+        """The output rows that a range of input rows adds to; rows that `padding` crops are included."""
         first = rows.start * self.stride - self.padding
         return RowRange(first, first + (rows.size - 1) * self.stride + self.reach if rows.size else first)
 
 
 class Segment(NamedTuple):
-    """Rows of the image that a process wants, and where in its buffer they go."""
+    """Rows of the image that a process wants, and the buffer row `at` which they begin."""
 
     source: RowRange
     at: int
@@ -120,7 +120,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Want:
-    """What one process wants along one axis: a buffer of `length` rows; those that no segment names are filled."""
+    """The buffer that one process wants along one axis: `length` rows; rows in no segment hold the fill value."""
 
     length: int
     segments: tuple[Segment, ...]
@@ -128,13 +128,13 @@ class Want:
 
 @lru_cache(maxsize=4096)
 def want(hull: RowRange, size: int) -> Want:
-    """A hull as it stands: rows within the image, filled beyond its border."""
-    inside = hull.both(RowRange(0, size))
-    return Want(hull.size, (Segment(inside, inside.start - hull.start),) if inside.size else ())
+    """The buffer for a hull: rows of the image, and the fill value beyond its border."""
+    rows = hull.intersection(RowRange(0, size))
+    return Want(hull.size, (Segment(rows, rows.start - hull.start),) if rows.size else ())
 
 
 def want_rows(sources: Iterable[int | None]) -> Want:
-    """One row of the image for each row of the buffer, None where it is filled: neighbours make one segment."""
+    """The buffer whose rows are these rows of the image; None stands for the fill value."""
     segments: list[Segment] = []
     length = 0
     for length, row in enumerate(sources, start=1):
@@ -149,7 +149,7 @@ def want_rows(sources: Iterable[int | None]) -> Want:
 
 
 def padded_rows(size: int, before: int, after: int, mode: str) -> list[int | None]:
-    """Which row of the image each row of a padded one is, as torch.nn.functional.pad has it."""
+    """The row of the image for each row of the padded image, as torch.nn.functional.pad; None where it is constant."""
     rows = range(-before, size + after)
     if mode == "replicate":
         return [min(max(row, 0), size - 1) for row in rows]
@@ -161,5 +161,5 @@ def padded_rows(size: int, before: int, after: int, mode: str) -> list[int | Non
 
 
 def cells(size: int, count: int) -> tuple[RowRange, ...]:
-    """The rows that each output row of adaptive pooling sees: floor(o n / m) up to ceil((o + 1) n / m)."""
+    """The input rows of each output row of adaptive pooling: floor(o n / m) up to ceil((o + 1) n / m)."""
     return tuple(RowRange(o * size // count, -(-(o + 1) * size // count)) for o in range(count))

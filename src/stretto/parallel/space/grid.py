@@ -1,4 +1,4 @@
-"""The processes that share an image: the "height" and "width" axes of a mesh, and this process's place among them."""
+"""The processes that share an image: the "height" and "width" axes of a mesh, and this process's place on them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,20 +15,21 @@ from stretto.options.checks import of_kind
 from stretto.parallel.space.route import Place
 
 AXES = ("height", "width")
-TAG = 0x5AB  # of messages between processes that share no axis, which travel in the group of all
+TAG = 0x5AB  # of messages in the default group, between processes that share no axis
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """How many parts each cut axis has, which of them this process is, and who the others are, row by row.
+    """The number of parts along each cut axis, this process's coordinates, and the ranks of all its processes.
 
-    No group is made: making one is something that all processes of a job have to do, also those that share no image.
+    It uses the mesh's groups and makes none: all processes of a job would have to take part, also those that share no
+    image.
     """
 
     axes: tuple[str, ...]
     parts: tuple[int, ...]
     place: Place
-    ranks: tuple[int, ...]  # in the group of all
+    ranks: tuple[int, ...]  # in the default group, row by row
     groups: tuple[dist.ProcessGroup, ...]  # along each axis
 
     @classmethod
@@ -53,11 +54,11 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many processes share an image."""
+        """The number of processes that share an image."""
         return len(self.ranks)
 
-    def post(self, operation: Callable[..., Any], tensor: Tensor, peer: int) -> dist.P2POp:
-        """A send to, or a receive from, another process of the grid."""
+    def p2p_operation(self, operation: Callable[..., Any], tensor: Tensor, peer: int) -> dist.P2POp:
+        """A send to or receive from the process of rank `peer` in the grid; `operation`: dist.isend or dist.irecv."""
         one_axis = len(self.axes) == 1
         group, tag = (self.groups[0], 0) if one_axis else (None, TAG)
         return dist.P2POp(operation, tensor, self.ranks[peer], group, tag)
@@ -66,19 +67,19 @@ class Grid:
         return self  # a copy of a module talks to the same processes
 
     def sum(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The sums over all processes, in one message; bit for bit the same everywhere."""
+        """The sums over all processes, in one all-reduce an axis; bit for bit the same on every process."""
         if self.size == 1 or not tensors:
             return tensors
         flat = joined(tensors)
         for group in self.groups:
             dist.all_reduce(flat, group=group)
-        return tuple(each.to(tensor.dtype) for each, tensor in zip(split_like(flat, tensors), tensors, strict=True))
+        return tuple(total.to(tensor.dtype) for total, tensor in zip(split_like(flat, tensors), tensors, strict=True))
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Everybody's tensor, all of one shape, one below the other: [processes, *shape]."""
-        told = tensor[None]
+        """The tensors of all processes, which have one shape, stacked by rank: [processes, *shape]."""
+        gathered = tensor[None]
         for group, parts in zip(reversed(self.groups), reversed(self.parts), strict=True):
-            each = [torch.empty_like(told) for _ in range(parts)]
-            dist.all_gather(each, told, group=group)
-            told = torch.cat(each)
-        return told
+            received = [torch.empty_like(gathered) for _ in range(parts)]
+            dist.all_gather(received, gathered, group=group)
+            gathered = torch.cat(received)
+        return gathered

@@ -1,8 +1,8 @@
-"""A convolution's slab and its halos, told apart so that neither waits: whole numbers only, no torch in here.
+"""The plan of a convolution that does not wait for its halos: integers only, no torch in here.
 
-A convolution is linear in its input. So a process convolves its own rows as they lie, the rest taken as zero, and what
-the halos add to the outputs near a border is added when they have come. No copy of the slab is made, and in backward
-the halos' gradients leave first.
+A convolution is linear in its input. So a process convolves its own rows first, with zeros for the halos, and adds the
+halos' share to the outputs near a border when the halos have arrived. This needs no copy of the slab, and in backward
+the gradients of the halos are sent first.
 """
 
 from dataclasses import dataclass, replace
@@ -14,26 +14,26 @@ from stretto.parallel.space.route import AxisRows, Block, Place, RowExchange, ro
 
 @dataclass(frozen=True)
 class Strip:
-    """One side's halo: the outputs that it touches, and the buffer, zero but for the halo, that they are made from."""
+    """The halo on one side: the outputs that it adds to, and their input buffer, which is zero except for the halo."""
 
     outs: Block  # in this process's output
     shape: tuple[int, ...]  # of the buffer, along the cut axes
     boxes: tuple[int, ...]  # which of the route's receives belong here
-    at: tuple[Block, ...]  # where each goes in the buffer
+    at: tuple[Block, ...]  # the place of each of these boxes in the buffer
 
 
 @dataclass(frozen=True)
 class Halo:
-    """One process's plan for a convolution whose halos are added."""
+    """One process's plan for a convolution whose halos are added afterwards."""
 
-    padding: tuple[int, ...]  # along the cut axes, for its own rows
+    padding: tuple[int, ...]  # of its own rows, along the cut axes
     strips: tuple[Strip, ...]
-    way: RowExchange
+    exchange: RowExchange
 
 
 @dataclass(frozen=True)
-class Side:
-    """One axis for one process."""
+class AxisSlab:
+    """One process's slab and output along one axis."""
 
     window: SlidingWindow
     size: int
@@ -42,36 +42,38 @@ class Side:
 
     @property
     def hull(self) -> RowRange:
-        """All rows that it needs, those beyond the border included."""
+        """The input rows that its outputs see, including rows beyond the border."""
         return self.window.hull(self.out)
 
     @property
-    def lead(self) -> int:
-        """Rows before its own that its first output sees."""
+    def padding(self) -> int:
+        """How many rows before its own its first output sees."""
         return self.own.start - self.hull.start
 
     @property
-    def alone(self) -> bool:
-        """Whether its own rows, padded alike on both sides, make outputs that stand where they have to."""
-        if self.lead < 0:
+    def aligned(self) -> bool:
+        """Whether a convolution of its own rows, padded equally on both sides, has exactly its outputs."""
+        if self.padding < 0:
             return False
-        alike = replace(self.window, before=self.lead, after=self.lead, ceil=False)
-        return alike.outputs(self.own.size) == self.out.size
+        symmetric = replace(self.window, before=self.padding, after=self.padding, ceil=False)
+        return symmetric.outputs(self.own.size) == self.out.size
 
     @property
     def halos(self) -> tuple[RowRange, RowRange]:
-        """The rows of others that it needs, before and after its own."""
-        inside = self.hull.both(RowRange(0, self.size))
-        return RowRange(inside.start, self.own.start), RowRange(self.own.stop, inside.stop)
+        """The rows of other processes that its outputs see, before and after its own."""
+        needed = self.hull.intersection(RowRange(0, self.size))
+        return RowRange(needed.start, self.own.start), RowRange(self.own.stop, needed.stop)
 
     @property
-    def touched(self) -> int:
-        """How many outputs see halos."""
-        return sum(self.window.seen(rows, self.out).size for rows in self.halos if rows.size)
+    def outputs_touched(self) -> int:
+        """The number of its outputs that see a halo, counted for each side."""
+        return sum(self.window.outputs_touching(rows, self.out).size for rows in self.halos if rows.size)
 
 
-def lines(windows: tuple[SlidingWindow, ...], sizes: tuple[int, ...], parts: tuple[int, ...]) -> tuple[AxisRows, ...]:
-    """What everybody has of the input, and wants of it, along each axis."""
+def axis_rows(
+    windows: tuple[SlidingWindow, ...], sizes: tuple[int, ...], parts: tuple[int, ...]
+) -> tuple[AxisRows, ...]:
+    """Along each axis, the input rows that every process has, and those that its outputs need."""
     return tuple(
         AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(window.outputs(size), p)))
         for window, size, p in zip(windows, sizes, parts, strict=True)
@@ -80,42 +82,46 @@ def lines(windows: tuple[SlidingWindow, ...], sizes: tuple[int, ...], parts: tup
 
 @lru_cache(maxsize=1024)
 def halo(
-    windows: tuple[SlidingWindow, ...], sizes: tuple[int, ...], parts: tuple[int, ...], place: Place, thin: float
+    windows: tuple[SlidingWindow, ...], sizes: tuple[int, ...], parts: tuple[int, ...], place: Place, max_touched: float
 ) -> Halo | None:
-    """The plan of the process at `place`; None, on all processes, where it does not suit one of them.
+    """The plan of the process at `place`; None, on all processes, if one of them cannot add its halos afterwards.
 
-    It does not suit where a slab's own rows make no outputs in the right places, as with most strides that meet uneven
-    cuts, and where halos touch more than a share `thin` of the outputs.
+    A process cannot where its slab is not `aligned` with its outputs, as with most strides and uneven cuts. Nor is it
+    worth while where halos touch more than a share `max_touched` of the outputs along an axis.
     """
     axes = [
-        [Side(window, size, *pair) for pair in zip(cuts(size, p), cuts(window.outputs(size), p), strict=True)]
+        [AxisSlab(window, size, *pair) for pair in zip(cuts(size, p), cuts(window.outputs(size), p), strict=True)]
         for window, size, p in zip(windows, sizes, parts, strict=True)
     ]
-    if not all(side.alone and side.touched <= thin * side.out.size for axis in axes for side in axis):
+    if not all(side.aligned and side.outputs_touched <= max_touched * side.out.size for axis in axes for side in axis):
         return None
-    mine = tuple(axis[at] for axis, at in zip(axes, place, strict=True))
-    way = route(lines(windows, sizes, parts), place)
-    strips = tuple(strip(mine, way, axis, rows) for axis, side in enumerate(mine) for rows in side.halos if rows.size)
-    assert sum(len(each.boxes) for each in strips) == len(way.receives), "a box belongs to one strip"
-    return Halo(tuple(side.lead for side in mine), strips, way)
+    sides = tuple(axis[at] for axis, at in zip(axes, place, strict=True))
+    exchange = route(axis_rows(windows, sizes, parts), place)
+    strips = tuple(
+        strip(sides, exchange, axis, rows) for axis, side in enumerate(sides) for rows in side.halos if rows.size
+    )
+    assert sum(len(strip.boxes) for strip in strips) == len(exchange.receives), "a box belongs to one strip"
+    return Halo(tuple(side.padding for side in sides), strips, exchange)
 
 
-def strip(sides: tuple[Side, ...], way: RowExchange, axis: int, rows: RowRange) -> Strip:
-    """The halo on one side of one axis: own rows only along the axes before it, corners included along those after."""
-    inside = tuple(
-        rows if at == axis else side.hull.both(side.own if at < axis else RowRange(0, side.size))
+def strip(sides: tuple[AxisSlab, ...], exchange: RowExchange, axis: int, rows: RowRange) -> Strip:
+    """The halo `rows` on one side of one axis. A corner belongs to the strip of its first axis: along later axes the
+    strip includes it, along earlier axes the strip has own rows only.
+    """
+    region = tuple(
+        rows if at == axis else side.hull.intersection(side.own if at < axis else RowRange(0, side.size))
         for at, side in enumerate(sides)
     )
-    outs = tuple(side.window.seen(each, side.out) for side, each in zip(sides, inside, strict=True))
+    outs = tuple(side.window.outputs_touching(rows, side.out) for side, rows in zip(sides, region, strict=True))
     hulls = tuple(side.window.hull(out) for side, out in zip(sides, outs, strict=True))
     boxes, at = [], []
-    for index, box in enumerate(way.receives):
-        places = tuple(span.seen_from(-side.hull.start) for span, side in zip(box.target, sides, strict=True))
-        if all(span.both(region) == span for span, region in zip(places, inside, strict=True)):
+    for index, box in enumerate(exchange.receives):
+        block = tuple(rows.relative_to(-side.hull.start) for rows, side in zip(box.target, sides, strict=True))
+        if all(rows.intersection(within) == rows for rows, within in zip(block, region, strict=True)):
             boxes.append(index)
-            at.append(tuple(span.seen_from(hull.start) for span, hull in zip(places, hulls, strict=True)))
+            at.append(tuple(rows.relative_to(hull.start) for rows, hull in zip(block, hulls, strict=True)))
     return Strip(
-        tuple(out.seen_from(side.out.start) for out, side in zip(outs, sides, strict=True)),
+        tuple(out.relative_to(side.out.start) for out, side in zip(outs, sides, strict=True)),
         tuple(hull.size for hull in hulls),
         tuple(boxes),
         tuple(at),

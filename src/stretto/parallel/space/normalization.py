@@ -1,7 +1,7 @@
-"""Norms over a whole image whose parts lie on several processes.
+"""Norms whose statistics are those of the whole image, over all processes.
 
-Each process sends the mean and the sum of squares about it of its own part (one message; sums of plain squares would
-cancel in float32), and in backward the two sums that a norm's gradient needs, which are also those of weight and bias.
+In forward each process sends its slab's mean and variance, in one message: sums of plain squares would lose precision
+in float32. In backward it sends two sums, which are the gradients of weight and bias and part of the input's gradient.
 """
 
 import math
@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stretto.parallel.space.elementwise import per_channel, uncut
-from stretto.parallel.space.exchange import meet
+from stretto.parallel.space.elementwise import per_channel, refuse_cut_dims
+from stretto.parallel.space.exchange import with_summed_gradients
 from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.slab import ImageCut, Plainly, Slab, slab
+from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, slab
 
 Func = Callable[..., Any]
 
@@ -28,7 +28,7 @@ class Normalized(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, grid: Grid, count: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gather the statistics of all processes and normalize with them."""
+        """Combine the statistics of all processes, and normalize with them."""
         mean, variance = statistics(x, grid, count)
         ctx.grid, ctx.count, ctx.eps = grid, count, eps
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))
@@ -39,47 +39,54 @@ class Normalized(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Sum what the gradient needs."""
-        with Plainly():
+        """The gradients of x, weight and bias, from two sums over processes."""
+        with PlainTensors():
             x, weight, mean, inverse = ctx.saved_tensors
             gradient = gradients[0].contiguous()
-            _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            _, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
                 gradient, x, weight, None, None, mean, inverse, True, ctx.eps, [False, True, True]
             )
-            of_weight, of_bias = ctx.grid.sum(of_weight, of_bias)
+            weight_gradient, bias_gradient = ctx.grid.sum(weight_gradient, bias_gradient)
             shape = (1, -1, *(1,) * (x.ndim - 2))
             scale = inverse if weight is None else inverse * weight
-            slope = -scale * inverse * of_weight / ctx.count
-            shift = -scale * of_bias / ctx.count - slope * mean
+            slope = -scale * inverse * weight_gradient / ctx.count
+            shift = -scale * bias_gradient / ctx.count - slope * mean
             result = gradient * scale.to(x.dtype).view(shape)
             result.addcmul_(x, slope.to(x.dtype).view(shape)).add_(shift.to(x.dtype).view(shape))
-            wanted = ctx.needs_input_grad
-            return result, of_weight if wanted[1] else None, of_bias if wanted[2] else None, None, None, None
+            _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+            return (
+                result,
+                weight_gradient if needs_weight else None,
+                bias_gradient if needs_bias else None,
+                None,
+                None,
+                None,
+            )
 
 
 def statistics(x: Tensor, grid: Grid, count: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each channel over all processes (Chan, Golub, LeVeque 1979); `count` numbers in all."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    """Mean and variance [C] over all processes (Chan, Golub, LeVeque 1979); a channel has `count` elements in all."""
+    x_float = x.to(torch.promote_types(x.dtype, torch.float32))
     dims = [dim for dim in range(x.ndim) if dim != 1]
-    variance, mean = torch.var_mean(wide, dims, correction=0)
+    variance, mean = torch.var_mean(x_float, dims, correction=0)
     share = torch.full_like(mean, x.numel() / x.size(1) / count)
     shares, means, variances = grid.gather(torch.stack([share, mean, variance])).unbind(1)
-    total = (shares * means).sum(0)
-    return total, (shares * (variances + (means - total) ** 2)).sum(0)
+    total_mean = (shares * means).sum(0)
+    return total_mean, (shares * (variances + (means - total_mean) ** 2)).sum(0)
 
 
 def normalized(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, cut: ImageCut, count: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize x with the statistics of all processes: the result, mean and variance [C]."""
-    made: tuple[Tensor, Tensor, Tensor] = Normalized.apply(  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor, Tensor] = Normalized.apply(  # type: ignore[no-untyped-call]
         x, weight, bias, cut.grid, count, eps
     )
-    return made
+    return result
 
 
-def track(running: Tensor | None, value: Tensor, momentum: float) -> None:
-    """Move a running average towards a batch's value."""
+def update_running(running: Tensor | None, value: Tensor, momentum: float) -> None:
+    """Move a running average, in place, towards a batch's value."""
     if running is not None:
         with torch.no_grad():
             running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
@@ -96,16 +103,16 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Statistics of the whole image and batch; running averages are the same on every process."""
-    uncut(func, input, 0, 1)
+    """Batch normalization with statistics of the whole image and batch; running averages are alike on all processes."""
+    refuse_cut_dims(func, input, 0, 1)
     if not training:
         return per_channel(func, input, running_mean, running_var, weight, bias, False, momentum, eps)
     cut = input.cut
     whole = cut.whole(input.shape)
     count = whole.numel() // whole[1]
     result, mean, variance = normalized(input, weight, bias, cut, count, eps)
-    track(running_mean, mean, momentum)
-    track(running_var, variance * (count / (count - 1)), momentum)
+    update_running(running_mean, mean, momentum)
+    update_running(running_var, variance * (count / (count - 1)), momentum)
     return slab(result, cut)
 
 
@@ -117,14 +124,14 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    """Each group of each example is a channel of a batch of one."""
-    uncut(func, input, 0, 1)
-    result, _, _ = by_group(input, num_groups, eps)
+    """Group normalization: each group of each example is taken as a channel of a batch of one."""
+    refuse_cut_dims(func, input, 0, 1)
+    result, _, _ = normalized_groups(input, num_groups, eps)
     return slab(affine(input, result, weight, bias), input.cut)
 
 
-def by_group(x: Slab, num_groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalized without weights; mean and variance of each example's groups."""
+def normalized_groups(x: Slab, num_groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x normalized without weights, and the mean and the variance [N * groups] of each example's groups."""
     count = math.prod(x.cut.whole(x.shape)[1:]) // num_groups
     rows = x.reshape(1, x.size(0) * num_groups, -1)
     result, mean, variance = normalized(rows, None, None, x.cut, count, eps)
@@ -132,8 +139,8 @@ def by_group(x: Slab, num_groups: int, eps: float) -> tuple[Tensor, Tensor, Tens
 
 
 def affine(x: Slab, result: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Weight and bias of each channel."""
-    weight, bias = meet(x.cut.grid, weight, bias)
+    """The result times the weight of each channel, plus its bias."""
+    weight, bias = with_summed_gradients(x.cut.grid, weight, bias)
     shape = (-1, *(1,) * (x.ndim - 2))
     if weight is not None:
         result = result * weight.view(shape)
@@ -151,11 +158,11 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """A group for each channel; running averages take the mean over examples, as torch's do."""
-    uncut(func, input, 0, 1)
+    """Instance normalization: a group for each channel; running averages take the mean over examples, as torch's."""
+    refuse_cut_dims(func, input, 0, 1)
     if not use_input_stats:
         return per_channel(F.batch_norm, input, running_mean, running_var, weight, bias, False, momentum, eps)
-    result, mean, variance = by_group(input, input.size(1), eps)
-    track(running_mean, mean.view(input.size(0), -1).mean(0), momentum)
-    track(running_var, variance.view(input.size(0), -1).mean(0), momentum)
+    result, mean, variance = normalized_groups(input, input.size(1), eps)
+    update_running(running_mean, mean.view(input.size(0), -1).mean(0), momentum)
+    update_running(running_var, variance.view(input.size(0), -1).mean(0), momentum)
     return slab(affine(input, result, weight, bias), input.cut)

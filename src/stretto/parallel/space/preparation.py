@@ -1,4 +1,4 @@
-"""What a script uses: prepare a module for slabs, cut an image, put it together again."""
+"""The public functions: prepare a module for slabs, cut an image into slabs, and gather it again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from stretto.options.checks import of_kind, refuse
 from stretto.parallel.space.exchange import Collect, Scatter
 from stretto.parallel.space.geometry import cuts
 from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.slab import ImageCut, Plainly, Slab, positions, slab
+from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, cut_dims, slab
 
-LONGEST = 8  # dims of a tensor that processes tell each other
+MAX_DIMS = 8  # of a tensor whose shape processes exchange
 
 REFUSED: dict[type[nn.Module], str] = {
-    nn.SyncBatchNorm: "use BatchNorm: here it has the statistics of the whole image anyway",
+    nn.SyncBatchNorm: "use BatchNorm: on slabs it has the statistics of the whole image anyway",
     nn.MaxUnpool1d: "indices of single elements have no meaning in a part of the image; use Upsample or ConvTranspose",
     nn.MaxUnpool2d: "indices of single elements have no meaning in a part of the image; use Upsample or ConvTranspose",
     nn.MaxUnpool3d: "indices of single elements have no meaning in a part of the image; use Upsample or ConvTranspose",
@@ -26,93 +26,97 @@ REFUSED: dict[type[nn.Module], str] = {
 
 
 def spatial(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Prepare `module`, in place, for slabs; its parameters keep their names, and it is returned.
+    """Prepare `module`, in place, to work on slabs of images, and return it; its parameters keep their names.
 
-    `mesh` has an axis "height" or "width" or both, perhaps beside others. What goes in are plain tensors: those with
-    at least three dims are this process's slabs, cut as `scatter` cuts them, all others are the same on every process.
-    What comes out are slabs of the output, or, behind a global pool or a flatten, what every process has alike. Every
-    process has to run the same forwards and backwards in the same order.
+    `mesh` has an axis "height" or "width" or both, perhaps beside others. Inputs are plain tensors: those with at least
+    three dims are this process's slabs, cut as `scatter` cuts them; all others are the same on every process. Outputs
+    are slabs; behind a global pool or a flatten they are whole and the same on every process. Every process has to run
+    the same forwards and backwards in the same order.
 
-    After a backward every process holds the gradients of one device, where each began at the loss of its own slab (the
-    losses count as summed), or at the same loss of a replicated output (it counts once). Dropout's masks are those of
-    one device, if the generators stood alike. Raises UsageError where a layer or function is not known, here or when it
-    runs.
+    After a backward every process holds the gradients of one device, whose loss is the sum of the losses of all slabs,
+    or the one loss of an output that all processes have alike. Dropout has the masks of one device if all processes'
+    generators were in the same state. Raises UsageError for a layer or function that cannot work on slabs: here, or
+    when it runs.
     """
     grid = Grid.of(mesh)
     of_kind("stretto.parallel.spatial: module", module, nn.Module, "an nn.Module")
-    for name, part in module.named_modules():
-        if type(part) in REFUSED:
-            where = f"{type(part).__name__}{f' ({name})' if name else ''}"
-            raise UsageError(f"stretto.parallel.spatial: {where} does not work on slabs: {REFUSED[type(part)]}")
-        if any(isinstance(hook, Entry) for hook in part._forward_pre_hooks.values()):
+    for name, layer in module.named_modules():
+        if type(layer) in REFUSED:
+            where = f"{type(layer).__name__}{f' ({name})' if name else ''}"
+            raise UsageError(f"stretto.parallel.spatial: {where} does not work on slabs: {REFUSED[type(layer)]}")
+        if any(isinstance(hook, ToSlabs) for hook in layer._forward_pre_hooks.values()):
             raise UsageError(
                 f"stretto.parallel.spatial: {name or 'this module'} has been prepared already: prepare a module once, "
                 "and either the whole or its parts"
             )
-    module.register_forward_pre_hook(Entry(grid), with_kwargs=True)
-    module.register_forward_hook(leave)
+    module.register_forward_pre_hook(ToSlabs(grid), with_kwargs=True)
+    module.register_forward_hook(to_plain)
     return module
 
 
 def scatter(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This process's slab of an image that every process has, cut as torch.tensor_split cuts.
+    """This process's slab of an image [N, C, ..., H, W] that every process has, cut as torch.tensor_split cuts.
 
-    Of an image that needs a gradient, every process gets all of it.
+    Its backward gathers the image's whole gradient on every process. Raises UsageError if a process would have no rows.
     """
     grid = Grid.of(mesh)
     check_image("scatter: x", x)
-    dims = positions(grid, x.ndim, "scatter")
+    dims = cut_dims(grid, x.ndim, "scatter")
     cut = ImageCut(grid, dims, ()).resized(tuple(x.size(dim) for dim in dims), "scatter")
-    own: Tensor = Scatter.apply(x, cut)  # type: ignore[no-untyped-call]
-    return own
+    slab: Tensor = Scatter.apply(x, cut)  # type: ignore[no-untyped-call]
+    return slab
 
 
 def collect(slab: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The whole image, on every process. Its backward is the local slice: a loss of the image counts once."""
+    """The whole image on every process, gathered from the slabs of all.
+
+    Its backward takes this process's slice of the gradient: a loss of the image that every process computes counts
+    once. Raises UsageError if the slabs are not those of one image.
+    """
     check_image("collect: slab", slab)
-    image: Tensor = Collect.apply(slab, learned(slab, Grid.of(mesh), "collect"))  # type: ignore[no-untyped-call]
+    image: Tensor = Collect.apply(slab, agreed_cut(slab, Grid.of(mesh), "collect"))  # type: ignore[no-untyped-call]
     return image
 
 
 def check_image(name: str, x: Tensor) -> None:
-    """Refuse what is no dense tensor with numbers in it."""
+    """Refuse anything but a dense tensor with data."""
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
         refuse(f"stretto.parallel.{name}", x, "a dense tensor, [N, C, ..., H, W]")
 
 
-class Entry:
-    """Turns a module's tensors into slabs; a forward hook, called before it runs."""
+class ToSlabs:
+    """Turns a module's input tensors into slabs; a forward pre-hook."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments, with slabs."""
+        """The module's arguments, with slabs."""
         where = f"stretto.parallel.spatial: the input of {type(module).__name__}"
         enter = lambda value: self.entered(value, where)  # noqa: E731
         return tree_map(enter, args), tree_map(enter, kwargs)
 
     def entered(self, value: Any, where: str) -> Any:
-        """A slab of what has rows to cut, anything else as it is."""
+        """A tensor with at least three dims as a slab; any other value unchanged."""
         if not isinstance(value, Tensor) or value.ndim < 3:
             return value
-        return slab(value.view_as(value), learned(value, self.grid, where))
+        return slab(value.view_as(value), agreed_cut(value, self.grid, where))
 
 
 def whole(module: nn.Module, args: Any, output: Any) -> Any:
-    """Put slabs together; a forward hook, to be registered before `spatial` prepares the module."""
+    """Gather slabs in a module's output into images; a forward hook, registered before `spatial` is called."""
 
     def collected(value: Any) -> Any:
         if not isinstance(value, Slab):
             return value
         return Collect.apply(value.as_subclass(Tensor), value.cut)  # type: ignore[no-untyped-call]
 
-    with Plainly():
+    with PlainTensors():
         return tree_map(collected, output)
 
 
 def refuse_whole(module: nn.Module, args: Any, output: Any) -> None:
-    """Refuse a whole image, which another module would take for a slab; a forward hook, registered as `whole` is."""
+    """Refuse a whole image in the output, which the next stage would take for a slab; a forward hook, as `whole`."""
     for value in tree_leaves(output):
         if isinstance(value, Tensor) and not isinstance(value, Slab) and value.ndim > 2:
             raise UsageError(
@@ -122,54 +126,54 @@ def refuse_whole(module: nn.Module, args: Any, output: Any) -> None:
             )
 
 
-def leave(module: nn.Module, args: Any, output: Any) -> Any:
-    """Turn slabs into plain tensors; a forward hook, called after a module has run."""
-    with Plainly():
+def to_plain(module: nn.Module, args: Any, output: Any) -> Any:
+    """Turn slabs in a module's output into plain tensors; a forward hook."""
+    with PlainTensors():
         return tree_map(lambda value: value.as_subclass(Tensor) if isinstance(value, Slab) else value, output)
 
 
-def learned(x: Tensor, grid: Grid, what: str) -> ImageCut:
-    """The image that slabs make together: processes tell each other their shapes.
+def agreed_cut(x: Tensor, grid: Grid, what: str) -> ImageCut:
+    """The cut of the image that the slabs of all processes form; the processes exchange their slabs' shapes.
 
-    That is one message of 72 bytes a forward. It cannot be remembered by shape: 2 rows may be the second half of 4 or
-    of 5, and while one process remembered, another would ask.
+    That is one message of 72 bytes a forward. A cache by shape would not do: 2 rows may be the second half of 4 or of
+    5, so that one process would find its shape in the cache while another waits for its message. Raises UsageError if
+    the slabs are not those of one image.
     """
-    dims = positions(grid, x.ndim, what)
-    mine = torch.zeros(1 + LONGEST, dtype=torch.int64)
-    mine[: 1 + x.ndim] = torch.tensor([x.ndim, *x.shape])
-    shapes = [tuple(told[1 : 1 + told[0]]) for told in grid.gather(mine.to(x.device)).tolist()]
+    dims = cut_dims(grid, x.ndim, what)
+    message = torch.zeros(1 + MAX_DIMS, dtype=torch.int64)
+    message[: 1 + x.ndim] = torch.tensor([x.ndim, *x.shape])
+    shapes = [tuple(numbers[1 : 1 + numbers[0]]) for numbers in grid.gather(message.to(x.device)).tolist()]
     sizes = tuple(
-        sum(shapes[rank][dim] for rank in along(grid.parts, axis) if len(shapes[rank]) == x.ndim)
+        sum(shapes[rank][dim] for rank in ranks_along(grid.parts, axis) if len(shapes[rank]) == x.ndim)
         for axis, dim in enumerate(dims)
     )
     expected = [tuple(cut_shape(x, dims, sizes, grid.parts, place)) for place in places(grid.parts)]
-    wrong = next((rank for rank, pair in enumerate(zip(shapes, expected, strict=True)) if pair[0] != pair[1]), None)
-    if wrong is not None or min(sizes) == 0:
+    if shapes != expected or min(sizes) == 0:
         raise UsageError(
-            f"{what}: the processes hold slabs of shapes {', '.join(map(str, shapes))}, which are no image cut by "
-            f"{' and '.join(grid.axes)} in {' x '.join(map(str, grid.parts))} parts as torch.tensor_split cuts: "
-            "make them with stretto.parallel.scatter"
+            f"{what}: the processes hold slabs of shapes {', '.join(map(str, shapes))}; these are not slabs of one "
+            f"image cut by {' and '.join(grid.axes)} into {' x '.join(map(str, grid.parts))} parts as "
+            "torch.tensor_split cuts: make them with stretto.parallel.scatter"
         )
     return ImageCut(grid, dims, ()).resized(sizes, what)
 
 
-def along(parts: Sequence[int], axis: int) -> list[int]:
-    """The ranks along one axis, at the beginning of the others."""
+def ranks_along(parts: Sequence[int], axis: int) -> list[int]:
+    """The ranks along one axis, at coordinate 0 of all other axes."""
     return [rank for rank, place in enumerate(places(parts)) if not any(place[:axis] + place[axis + 1 :])]
 
 
 def places(parts: Sequence[int]) -> list[tuple[int, ...]]:
-    """Where each rank stands in the grid."""
-    every: list[tuple[int, ...]] = [()]
+    """The coordinates of each rank in the grid."""
+    coordinates: list[tuple[int, ...]] = [()]
     for count in parts:
-        every = [(*place, at) for place in every for at in range(count)]
-    return every
+        coordinates = [(*place, at) for place in coordinates for at in range(count)]
+    return coordinates
 
 
 def cut_shape(
     x: Tensor, dims: tuple[int, ...], sizes: tuple[int, ...], parts: Sequence[int], place: tuple[int, ...]
 ) -> list[int]:
-    """The shape that the slab at a place should have."""
+    """The shape of the slab at a place, for an image of these sizes along the cut dims."""
     shape = list(x.shape)
     for dim, size, count, at in zip(dims, sizes, parts, place, strict=True):
         shape[dim] = cuts(size, count)[at].size

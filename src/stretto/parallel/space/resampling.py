@@ -1,4 +1,4 @@
-"""Images made larger or smaller: padding, interpolation, pixel shuffle."""
+"""Functions that change an image's size: padding, interpolation, pixel shuffle."""
 
 import math
 from collections.abc import Callable
@@ -14,37 +14,37 @@ from stretto.parallel.space.exchange import fetch
 from stretto.parallel.space.geometry import RowRange, SlidingWindow, cuts, padded_rows, want, want_rows
 from stretto.parallel.space.pooling import adaptive_average_pool
 from stretto.parallel.space.route import AxisRows
-from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refuse, slab
+from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refusal, slab
 
 Func = Callable[..., Any]
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic")
 
 
 def pad(func: Func, input: Slab, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
-    """Rows are added at the image's border only, and the padded image is cut anew."""
+    """torch.nn.functional.pad on a slab: only the image's border is padded, and the padded image is cut anew."""
     cut = input.cut
     amounts = {-1 - at: tuple(pad[2 * at : 2 * at + 2]) for at in range(len(pad) // 2)}
     around = [amounts.get(dim, (0, 0)) for dim in cut.dims]
     for size, (before, after), dim in zip(cut.sizes, around, cut.dims, strict=True):
-        most = {"reflect": size - 1, "circular": size}.get(mode, max(before, after))
-        if max(before, after) > most or (mode != "constant" and min(before, after) < 0):
-            raise refuse(func, f"{mode} padding of {(before, after)} for {size} rows along dim {dim}")
+        maximum = {"reflect": size - 1, "circular": size}.get(mode, max(before, after))
+        if max(before, after) > maximum or (mode != "constant" and min(before, after) < 0):
+            raise refusal(func, f"{mode} padding of {(before, after)} for {size} rows along dim {dim}")
     sizes = tuple(size + sum(pair) for size, pair in zip(cut.sizes, around, strict=True))
-    made = cut.resized(sizes, f"pad {place_of_call()}by {tuple(pad)}")
-    lines = tuple(
-        padded_line(size, *pair, mode, parts)
+    output_cut = cut.resized(sizes, f"pad {place_of_call()}by {tuple(pad)}")
+    axis_rows = tuple(
+        padded_axis_rows(size, *pair, mode, parts)
         for size, pair, parts in zip(cut.sizes, around, cut.grid.parts, strict=True)
     )
-    rest = [0 if -1 - at // 2 in cut.dims else amount for at, amount in enumerate(pad)]
-    result = fetch(input, cut, lines, value or 0.0)
-    if any(rest):
-        result = func(result, rest, mode, value)
-    return slab(result, made) if result is not input else result
+    uncut_pad = [0 if -1 - at // 2 in cut.dims else amount for at, amount in enumerate(pad)]
+    result = fetch(input, cut, axis_rows, value or 0.0)
+    if any(uncut_pad):
+        result = func(result, uncut_pad, mode, value)
+    return slab(result, output_cut) if result is not input else result
 
 
 @lru_cache(maxsize=256)
-def padded_line(size: int, before: int, after: int, mode: str, parts: int) -> AxisRows:
-    """What each part wants of one axis."""
+def padded_axis_rows(size: int, before: int, after: int, mode: str, parts: int) -> AxisRows:
+    """The rows that every process has of one axis, and those that it wants of the padded axis."""
     rows = padded_rows(size, before, after, mode)
     return AxisRows(cuts(size, parts), tuple(want_rows(rows[slice(*out)]) for out in cuts(len(rows), parts)))
 
@@ -59,40 +59,44 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """Each axis on its own: every output row is a weighted sum of a few input rows."""
+    """torch.nn.functional.interpolate on a slab: along each axis, output rows are weighted sums of a few input rows."""
     whole = input.cut.whole(input.shape)[2:]
     count = len(whole)
     factors = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * count
-    wanted = size if isinstance(size, (tuple, list)) else (size,) * count
+    output_sizes = size if isinstance(size, (tuple, list)) else (size,) * count
     if size is None:
-        wanted = [math.floor(float(n) * f) for n, f in zip(whole, factors, strict=True)]
+        output_sizes = [math.floor(float(n) * f) for n, f in zip(whole, factors, strict=True)]
     if mode == "area":
-        return adaptive_average_pool(getattr(F, f"adaptive_avg_pool{count}d"), input, tuple(wanted))
+        return adaptive_average_pool(getattr(F, f"adaptive_avg_pool{count}d"), input, tuple(output_sizes))
     if mode not in MODES or antialias:
-        raise refuse(
-            func, f"mode {mode!r}{' with antialias' if antialias else ''} is not known here: {', '.join(MODES)}"
+        raise refusal(
+            func, f"mode {mode!r}{' with antialias' if antialias else ''} is not supported; use {', '.join(MODES)}"
         )
     scale_given = size is None and not recompute_scale_factor
-    scales = [1 / f if scale_given else n / m for n, m, f in zip(whole, wanted, factors, strict=True)]
+    scales = [1 / f if scale_given else n / m for n, m, f in zip(whole, output_sizes, factors, strict=True)]
     cut = input.cut
-    made = cut.resized(tuple(wanted[dim] for dim in cut.dims), f"interpolate {place_of_call()}to {tuple(wanted)}")
-    axes = [taps(n, m, scale, mode, bool(align_corners)) for n, m, scale in zip(whole, wanted, scales, strict=True)]
-    parts = zip(cut.dims, cut.sizes, cut.grid.parts, made.sizes, strict=True)
-    hulls = [[hull(axes[dim][0][slice(*out)]) for out in cuts(m, p)] for dim, _, p, m in parts]
-    lines = tuple(AxisRows(cuts(n, p), tuple(want(rows, n) for rows in each))
-                  for each, n, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
-    result = fetch(input, cut, lines)
-    origins = {dim: each[at].start for dim, each, at in zip(cut.dims, hulls, cut.grid.place, strict=True)}
-    outs = dict(zip(cut.dims, made.spans, strict=True))
+    output_cut = cut.resized(
+        tuple(output_sizes[dim] for dim in cut.dims), f"interpolate {place_of_call()}to {tuple(output_sizes)}"
+    )
+    axes = [
+        taps(n, m, scale, mode, bool(align_corners)) for n, m, scale in zip(whole, output_sizes, scales, strict=True)
+    ]
+    parts = zip(cut.dims, cut.grid.parts, output_cut.sizes, strict=True)
+    hulls = [[hull(axes[dim][0][slice(*out)]) for out in cuts(m, p)] for dim, p, m in parts]
+    axis_rows = tuple(AxisRows(cuts(n, p), tuple(want(rows, n) for rows in hulls_of_axis))
+                  for hulls_of_axis, n, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
+    result = fetch(input, cut, axis_rows)
+    origins = {dim: axis[at].start for dim, axis, at in zip(cut.dims, hulls, cut.grid.place, strict=True)}
+    outs = dict(zip(cut.dims, output_cut.spans, strict=True))
     for dim in range(-count, 0):
-        rows = slice(*outs.get(dim, (0, wanted[dim])))
+        rows = slice(*outs.get(dim, (0, output_sizes[dim])))
         index, weight = axes[dim][0][rows] - origins.get(dim, 0), axes[dim][1][rows]
         result = combined(result, dim, index, weight)
-    return slab(result, made) if result is not input else result
+    return slab(result, output_cut) if result is not input else result
 
 
 def hull(index: Any) -> RowRange:
-    """From the first to the last row that is used."""
+    """The range from the first to the last row in an index."""
     return RowRange(int(index.min()), int(index.max()) + 1)
 
 
@@ -112,12 +116,12 @@ def taps(n: int, m: int, scale: float, mode: str, align_corners: bool) -> tuple[
         return np.clip(first[:, None] + np.arange(-1, 3), 0, n - 1), cubic(at - first)
     at = np.maximum(at, 0)
     first = np.minimum(np.floor(at).astype(int), n - 1)
-    beyond = at - first
-    return np.stack([first, np.minimum(first + 1, n - 1)], 1), np.stack([1 - beyond, beyond], 1)
+    fraction = at - first
+    return np.stack([first, np.minimum(first + 1, n - 1)], 1), np.stack([1 - fraction, fraction], 1)
 
 
 def cubic(t: Any, a: float = -0.75) -> Any:
-    """Weights of the four rows around a place that lies t beyond the second of them."""
+    """The weights [outputs, 4] of the four rows around a place, which is t rows behind the second; `a` as in torch."""
 
     def near(x: Any) -> Any:
         return ((a + 2) * x - (a + 3)) * x * x + 1
@@ -129,7 +133,7 @@ def cubic(t: Any, a: float = -0.75) -> Any:
 
 
 def combined(x: Tensor, dim: int, index: Any, weight: Any) -> Tensor:
-    """Weighted sums of rows along one dim."""
+    """x resampled along one dim: output row i is the sum over taps of weight[i, tap] times row index[i, tap]."""
     if index.shape == (x.size(dim), 1) and bool((index[:, 0] == np.arange(len(index))).all()):
         return x
     shape = (-1, *(1,) * (-dim - 1))
@@ -144,29 +148,32 @@ def combined(x: Tensor, dim: int, index: Any, weight: Any) -> Tensor:
 
 
 def pixel_shuffle(func: Func, input: Slab, upscale_factor: int) -> Any:
-    """r^2 channels become r rows and r columns of a pixel; outputs are cut anew, so pixels at a border are fetched."""
+    """torch's pixel_shuffle on a slab: r^2 channels of a pixel become r x r pixels.
+
+    The output is cut anew, so pixels near a cut are fetched.
+    """
     r, cut = upscale_factor, input.cut
-    made = cut.resized(tuple(size * r for size in cut.sizes), f"pixel_shuffle {place_of_call()}")
+    output_cut = cut.resized(tuple(size * r for size in cut.sizes), f"pixel_shuffle {place_of_call()}")
     hulls = [[RowRange(out.start // r, -(-out.stop // r)) for out in cuts(size, p)]
-             for size, p in zip(made.sizes, cut.grid.parts, strict=True)]  # fmt: skip
-    lines = tuple(AxisRows(cuts(size, p), tuple(want(rows, size) for rows in each))
-                  for each, size, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
-    result = func(fetch(input, cut, lines), r)
-    for dim, each, at, out in zip(cut.dims, hulls, cut.grid.place, made.spans, strict=True):
-        result = result.narrow(dim, out.start - each[at].start * r, out.size)
-    return slab(result, made)
+             for size, p in zip(output_cut.sizes, cut.grid.parts, strict=True)]  # fmt: skip
+    axis_rows = tuple(AxisRows(cuts(size, p), tuple(want(rows, size) for rows in axis))
+                  for axis, size, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
+    result = func(fetch(input, cut, axis_rows), r)
+    for dim, axis, at, out in zip(cut.dims, hulls, cut.grid.place, output_cut.spans, strict=True):
+        result = result.narrow(dim, out.start - axis[at].start * r, out.size)
+    return slab(result, output_cut)
 
 
 def pixel_unshuffle(func: Func, input: Slab, downscale_factor: int) -> Any:
-    """r rows and r columns of a pixel become r^2 channels; the inverse of `pixel_shuffle`."""
+    """torch's pixel_unshuffle on a slab: r x r pixels become r^2 channels of one; the inverse of `pixel_shuffle`."""
     r, cut = downscale_factor, input.cut
     if any(size % r for size in cut.sizes):
-        raise refuse(func, f"an image of {cut.sizes} rows is no multiple of {r}")
-    made = cut.resized(tuple(size // r for size in cut.sizes), f"pixel_unshuffle {place_of_call()}")
+        raise refusal(func, f"the image's sizes {cut.sizes} along the cut dims are not multiples of {r}")
+    output_cut = cut.resized(tuple(size // r for size in cut.sizes), f"pixel_unshuffle {place_of_call()}")
     window = SlidingWindow(r, r)
-    lines = tuple(AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(size // r, p)))
+    axis_rows = tuple(AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(size // r, p)))
                   for size, p in zip(cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
-    return slab(func(fetch(input, cut, lines), r), made)
+    return slab(func(fetch(input, cut, axis_rows), r), output_cut)
 
 
 __all__ = ["ImageCut", "interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]

@@ -1,10 +1,10 @@
-"""A process's part of an image, as a tensor that knows the whole: what a module's own code works with.
+"""Slab: one process's part of an image, as a tensor with the image's shape.
 
-The arithmetic of layers needs the image's size, and a slab's own rows do not tell it: 2 rows may be the second half of
-4 or of 5. So, inside a module that `spatial` prepared, slabs are a subclass of Tensor that carries the sizes along.
-Torch asks it before each function (`__torch_function__`), which serves nn modules and functions in a user's forward
-alike; its shape is the whole image's, so that arithmetic on shapes comes out as on one device. Outside a module there
-are plain tensors.
+The arithmetic of layers needs the image's size, which a slab's own rows do not tell: 2 rows may be the second half of
+4 or of 5. So, inside a module that `spatial` prepared, a slab is a subclass of Tensor that carries the image's sizes.
+torch calls its `__torch_function__` for every function, in nn modules and in a user's forward alike. It shows the shape
+of the whole image, so that arithmetic on shapes gives the same as on one device. Outside the module slabs are plain
+tensors.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunctionSubclass as Plainly  # slabs are plain tensors while it lasts
+from torch._C import DisableTorchFunctionSubclass as PlainTensors  # a context in which slabs are plain tensors
 
 from stretto.errors import UsageError
 from stretto.parallel.space.geometry import RowRange, cuts
@@ -23,7 +23,7 @@ from stretto.parallel.space.grid import Grid
 
 @dataclass(frozen=True)
 class ImageCut:
-    """Where a tensor is cut: for each axis of the grid which dim, counted from the end, and its size in the image."""
+    """How an image is cut: for each axis of the grid the dim, counted from the end, and its size in the whole image."""
 
     grid: Grid
     dims: tuple[int, ...]
@@ -32,11 +32,11 @@ class ImageCut:
     @property
     def spans(self) -> tuple[RowRange, ...]:
         """This process's rows along each axis."""
-        mine = zip(self.sizes, self.grid.parts, self.grid.place, strict=True)
-        return tuple(cuts(size, parts)[part] for size, parts, part in mine)
+        axes = zip(self.sizes, self.grid.parts, self.grid.place, strict=True)
+        return tuple(cuts(size, parts)[part] for size, parts, part in axes)
 
     def resized(self, sizes: tuple[int, ...], what: str) -> "ImageCut":
-        """The cut of an image of another size, of which every process must have a part."""
+        """The cut of an image of other sizes. Raises UsageError if a process would have no rows."""
         for axis, size, parts in zip(self.grid.axes, sizes, self.grid.parts, strict=True):
             if size < parts:
                 raise UsageError(
@@ -53,8 +53,8 @@ class ImageCut:
         return torch.Size(sizes)
 
 
-def positions(grid: Grid, ndim: int, what: str) -> tuple[int, ...]:
-    """Which dims an image is cut along: the last two by height and width; a signal [N, C, L] along its only one."""
+def cut_dims(grid: Grid, ndim: int, what: str) -> tuple[int, ...]:
+    """The dims that the grid's axes cut: -2 by height and -1 by width; of a signal [N, C, L] the last by either."""
     if ndim >= 4:
         return tuple({"height": -2, "width": -1}[axis] for axis in grid.axes)
     if ndim == 3 and len(grid.axes) == 1:
@@ -66,7 +66,7 @@ def positions(grid: Grid, ndim: int, what: str) -> tuple[int, ...]:
 
 
 class Slab(Tensor):
-    """This process's part of an image; `cut` says of which."""
+    """One process's part of an image; `cut` describes the image."""
 
     cut: ImageCut
 
@@ -74,43 +74,43 @@ class Slab(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        from stretto.parallel.space.table import meaning
+        from stretto.parallel.space.table import handler_of
 
-        with Plainly():
-            return meaning(func)(func, *args, **(kwargs or {}))
+        with PlainTensors():
+            return handler_of(func)(func, *args, **(kwargs or {}))
 
 
 def slab(tensor: Tensor, cut: ImageCut) -> Tensor:
-    """Make a fresh tensor a slab: the same object, so that autograd has no view of it to keep in step."""
+    """Make a new tensor a slab: the same object, so that autograd need not keep a view and its base consistent."""
     tensor.__class__ = Slab
     assert isinstance(tensor, Slab)
     tensor.cut = cut
     return tensor
 
 
-def refuse(func: Callable[..., Any], why: str) -> UsageError:
-    """What a function cannot do with a slab, and where it stands."""
+def refusal(func: Callable[..., Any], why: str) -> UsageError:
+    """The error for a function that cannot work on a slab, with the module that calls it."""
     name = getattr(func, "__name__", str(func))
     owner = getattr(func, "__self__", None)
     name = getattr(owner, "__name__", name) if name in ("__get__", "__set__") else name
     return UsageError(
-        f"stretto.parallel.spatial: {name} {place_of_call()}on a slab: {why}. Say it with functions that "
-        "stretto/parallel/space/table.py lists, or end the spatial part before it: prepare the layers up to there, "
-        "then image = stretto.parallel.collect(slab, mesh), then the rest as it is"
+        f"stretto.parallel.spatial: {name} {place_of_call()}on a slab: {why}. Use functions that "
+        "stretto/parallel/space/table.py lists, or end the spatial part before it: prepare only the layers before it, "
+        "then call image = stretto.parallel.collect(slab, mesh) and give the image to the other layers"
     )
 
 
 def place_of_call() -> str:
-    """Which module is calling; the innermost one, by its path in the outermost."""
-    modules = list(calling(sys._getframe()))
+    """The innermost module whose forward is running, with its path in the outermost one: "in Conv2d (0.conv) "."""
+    modules = list(calling_modules(sys._getframe()))
     if not modules:
         return ""
-    path = next((name for name, part in modules[-1].named_modules() if part is modules[0]), "")
+    path = next((path for path, module in modules[-1].named_modules() if module is modules[0]), "")
     return f"in {type(modules[0]).__name__}{f' ({path})' if path else ''} "
 
 
-def calling(frame: Any) -> Iterator[nn.Module]:
-    """The modules whose methods are running, from the inside out."""
+def calling_modules(frame: Any) -> Iterator[nn.Module]:
+    """The modules whose methods are running, from the innermost to the outermost."""
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
@@ -118,4 +118,4 @@ def calling(frame: Any) -> Iterator[nn.Module]:
         frame = frame.f_back
 
 
-__all__ = ["ImageCut", "Plainly", "Slab", "place_of_call", "positions", "refuse", "slab"]
+__all__ = ["ImageCut", "PlainTensors", "Slab", "cut_dims", "place_of_call", "refusal", "slab"]

@@ -1,4 +1,7 @@
-"""What each of torch's functions means for slabs, by name. A function that is not here is refused."""
+"""The handler of each of torch's functions for slabs, by the function's name.
+
+Other functions are refused, unless torch itself marks them as pointwise.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -9,15 +12,15 @@ from torch import Tensor
 
 from stretto.nn.devices import SPECIFIC_ATTRIBUTES, SPECIFIC_METHODS
 from stretto.parallel.space import convolution, elementwise, normalization, pooling, resampling, slab_shapes
-from stretto.parallel.space.slab import Slab, refuse, slab
+from stretto.parallel.space.slab import Slab, refusal, slab
 
 Func = Callable[..., Any]
 
-ASKED = (
+ON_LOCAL_TENSOR = (
     "dim ndimension stride is_floating_point is_complex is_contiguous element_size get_device data_ptr is_pinned "
     "requires_grad_ retain_grad register_hook __repr__ __hash__ __format__ is_tensor is_shared is_inference"
 )
-ALIKE = (
+SHAPE_PRESERVING = (
     "to float double half bfloat16 type_as contiguous detach detach_ clone zeros_like ones_like empty_like "
     "full_like dropout1d dropout2d dropout3d feature_dropout local_response_norm channel_shuffle hardswish logsigmoid "
     "log_sigmoid softsign tanhshrink absolute alias bool int long zero fill"
@@ -29,8 +32,8 @@ ATTRIBUTES = (
     "is_meta is_mps is_xpu is_nested retains_grad output_nr names _version itemsize nbytes _grad _backward_hooks"
 )
 HANDLERS: dict[str, Func] = {
-    **dict.fromkeys(ASKED.split(), elementwise.asked),
-    **dict.fromkeys((*ALIKE.split(), *SPECIFIC_METHODS), elementwise.alike),
+    **dict.fromkeys(ON_LOCAL_TENSOR.split(), elementwise.on_local_tensor),
+    **dict.fromkeys((*SHAPE_PRESERVING.split(), *SPECIFIC_METHODS), elementwise.shape_preserving),
     **dict.fromkeys(PER_CHANNEL.split(), elementwise.per_channel),
     **dict.fromkeys(ALONG.split(), elementwise.along_dim),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution.convolution),
@@ -57,14 +60,14 @@ HANDLERS: dict[str, Func] = {
 
 
 @lru_cache(maxsize=1024)
-def meaning(func: Func) -> Func:
-    """What to do instead of `func`; called with it and its arguments."""
+def handler_of(func: Func) -> Func:
+    """The function to call instead of `func`, with `func` itself and then its arguments."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         return attribute
-    found = HANDLERS.get(name) or HANDLERS.get(name.removesuffix("_"))
-    if found is not None:
-        return found
+    handler = HANDLERS.get(name) or HANDLERS.get(name.removesuffix("_"))
+    if handler is not None:
+        return handler
     return elementwise.pointwise if is_pointwise(name) else unknown
 
 
@@ -77,17 +80,17 @@ def is_pointwise(name: str) -> bool:
 
 
 def attribute(func: Func, x: Slab, *rest: Any) -> Any:
-    """Attributes of a tensor; the shape is the image's."""
+    """An attribute of a slab; its shape is the image's. Raises UsageError if the attribute is not known for slabs."""
     name = getattr(getattr(func, "__self__", None), "__name__", "")
     if name == "shape":
         return x.cut.whole(x.shape)
     if name == "data":
         return slab(x.detach(), x.cut)
     if name not in (*ATTRIBUTES.split(), *SPECIFIC_ATTRIBUTES):
-        raise refuse(func, "this attribute is not known here")
+        raise refusal(func, "this attribute is not known for slabs")
     return func(x, *rest)
 
 
 def unknown(func: Func, *args: Any, **kwargs: Any) -> Tensor:
-    """Refuse a function of which nothing is known for slabs."""
-    raise refuse(func, "nothing says what it means for a part of an image")
+    """Refuse a function that has no handler."""
+    raise refusal(func, "it has no handler for a part of an image")
