@@ -16,7 +16,7 @@ def test_compiled_and_not(monkeypatch):
     for seed in range(40):
         found = []
         for pays in (0, 10**9):
-            monkeypatch.setattr(compiled, "PAYS", pays)
+            monkeypatch.setattr(compiled, "MIN_ACTIONS", pays)
             generator = random.Random(seed)
             schedule, rules = random_plan(generator)
             network = random_network(generator, schedule.num_workers)
@@ -31,6 +31,6 @@ def test_compiled_and_not(monkeypatch):
 
 def test_without_numba_the_same_functions_run_as_they_stand(monkeypatch):
     monkeypatch.setattr(compiled, "compiled", lambda: None)
-    monkeypatch.setattr(compiled, "PAYS", 0)
+    monkeypatch.setattr(compiled, "MIN_ACTIONS", 0)
     schedule, rules = random_plan(random.Random(1))
     assert simulate(schedule, rules, 3).makespan > 0

@@ -1,4 +1,4 @@
-"""The interpreter that needs no tensors: time on paper."""
+"""The interpreter without tensors: the times of actions and messages, and the memory that values take."""
 
 from stretto.simulate.durations import action_durations
 from stretto.simulate.memory import Ledger, ledgers

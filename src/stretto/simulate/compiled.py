@@ -1,4 +1,4 @@
-"""The kernel, compiled where that pays and numba is installed (the extra `fast`); the same functions either way."""
+"""Runs the kernel: compiled by numba for large simulations, if numba is installed (the extra `fast`)."""
 
 import importlib.util
 import sys
@@ -9,13 +9,13 @@ from typing import Any
 from stretto.simulate import kernel
 from stretto.simulate.kernel import Program, State
 
-PAYS = 100_000  # actions from which on loading what was compiled (half a second) is made up for
-INNER = ("code_of", "push", "pop")
+MIN_ACTIONS = 100_000  # from which on a compiled run saves more than the half second that loading it takes
+INNER = ("code_of", "push", "pop")  # functions that `run` calls
 
 
 def run(program: Program, state: State, actions: int) -> tuple[State, int]:
-    """Run the kernel: the state that holds all times, and how many of `actions` could be run (fewer: a deadlock)."""
-    fast = compiled() if actions >= PAYS else None
+    """Run the kernel: the state with all times, and how many of `actions` actions ran; fewer than all is a deadlock."""
+    fast = compiled() if actions >= MIN_ACTIONS else None
     if fast is not None:
         return state, int(fast.run(program, state))
     lists = State(*map(as_list, state))  # loops over lists take a third of the time of loops over arrays
@@ -23,15 +23,15 @@ def run(program: Program, state: State, actions: int) -> tuple[State, int]:
 
 
 def as_list(value: Any) -> Any:
-    """An array as a list, a number as it is."""
+    """An array as a list; a number unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 @cache
 def compiled() -> ModuleType | None:
-    """A second copy of the kernel's module, whose functions numba has compiled; None without numba.
+    """A second copy of the kernel's module, with functions compiled by numba; None without numba.
 
-    The first call on a machine compiles, and numba keeps what it made beside the source, or in the user's cache.
+    The first call on a machine compiles; numba keeps the compiled code beside the source or in the user's cache.
     """
     if importlib.util.find_spec("numba") is None:
         return None

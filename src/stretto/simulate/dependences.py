@@ -1,6 +1,7 @@
-"""What every action waits for, and from how many turns before: the dependences of a lowered schedule.
+"""The dependences of a lowered schedule: which actions each action waits for, and how many turns earlier these ran.
 
-The exact steady state (`steady.py`) follows their cycles; the periodic part (`periodic.py`) asks how far they reach.
+The exact steady state (`steady.py`) follows their cycles; the search for a periodic part (`periodic.py`) needs their
+longest reach.
 """
 
 import itertools
@@ -12,7 +13,7 @@ from stretto.schedule.lower import Lowered
 class Dependence(NamedTuple):
     """`after` cannot start before `before`, `turns` turns earlier, has ended: positions in `Lowered.actions`.
 
-    `travels` says that the value which `after` waits for comes from another worker.
+    `travels`: the value that `after` waits for comes from another worker.
     """
 
     before: int
@@ -22,9 +23,9 @@ class Dependence(NamedTuple):
 
 
 def dependences(lowered: Lowered) -> list[Dependence]:
-    """What must come before what: each lane's own order, and the values that pass between lanes.
+    """The dependences of each lane's own order, and of the values that pass between lanes.
 
-    What a lane's own order implies already is left out.
+    Values within a lane are left out: the lane's order implies them.
     """
     edges: list[Dependence] = []
     for lane in lowered.lanes:
@@ -39,7 +40,7 @@ def dependences(lowered: Lowered) -> list[Dependence]:
 
 
 def turns_apart(lowered: Lowered, value: int) -> int:
-    """The turns from the action that makes a value to the action that waits for it; 0 where nobody waits."""
+    """The turns from the action that makes a value to the action that waits for it; 0 where no action waits."""
     passing = lowered.passings[value]
     if passing.user is None:
         return 0
@@ -47,5 +48,5 @@ def turns_apart(lowered: Lowered, value: int) -> int:
 
 
 def farthest(lowered: Lowered) -> int:
-    """The most turns that any value spans, at least 1: a turn follows from so many turns before it."""
+    """The most turns that any value spans, at least 1: a turn's times follow from those of as many turns before."""
     return max([1, *(abs(turns_apart(lowered, value)) for value in range(len(lowered.passings)))])

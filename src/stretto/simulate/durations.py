@@ -20,9 +20,9 @@ def action_durations(
 ) -> Durations:
     """The durations of actions for `simulate`: by default F 1, B twice the F, its halves I and W equal, U 0.
 
-    Where one half is given the other is the rest of the backward, and where only the two halves are, the backward is
-    both. C (recompute) is a forward; any other kind of action takes no time. Raises UsageError for a number of times
-    that does not fit the stages, and for a time that is negative.
+    Where only one half is given, the other is the rest of the backward; where only both halves are given, the backward
+    is their sum. C (recompute) takes as long as F; any other kind of action takes no time. Raises UsageError for a
+    number of times that does not fit the stages, and for a negative time.
     """
 
     def read(name: str, times: Times) -> list[float] | None:
@@ -41,8 +41,7 @@ def action_durations(
         i = [time / 2 for time in b] if w is None else rest(b, "weight-gradient", w)
     if w is None:
         w = rest(b, "input-gradient", i)
-    again = f  # C: a forward run again for its backward
-    times = {"F": f, "B": b, "I": i, "W": w, "U": read("update", update) or [0.0] * num_stages, "C": again}
+    times = {"F": f, "B": b, "I": i, "W": w, "U": read("update", update) or [0.0] * num_stages, "C": f}
     return lambda action: times[action.kind][action.stage] if action.kind in times else 0.0
 
 

@@ -1,4 +1,4 @@
-"""From a lowered schedule and its side tables to the times of everything: arrays in, arrays out."""
+"""Simulates a lowered schedule: from arrays of durations and transfers to arrays of times."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,34 +18,34 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Transfers:
-    """What each value that passes between lanes takes on its way, and where it may have to queue.
+    """The times of each value that passes between lanes, and the queues that it joins.
 
     Arrays have a row for each value of `Lowered.passings`. A queue is a send lane, a shared link or a receive lane.
     """
 
     hold: Floats  # how long it occupies lanes and links
-    gap: Floats  # how long no other can begin there: `hold` or more
+    gap: Floats  # how long no other message can begin there: `hold` or more
     latency: Floats
-    queue: Whole  # (values, 3): the number of its queue at the send lane, link, receive lane; -1 where it never waits
+    queue: Whole  # (values, 3): the numbers of its queues at send lane, link, receive lane; -1 where it never waits
     num_queues: int
     rendezvous: bool = False  # whether a send begins only once its receiver waits
 
 
 @dataclass(frozen=True)
 class SimulatedTimes:
-    """When everything happened: a row for each action or value, a column for each minibatch.
+    """The times of all actions and messages: a row for each action or value, a column for each minibatch.
 
-    Where a value was never sent, or never came, its time is below 0.
+    The time of a value that was never sent, or never arrived, is below 0.
     """
 
     turns: int
     durations: Floats  # (actions, turns), or (actions, 1) where all minibatches are alike
     starts: Floats
-    ranks: Whole  # in which order actions were worked out: no action before one that it waits for
-    sent: Floats  # (values, turns): when the send lane began with a value
-    linked: Floats  # when a shared link began with it; no rows without shared links
-    arrivals: Floats  # when it was there
-    done: int  # actions that could be run
+    ranks: Whole  # the order in which actions were simulated: none before an action that it waits for
+    sent: Floats  # (values, turns): when the send lane began to send a value
+    linked: Floats  # when a shared link began to carry it; no rows without shared links
+    arrivals: Floats  # when its receiver had it
+    done: int  # the number of actions that ran
 
     @property
     def ends(self) -> Floats:
@@ -56,8 +56,8 @@ class SimulatedTimes:
 def transfers(lowered: Lowered, transport: Transport) -> Transfers:
     """The times and queues of every value.
 
-    A queue is left out where no message ever waits: all that pass there take no time; or they come from one lane in
-    the order in which they arrive, and were as far apart there as they are here.
+    A queue is left out where no message ever waits: where its messages take no time, or where all come from one send
+    lane, in order, which already keeps them as far apart as this queue would.
     """
     size = len(lowered.passings)
     hold, gap, latency = np.zeros(size), np.zeros(size), np.zeros(size)
@@ -77,25 +77,30 @@ def transfers(lowered: Lowered, transport: Transport) -> Transfers:
                 queue[value, column] = numbers.setdefault(key, len(numbers))
                 senders.setdefault(int(queue[value, column]), set()).add(pair[0])
     for number in range(len(numbers)):
-        joins = queue == number
-        alone = len(senders[number]) == 1 and not joins[:, 0].any()
-        if alone or not gap[joins.any(axis=1)].any():
-            queue[joins] = -1
+        entries = queue == number
+        one_sender = len(senders[number]) == 1 and not entries[:, 0].any()
+        if one_sender or not gap[entries.any(axis=1)].any():
+            queue[entries] = -1
     return Transfers(hold, gap, latency, queue, len(numbers), transport.sends == RENDEZVOUS)
 
 
-def rounded(turns: int, durations: Floats, moves: Transfers) -> tuple[Floats, Transfers]:
-    """Times as multiples of a power of two so small that none of their sums over so many turns is rounded.
+def rounded(turns: int, durations: Floats, transfer_times: Transfers) -> tuple[Floats, Transfers]:
+    """Times rounded to multiples of a power of two, so that their sums over `turns` turns are exact.
 
-    Times that are multiples already, as whole numbers are, stay as they are; others change by less than 1e-8 of a turn.
+    Times that are such multiples already, like integers, do not change; others change by less than 1e-8 of a turn.
     """
-    longest = turns * (durations.sum() + moves.gap.sum() + moves.latency.sum())
+    longest = turns * (durations.sum() + transfer_times.gap.sum() + transfer_times.latency.sum())
     unit = 2.0 ** (math.ceil(math.log2(longest)) - 52) if longest else 1.0
 
     def multiples(times: Floats) -> Floats:
         return np.round(times / unit) * unit
 
-    exact = replace(moves, hold=multiples(moves.hold), gap=multiples(moves.gap), latency=multiples(moves.latency))
+    exact = replace(
+        transfer_times,
+        hold=multiples(transfer_times.hold),
+        gap=multiples(transfer_times.gap),
+        latency=multiples(transfer_times.latency),
+    )
     return multiples(durations), exact
 
 
@@ -104,14 +109,14 @@ def sender_of(lowered: Lowered, passing: Passing) -> int:
     return lowered.lanes[lowered.lane_of[passing.source]].worker
 
 
-def execute(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> SimulatedTimes:
-    """Let `turns` minibatches enter and the pipeline drain. `durations` is (actions, turns), or (actions, 1)."""
+def execute(lowered: Lowered, turns: int, durations: Floats, transfer_times: Transfers) -> SimulatedTimes:
+    """The times of `turns` minibatches, until the pipeline has drained; `durations` as in SimulatedTimes."""
     actions, values = len(lowered.actions), len(lowered.passings)
-    program = program_of(lowered, turns, durations, moves)
-    state, done = compiled.run(program, first_state(lowered, program, moves), actions * turns)
+    program = program_of(lowered, turns, durations, transfer_times)
+    state, done = compiled.run(program, first_state(lowered, program, transfer_times), actions * turns)
 
-    def rows(flat: Any, many: int) -> Any:
-        return np.asarray(flat).reshape(many, turns)
+    def rows(flat: Any, num_rows: int) -> Any:
+        return np.asarray(flat).reshape(num_rows, turns)
 
     return SimulatedTimes(
         turns,
@@ -119,25 +124,25 @@ def execute(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -
         starts=rows(state.start, actions),
         ranks=rows(state.rank, actions),
         sent=rows(state.sent, values),
-        linked=rows(state.linked, values * links_are_shared(moves)),
+        linked=rows(state.linked, values * links_are_shared(transfer_times)),
         arrivals=rows(state.arrival, values),
         done=done,
     )
 
 
-def links_are_shared(moves: Transfers) -> bool:
+def links_are_shared(transfer_times: Transfers) -> bool:
     """Whether any message may wait for a link that several pairs of workers share."""
-    return bool((moves.queue[:, 1] >= 0).any())
+    return bool((transfer_times.queue[:, 1] >= 0).any())
 
 
-def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers) -> Program:
-    """What the kernel reads and never changes."""
+def program_of(lowered: Lowered, turns: int, durations: Floats, transfer_times: Transfers) -> Program:
+    """The kernel's constant input."""
     late = np.array(lowered.late, np.int64)
     return Program(
         turns=turns,
         span=turns + int(late.max()) if turns else 0,
         size=max(1, len(lowered.passings)),
-        rendezvous=moves.rendezvous,
+        rendezvous=transfer_times.rendezvous,
         first=np.array([lane.first for lane in lowered.lanes], np.int64),
         last=np.array([lane.last for lane in lowered.lanes], np.int64),
         late=late,
@@ -145,30 +150,30 @@ def program_of(lowered: Lowered, turns: int, durations: Floats, moves: Transfers
         minibatch_stride=int(durations.shape[1] > 1),
         duration=np.ascontiguousarray(durations).ravel(),
         **tables(lowered),
-        hold=moves.hold,
-        gap=moves.gap,
-        latency=moves.latency,
-        queue=moves.queue.ravel(),
+        hold=transfer_times.hold,
+        gap=transfer_times.gap,
+        latency=transfer_times.latency,
+        queue=transfer_times.queue.ravel(),
     )
 
 
-def first_state(lowered: Lowered, program: Program, moves: Transfers) -> State:
-    """What the kernel changes, before anything has run."""
+def first_state(lowered: Lowered, program: Program, transfer_times: Transfers) -> State:
+    """The state that the kernel changes, as it is before the first action."""
     lanes = len(lowered.lanes)
     cells, messages = len(lowered.actions) * program.turns, len(lowered.passings) * program.turns
-    queued = messages * (program.rendezvous or bool((moves.queue[:, 1:] >= 0).any()))
+    queued = messages * (program.rendezvous or bool((transfer_times.queue[:, 1:] >= 0).any()))
     return State(
         turn=np.zeros(lanes, np.int64),
         action=program.first.copy(),
         clock=np.zeros(lanes),
         waiting=np.full(lanes, -1, np.int64),
         reached=np.zeros(lanes, np.bool_),
-        free=np.zeros(moves.num_queues),
+        free=np.zeros(transfer_times.num_queues),
         start=np.full(cells, UNKNOWN),
         rank=np.zeros(cells, np.int32),
         posted=np.full(messages * program.rendezvous, UNKNOWN),
         sent=np.full(messages, UNKNOWN),
-        linked=np.full(messages * links_are_shared(moves), UNKNOWN),
+        linked=np.full(messages * links_are_shared(transfer_times), UNKNOWN),
         arrival=np.full(messages, UNKNOWN),
         times=np.empty(queued + 1),
         codes=np.empty(queued + 1, np.int64),
@@ -177,7 +182,7 @@ def first_state(lowered: Lowered, program: Program, moves: Transfers) -> State:
 
 
 def tables(lowered: Lowered) -> dict[str, Whole]:
-    """Who waits for what and who makes it, as whole numbers."""
+    """The kernel's arrays of dependences: the values that each action needs and makes."""
     passings = lowered.passings
     actions = len(lowered.actions)
     users = np.array([-1 if passing.user is None else passing.user for passing in passings], np.int64)

@@ -1,10 +1,10 @@
-"""The inner loop of the simulator, on whole numbers and arrays only: run as it stands, or compiled by numba.
+"""The inner loop of the simulator, on integers and arrays only: run by Python, or compiled by numba.
 
-Actions are run as soon as all they wait for is known, which may be ahead of other workers' time: nothing that happens
-elsewhere can change when they start, because the order of every lane is the schedule's. Only where messages of several
-senders meet (a receive lane, a shared link) does it matter who comes first. There they queue, first come, first
-served: messages that are on their way to such a place wait in a heap until everything earlier is known. Messages that
-come at the same time are served in the order of their sender's number, then of their sender's schedule.
+An action is simulated as soon as the times of all values that it waits for are known, perhaps ahead of other workers'
+time: nothing elsewhere can change when it starts, because every lane keeps the schedule's order. Only where messages of
+several senders meet (a receive lane, a shared link) does it matter which comes first. There they queue, first come,
+first served: messages under way to such a place wait in a heap until everything earlier is known. Messages that come at
+the same time are served in the order of their senders' numbers, then of their sender's schedule.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ SEND, LINK, RECEIVE = 0, 1, 2  # the places where a message may wait, in this or
 
 
 class Program(NamedTuple):
-    """What does not change: one turn, and times. `Any` is an array, or a list where nothing is compiled.
+    """The constant input: one turn, and the times of its actions. `Any` is an array, or a list without numba.
 
     numba's files of compiled code name this class and `State`: under other names older files would fail to load.
     """
@@ -43,29 +43,29 @@ class Program(NamedTuple):
 
 
 class State(NamedTuple):
-    """What changes: where each lane is, when everything happened so far, and the messages that queue."""
+    """The changing state: where each lane is, the times known so far, and the messages that queue."""
 
     turn: Any  # of each lane: the turn that it is in
     action: Any  # of each lane: its next action
     clock: Any  # of each lane: when it became free
     waiting: Any  # of each lane: the value it waits for, or -1
-    reached: Any  # of each lane: whether others know that it waits
-    free: Any  # of each queue: when what it stands before becomes free
+    reached: Any  # of each lane: whether senders know that it has reached its next action (rendezvous only)
+    free: Any  # of each queue: when its lane or link becomes free
     start: Any  # of action a for minibatch g at a * turns + g
-    rank: Any  # the same: how many actions were worked out before
+    rank: Any  # the same: how many actions were simulated before
     posted: Any  # of value v of minibatch g at v * turns + g: when its receiver began to wait (rendezvous only)
-    sent: Any  # the same: when its send lane began with it; before that, when it was made
-    linked: Any  # the same: when a shared link began with it
-    arrival: Any  # the same: when it was there
+    sent: Any  # the same: when its send lane began to send it; before that, when it was made
+    linked: Any  # the same: when a shared link began to carry it
+    arrival: Any  # the same: when its receiver had it
     times: Any  # a heap of messages: when they reach a place,
-    codes: Any  # which messages they are and which place it is: see `code_of`
+    codes: Any  # and which messages and places these are: see `code_of`
     ready: Any  # a stack of lanes that may go on
 
 
 def run(program: Program, state: State) -> int:
-    """Work out all times; how many actions could be run.
+    """Compute all times, in `state`; the number of actions that ran.
 
-    One function, because a call that hands on all these arrays takes longer than an action.
+    This is one function, because a call with all these arrays takes longer than an action.
     """
     turns, span, size, rendezvous, firsts, lasts, lates, row_stride, stride, durations = program[:10]
     need_at, needs, make_at, backs, sources, users, senders, holds, gaps, latencies, queues = program[10:]
@@ -140,7 +140,7 @@ def run(program: Program, state: State) -> int:
             return done
         made = lane >= 0
         comes = time
-        while value < until:  # what has been made, or has come to a place, goes on from there
+        while value < until:  # each value that was made, or the message that came to a place, goes on from there
             at = value * turns + group
             hold = holds[value]
             time = comes
@@ -172,7 +172,7 @@ def run(program: Program, state: State) -> int:
                 if place != following and queues[3 * value + following] >= 0:
                     code = code_of(senders[value], group + lates[sources[value]], value, following, span, size)
                     pending = push(times, codes, pending, time, code)
-                else:  # it is there
+                else:  # it arrives
                     arrivals[at] = time + hold
                     user = users[value]
                     if user >= 0 and waiting[user] == at:
@@ -203,8 +203,8 @@ def push(times: Any, codes: Any, size: int, time: float, code: int) -> int:
 def pop(times: Any, codes: Any, size: int) -> int:
     """Take the earliest message out of the heap; the heap's new size.
 
-    The gap goes down to a leaf and the last message up from there: it belongs far down more often than not. Which of
-    two is the earlier one nobody can foresee, so the processor is not asked to guess: there is no branch.
+    The gap at the top moves down to a leaf, and the last message moves up from there: it belongs far down more often
+    than not. Which of two children is earlier is unpredictable, so this is computed without a branch.
     """
     size -= 1
     time, code = times[size], codes[size]

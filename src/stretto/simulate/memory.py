@@ -1,4 +1,4 @@
-"""How many bytes every worker holds over time: values that its actions have made and others have not yet freed."""
+"""The bytes that every worker holds over time: values that actions have made and other actions have not yet freed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from stretto.simulate.engine import Floats, Whole
 from stretto.simulate.network import Sizes
 from stretto.simulate.timeline import Timeline
 
-SENT, ARRIVING = -1, 1 << 62  # the places of messages among what happens at the same time: see `ledgers`
-Entry = tuple[Floats, Whole, float]  # times, places among what happens at the same time, and the change in bytes
+SENT, ARRIVING = -1, 1 << 62  # places of messages in the order of events at one time: see `ledgers`
+Entry = tuple[Floats, Whole, float]  # times, places in the order of events at one time, and the change in bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,32 +30,32 @@ class Ledger:
 
     @property
     def peak_time(self) -> float:
-        """When the worker first holds the most."""
+        """The time at which the worker first holds the most."""
         return float(self.times[int(self.held.argmax())])
 
 
 def ledgers(timeline: Timeline, sizes: Sizes, resident: Sequence[float] | None = None) -> tuple[Ledger, ...]:
-    """The ledger of every worker; it holds `resident[worker]` bytes all the time: weights, optimizer's state.
+    """The ledger of every worker, which holds `resident[worker]` bytes all the time (weights, optimizer state).
 
-    What an action makes is held from its start, what it frees until its end (`Rules.makes`, `Rules.frees`). A value for
-    another worker is held by its sender until the send lane is done with it, and by its receiver from when it begins to
-    come in. What the loader gives is not counted. `sizes` are the bytes of a value: of a graph, an activation, a
-    version of weights. At the same time messages that have left go first, then ends and starts of actions in the
-    worker's order, then messages that begin to come.
+    A value is held from the start of the action that makes it to the end of the action that frees it (`Rules.makes`,
+    `Rules.frees`). A value for another worker is held by its sender until the send lane is done with it, and by its
+    receiver from the time at which it begins to arrive. Values from the loader are not counted. `sizes` gives the bytes
+    of a value: a graph, an activation, a version of weights. Events at one time are ordered: first messages that have
+    left, then ends and starts of actions in the worker's order, then messages that begin to arrive.
     """
     workers = timeline.schedule.num_workers
     entries: list[list[Entry]] = [[] for _ in range(workers)]
-    for worker, entry in (*of_actions(timeline, sizes), *of_messages(timeline, sizes)):
+    for worker, entry in (*action_entries(timeline, sizes), *message_entries(timeline, sizes)):
         entries[worker].append(entry)
-    base = resident or [0.0] * workers
-    return tuple(ledger(timeline, worker, entries[worker], base[worker]) for worker in range(workers))
+    resident_bytes = resident or [0.0] * workers
+    return tuple(ledger(timeline, worker, entries[worker], resident_bytes[worker]) for worker in range(workers))
 
 
-def ledger(timeline: Timeline, worker: int, entries: list[Entry], base: float) -> Ledger:
-    """Add up a worker's changes in their order."""
+def ledger(timeline: Timeline, worker: int, entries: list[Entry], resident: float) -> Ledger:
+    """The ledger of one worker: the sums of its changes, in the order of events."""
     times = np.concatenate([np.zeros(1), *(times for times, _, _ in entries)])
     places = np.concatenate([np.full(1, SENT - 1), *(places for _, places, _ in entries)])
-    changes = np.concatenate([np.full(1, base), *(np.full(times.size, change) for times, _, change in entries)])
+    changes = np.concatenate([np.full(1, resident), *(np.full(times.size, change) for times, _, change in entries)])
     order = np.lexsort((places, times))
     held = np.cumsum(changes[order])
     first = order[int(held.argmax())]
@@ -63,7 +63,7 @@ def ledger(timeline: Timeline, worker: int, entries: list[Entry], base: float) -
 
 
 def last_begun(timeline: Timeline, worker: int, time: float, place: int) -> Action | None:
-    """The last action that a worker had begun at a time and a place among what happens then."""
+    """The last action that a worker had begun at a time and a place in the order of events at that time."""
     last: tuple[float, int] | None = None
     for lane in timeline.lowered.lanes:
         if lane.worker == worker:
@@ -79,37 +79,37 @@ def last_begun(timeline: Timeline, worker: int, time: float, place: int) -> Acti
 
 
 def place_of(timeline: Timeline, positions: Whole, minibatches: Whole) -> Whole:
-    """The place of the starts of actions among what happens at the same time; their ends come right after them."""
+    """The places of starts of actions in the order of events at one time; an action's end has the next place."""
     late = np.array(timeline.lowered.late, np.int64)
     return 2 * ((minibatches + late[positions]) * len(timeline.lowered.actions) + positions)
 
 
-def of_actions(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entry]]:
-    """Bytes that actions make when they start, and free when they end."""
+def action_entries(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entry]]:
+    """Worker and entry of the bytes that actions make when they start, and free when they end."""
     lowered, outcome, per_turn = timeline.lowered, timeline.outcome, timeline.schedule.per_turn
-    homes, minibatches = timeline.schedule.worker_of, np.arange(outcome.turns)
+    worker_of, minibatches = timeline.schedule.worker_of, np.arange(outcome.turns)
     for position, action in enumerate(lowered.actions):
-        worker = homes[action.stage]
+        worker = worker_of[action.stage]
         later = lowered.action(position, LATE)
         place = place_of(timeline, np.full(outcome.turns, position), minibatches)
-        made = sum(sizes(edge) for edge in timeline.rules.makes(later) if edge.stage in homes)
-        if made:
-            yield worker, (outcome.starts[position], place, made)
+        made_bytes = sum(sizes(edge) for edge in timeline.rules.makes(later) if edge.stage in worker_of)
+        if made_bytes:
+            yield worker, (outcome.starts[position], place, made_bytes)
         for edge in timeline.rules.frees(later):
-            real = minibatches >= LATE - edge.source.microbatch // per_turn  # others are of before the first minibatch
-            if edge.source.stage >= 0 and (freed := sizes(edge)):
-                yield worker, (outcome.ends[position, real], place[real] + 1, -freed)
+            exists = minibatches >= LATE - edge.source.microbatch // per_turn  # no value precedes the first minibatch
+            if edge.source.stage >= 0 and (freed_bytes := sizes(edge)):
+                yield worker, (outcome.ends[position, exists], place[exists] + 1, -freed_bytes)
 
 
-def of_messages(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entry]]:
-    """Bytes that leave their sender with a message, and bytes that begin to arrive."""
-    outcome, homes = timeline.outcome, timeline.schedule.worker_of
+def message_entries(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entry]]:
+    """Worker and entry of the bytes that leave a sender with a message, and of those that begin to arrive."""
+    outcome, worker_of = timeline.outcome, timeline.schedule.worker_of
     for value, passing in enumerate(timeline.lowered.passings):
         if passing.receiver is None or passing.edge is None:
             continue
-        came = outcome.arrivals[value] >= 0
-        bytes_, hold = sizes(passing.edge), timeline.transfers.hold[value]
-        sent, arrivals = outcome.sent[value][came], outcome.arrivals[value][came]
-        if bytes_:
-            yield homes[passing.edge.source.stage], (sent + hold, np.full(sent.size, SENT), -bytes_)
-            yield passing.receiver, (arrivals - hold, np.full(sent.size, ARRIVING), bytes_)
+        arrived = outcome.arrivals[value] >= 0
+        num_bytes, hold = sizes(passing.edge), timeline.transfers.hold[value]
+        sent, arrivals = outcome.sent[value][arrived], outcome.arrivals[value][arrived]
+        if num_bytes:
+            yield worker_of[passing.edge.source.stage], (sent + hold, np.full(sent.size, SENT), -num_bytes)
+            yield passing.receiver, (arrivals - hold, np.full(sent.size, ARRIVING), num_bytes)

@@ -19,12 +19,13 @@ def no_bytes(edge: Edge) -> float:
 
 @dataclass(frozen=True)
 class Link:
-    """A connection from one worker to another. A message of n bytes takes n * `seconds_per_byte` of it, and keeps it
-    for so long, or for n * `gap` if that is longer (LogGP's G: what both ends do for a message delays the next one).
+    """A connection from one worker to another. A message of n bytes takes n * `seconds_per_byte`. The next one begins
+    after that time, or after n * `gap` if that is longer (LogGP's G: the work of both ends for one message delays the
+    next).
 
-    It begins to arrive `latency` after it was sent, which keeps nobody busy. Pairs of workers whose links have the same
-    name in `shared` share one link, and contend for it; without a name every pair, in each direction, has its own.
-    Raises UsageError for a time below 0.
+    A message begins to arrive `latency` after it was sent; this time occupies no lane. Pairs of workers whose links
+    have the same name in `shared` share one link, and contend for it; without a name every pair, in each direction, has
+    its own. Raises UsageError for a time below 0.
     """
 
     latency: float = 0.0
@@ -40,7 +41,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """The link from each worker to each other one: `link`, but for those pairs (from, to) that `between` names."""
+    """The link from each worker to each other: `between[from, to]` if there is one, otherwise `link`."""
 
     link: Link = Link()
     between: Mapping[tuple[int, int], Link] = field(default_factory=dict)
@@ -51,10 +52,10 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """Links, the bytes of each value, and when a send begins.
+    """How messages travel: over which links, with how many bytes, and when a send begins.
 
-    With `sends="buffered"` a message leaves as soon as its sender's send lane is free; with "rendezvous" not before its
-    receiver has come to the action that needs it. Raises UsageError for any other `sends`.
+    With `sends="buffered"` a message leaves as soon as its sender's send lane is free; with "rendezvous" not before
+    its receiver has reached the action that needs it. Raises UsageError for any other `sends`.
     """
 
     network: Network = Network()

@@ -14,9 +14,9 @@ from stretto.simulate.engine import Floats
 class Noise:
     """Random factors on the durations of actions. The same seed gives the same factors.
 
-    `jitter` is the standard deviation of the logarithm of a factor whose median is 1; with the probability `straggling`
-    an action takes `slowdown` times as long besides. `workers` has factors of workers that are slower than the others
-    all the time (2: half as fast). Raises UsageError for a number that cannot be one of these.
+    `jitter` is the standard deviation of the logarithm of a factor whose median is 1. With probability `straggling` an
+    action takes `slowdown` times as long besides. `workers` has constant factors of slow workers (2: half as fast).
+    Raises UsageError for a negative or infinite number, and for a `straggling` above 1.
     """
 
     seed: int = 0
@@ -35,7 +35,7 @@ class Noise:
                 raise UsageError(f"a factor of {factor:g} on times: choose 0 or more")
 
     def factors(self, lowered: Lowered, turns: int) -> Floats:
-        """A factor for each action (rows) and minibatch (columns). More minibatches leave those before as they are."""
+        """A factor for each action (rows) and minibatch (columns). More turns do not change earlier factors."""
         size = len(lowered.actions)
         normal, uniform = (np.random.default_rng([self.seed, stream]) for stream in range(2))
         factors = np.exp(self.jitter * normal.standard_normal((turns, size)))

@@ -1,8 +1,8 @@
-"""Many turns through their periodic part: a few are simulated, what repeats is counted.
+"""Many turns at the price of a few: some turns are simulated, and the periodic part is multiplied.
 
-A simulation is a machine whose next step follows from its state. Once it is in a state in which it was some turns ago,
-all times moved on by the same amount, it does again what it did since then, until no more minibatches enter. So
-simulating fewer minibatches gives the same beginning and the same end, and the middle is multiplication.
+The next step of a simulation follows from its state. Once the state equals that of some turns ago, with all times later
+by one amount, the simulation repeats what it did since then, until no more minibatches enter. So simulating fewer
+minibatches gives the same beginning and the same end, and the middle is a multiplication.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from stretto.simulate.network import Transport
 from stretto.simulate.simulator import Durations, run_to_end, table_of, unit_costs
 from stretto.simulate.timeline import Timeline, sum_in_order
 
-LIKELY = 60  # turns after which a pattern repeats divide this more often than not
-WORTHWHILE = 0.6  # of all turns; to simulate more in search of a pattern gains too little
-QUEUEING = 0.3  # the same where messages queue: patterns begin late there, and a turn takes several times as long
+LIKELY = 60  # most periods, in turns, divide this number
+WORTHWHILE = 0.6  # the largest share of all turns to simulate in search of a periodic part
+QUEUEING = 0.3  # the same where messages queue: periods begin later there, and a turn takes several times as long
 
 
 class Repeat(NamedTuple):
-    """From turn `first` on everything repeats after `turns` turns, `time` later; `times` more often than simulated."""
+    """From turn `first` on, everything repeats after `turns` turns, `time` later; `times` repeats are not simulated."""
 
     first: int
     turns: int
@@ -36,14 +36,14 @@ class Repeat(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PeriodicTimeline:
-    """Many turns: the `timeline` of those that were simulated, and what of them repeats (None: all were simulated)."""
+    """Many turns: the `timeline` of the simulated ones, and which of them repeat (None: all turns were simulated)."""
 
     timeline: Timeline
     repeat: Repeat | None
 
     @property
     def turn(self) -> float | None:
-        """The time of a turn in the periodic part; None where none was found."""
+        """The time of a turn in the periodic part; None if there is none."""
         return None if self.repeat is None else self.repeat.time / self.repeat.turns
 
     @property
@@ -52,22 +52,22 @@ class PeriodicTimeline:
         if self.repeat is None:
             return self.timeline.makespan
         lowered, outcome = self.timeline.lowered, self.timeline.outcome
-        moved = turn_numbers(lowered.late, outcome.turns) >= self.repeat.first
-        early = float(outcome.ends[~moved].max(initial=0))
-        return max(early, float(outcome.ends[moved].max()) + self.repeat.times * self.repeat.time)
+        later = turn_numbers(lowered.late, outcome.turns) >= self.repeat.first
+        early = float(outcome.ends[~later].max(initial=0))
+        return max(early, float(outcome.ends[later].max()) + self.repeat.times * self.repeat.time)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
         """Time each worker computes."""
         if self.repeat is None:
             return self.timeline.busy
-        again = [0.0] * self.timeline.schedule.num_workers
+        per_turn = [0.0] * self.timeline.schedule.num_workers
         for lane in self.timeline.lowered.lanes:
             for position in range(lane.first, lane.last):
                 if self.timeline.lowered.actions[position].kind not in COLLECTIVES:
-                    again[lane.worker] += float(self.timeline.outcome.durations[position, 0])
+                    per_turn[lane.worker] += float(self.timeline.outcome.durations[position, 0])
         turns = self.repeat.turns * self.repeat.times
-        return tuple(once + turns * more for once, more in zip(self.timeline.busy, again, strict=True))
+        return tuple(simulated + turns * added for simulated, added in zip(self.timeline.busy, per_turn, strict=True))
 
     @property
     def utilisation(self) -> tuple[float, ...]:
@@ -85,8 +85,8 @@ class PeriodicTimeline:
         for worker in range(self.timeline.schedule.num_workers):
             lane, lengths = self.timeline.stalls(worker)
             number = lane.minibatches + late[lane.positions]
-            again = sum_in_order(lengths[(number >= first) & (number < first + turns)])
-            exposed.append(sum_in_order(lengths) + times * again)
+            repeated = sum_in_order(lengths[(number >= first) & (number < first + turns)])
+            exposed.append(sum_in_order(lengths) + times * repeated)
         return tuple(exposed)
 
     @cached_property
@@ -108,31 +108,33 @@ def simulate_periodic(
 ) -> PeriodicTimeline:
     """As `simulate`, for many turns whose times do not depend on the micro-batch, at the price of a few.
 
-    Exact: equal to simulating all turns with the same times, which are rounded so that their sums are exact
-    (`engine.rounded`). Where nothing repeats soon enough, or parts of the pipeline go at different paces, all turns are
-    simulated. Raises ScheduleError at a deadlock.
+    The result equals that of simulating all turns with the same times, which are rounded so that their sums are exact
+    (`engine.rounded`). All turns are simulated where nothing repeats soon enough, or where parts of the pipeline run at
+    different paces. Raises ScheduleError at a deadlock.
     """
     lowered = lower(schedule, rules, overlap=overlap)
-    table, moves = rounded(turns + max(lowered.late), table_of(lowered, durations), transfers(lowered, transport))
-    queues = moves.rendezvous or bool((moves.queue[:, 1:] >= 0).any())
-    few = max(lowered.late) + LIKELY + queues * schedule.num_workers // 2
-    while few <= (QUEUEING if queues else WORTHWHILE) * turns:
-        few += (turns - few) % LIKELY
-        timeline = run_to_end(lowered, rules, few, table, moves)
+    table, transfer_times = rounded(
+        turns + max(lowered.late), table_of(lowered, durations), transfers(lowered, transport)
+    )
+    queues = transfer_times.rendezvous or bool((transfer_times.queue[:, 1:] >= 0).any())
+    num_simulated = max(lowered.late) + LIKELY + queues * schedule.num_workers // 2
+    while num_simulated <= (QUEUEING if queues else WORTHWHILE) * turns:
+        num_simulated += (turns - num_simulated) % LIKELY
+        timeline = run_to_end(lowered, rules, num_simulated, table, transfer_times)
         repeat = repeating(lowered, timeline.outcome, queues=queues)
-        if repeat is not None and (turns - few) % repeat.turns == 0:
-            return PeriodicTimeline(timeline, repeat._replace(times=(turns - few) // repeat.turns))
-        few += few // 2 if repeat is None else (turns - few) % repeat.turns
-    return PeriodicTimeline(run_to_end(lowered, rules, turns, table, moves), None)
+        if repeat is not None and (turns - num_simulated) % repeat.turns == 0:
+            return PeriodicTimeline(timeline, repeat._replace(times=(turns - num_simulated) // repeat.turns))
+        num_simulated += num_simulated // 2 if repeat is None else (turns - num_simulated) % repeat.turns
+    return PeriodicTimeline(run_to_end(lowered, rules, turns, table, transfer_times), None)
 
 
 def repeating(lowered: Lowered, outcome: SimulatedTimes, *, queues: bool) -> Repeat | None:
-    """The periodic part of a simulation, if it has one that proves that it goes on.
+    """The periodic part of a simulation; None unless the simulated turns prove that it goes on repeating.
 
-    From turn `first` to the last full one everything must be as it was so many turns ago, and later by the same time.
-    Without queues a turn follows from as many turns before it as a value may wait. Where messages queue, what happens
-    next follows from the state of all lanes at one moment: there must be a moment such that all that is then under way,
-    and all that is under way one period later, lies within these turns.
+    From some turn to the last full one, all times have to equal those of one period before, plus one amount. Without
+    queues this has to hold for as many turns as a value may wait: the times of the next turn follow from these. Where
+    messages queue, the next event follows from the state of all lanes at one moment. So there has to be a moment at
+    which all actions and messages under way belong to these turns, and the same one period later.
     """
     reach = farthest(lowered)
     begins, ends = by_turn(lowered, outcome, outcome.turns - reach)
@@ -152,18 +154,18 @@ def repeating(lowered: Lowered, outcome: SimulatedTimes, *, queues: bool) -> Rep
 
 
 def by_turn(lowered: Lowered, outcome: SimulatedTimes, until: int) -> tuple[Floats, Floats]:
-    """When everything that belongs to a full turn before `until` began, and when it ended; a column a turn."""
+    """When the actions and messages of full turns before turn `until` began and ended: a row each, a column a turn."""
     numbers = np.arange(max(lowered.late), max(until, max(lowered.late)))
     late = np.array(lowered.late, np.int64)
-    came = np.flatnonzero((outcome.arrivals >= 0).any(axis=1)).tolist()
-    sent = [value for value in came if lowered.passings[value].receiver is not None]
-    of_actions = numbers - late[:, None]
-    of_values = numbers - late[sources_of(lowered, sent), None]
+    arrived = np.flatnonzero((outcome.arrivals >= 0).any(axis=1)).tolist()
+    sent = [value for value in arrived if lowered.passings[value].receiver is not None]
+    action_minibatches = numbers - late[:, None]
+    value_minibatches = numbers - late[sources_of(lowered, sent), None]
     actions, values = np.arange(len(late))[:, None], np.array(sent, np.int64)[:, None]
-    begins, ends = [outcome.starts[actions, of_actions]], [outcome.ends[actions, of_actions]]
+    begins, ends = [outcome.starts[actions, action_minibatches]], [outcome.ends[actions, action_minibatches]]
     if sent:
-        begins.append(outcome.sent[values, of_values])
-        ends.append(outcome.arrivals[values, of_values])
+        begins.append(outcome.sent[values, value_minibatches])
+        ends.append(outcome.arrivals[values, value_minibatches])
     linked = [v for v, times in enumerate(outcome.linked) if (times >= 0).any()]
     if linked:
         begins.append(outcome.linked[np.array(linked)[:, None], numbers - late[sources_of(lowered, linked), None]])
@@ -171,7 +173,7 @@ def by_turn(lowered: Lowered, outcome: SimulatedTimes, until: int) -> tuple[Floa
 
 
 def sources_of(lowered: Lowered, values: list[int]) -> Whole:
-    """The actions that make these values."""
+    """The positions of the actions that make these values."""
     return np.array([lowered.passings[value].source for value in values], np.int64)
 
 
@@ -181,14 +183,14 @@ def turn_numbers(late: Sequence[int], turns: int) -> Whole:
 
 
 def unrolled(lowered: Lowered, outcome: SimulatedTimes, repeat: Repeat) -> SimulatedTimes:
-    """The times of all turns from those of a few."""
+    """The times of all turns, from those of the simulated ones and what repeats."""
     turns = outcome.turns + repeat.turns * repeat.times
 
     def whole(times: Floats, late: Sequence[int]) -> Floats:
-        again = np.clip((turn_numbers(late, turns) - repeat.first) // repeat.turns, 0, repeat.times)
-        columns = np.arange(turns) - again * repeat.turns
+        num_repeats = np.clip((turn_numbers(late, turns) - repeat.first) // repeat.turns, 0, repeat.times)
+        columns = np.arange(turns) - num_repeats * repeat.turns
         simulated = np.take_along_axis(times, columns, axis=1)
-        return np.where(simulated < 0, simulated, simulated + again * repeat.time)
+        return np.where(simulated < 0, simulated, simulated + num_repeats * repeat.time)
 
     sources = [lowered.late[passing.source] for passing in lowered.passings]
     starts = whole(outcome.starts, lowered.late)

@@ -13,23 +13,23 @@ UNIT = 1_000_000  # nanoseconds that stand for one unit of simulated time: Perfe
 
 
 def recordings(timeline: Timeline, rules: Rules, *, unit: float = UNIT) -> list[Recording]:
-    """One recording a worker: what it computes, what it waits for meanwhile, what it sends and receives.
+    """One recording a worker: what it computes, what it waits for in between, what it sends and receives.
 
-    A wait is named after the action whose value came last. Messages that take time have spans on the lanes "send" and
-    "receive", collectives that overlap with computing on "collective". `unit` is how many nanoseconds stand for one
-    unit of simulated time.
+    A wait is named after the action whose value arrived last. Messages that take time have spans on the lanes "send"
+    and "receive", collectives that overlap with computing on "collective". `unit`: nanoseconds per unit of simulated
+    time.
     """
     schedule = timeline.schedule
-    made = [Recording(worker, name=worker_name(worker, schedule)) for worker in range(schedule.num_workers)]
+    by_worker = [Recording(worker, name=worker_name(worker, schedule)) for worker in range(schedule.num_workers)]
     arrivals = {Edge(m.value, m.source, m.stage): m.arrival for m in timeline.messages}
     beside = timeline.lowered.beside
-    free = [0.0] * len(made)
+    free = [0.0] * len(by_worker)
 
     def at(time: float) -> int:
         return round(time * unit)
 
     for span in timeline.spans:
-        recording = made[span.worker]
+        recording = by_worker[span.worker]
         if span.action.kind in beside:
             recording.span("collective", span.action, at(span.start), at(span.end))
         else:
@@ -38,27 +38,27 @@ def recordings(timeline: Timeline, rules: Rules, *, unit: float = UNIT) -> list[
             recording.span("compute", span.action, at(span.start), at(span.end))
             free[span.worker] = span.end
         for edge in rules.makes(span.action):
-            if schedule.worker_of.get(edge.stage, span.worker) == span.worker:  # the caller is everywhere
+            if schedule.worker_of.get(edge.stage, span.worker) == span.worker:  # the caller has no worker: no message
                 arrivals[edge] = span.end
             else:
                 recording.sent(channel(edge), span.action.microbatch, at(span.end))
     for message in timeline.messages:
-        record(message, made, at)
-    return made
+        record(message, by_worker, at)
+    return by_worker
 
 
-def record(message: SimulatedMessage, made: Sequence[Recording], at: Callable[[float], int]) -> None:
+def record(message: SimulatedMessage, by_worker: Sequence[Recording], at: Callable[[float], int]) -> None:
     """Write a message on the lanes of the workers that send and receive it."""
     _, source, _, sender, receiver, sent, arrival, hold = message
     name = channel(Edge(message.value, source, message.stage))
-    made[receiver].received(name, source.microbatch, at(arrival))
+    by_worker[receiver].received(name, source.microbatch, at(arrival))
     if hold:
-        made[sender].span("send", f"{name} {source.microbatch}", at(sent), at(sent + hold))
-        made[receiver].span("receive", f"{name} {source.microbatch}", at(arrival - hold), at(arrival))
+        by_worker[sender].span("send", f"{name} {source.microbatch}", at(sent), at(sent + hold))
+        by_worker[receiver].span("receive", f"{name} {source.microbatch}", at(arrival - hold), at(arrival))
 
 
 def last_of(span: Span, rules: Rules, arrivals: Mapping[Edge, float]) -> str:
-    """The action whose value arrived last of those that a span needed; its stage's merge where it needed none."""
+    """The source of the last value to arrive, of those that a span needs; its stage's merge if it needs none."""
     needs = [edge for edge in rules.needs(span.action) if edge in arrivals]
     last = max(needs, key=arrivals.__getitem__, default=None)
     return f"{span.action.stage}M" if last is None else str(last.source)

@@ -1,4 +1,4 @@
-"""Time on paper: when each action would start and end, given what each one costs."""
+"""Simulation: when each action of a schedule starts and ends, given the duration of each."""
 
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Durations = Callable[[Action], float]
 
 
 def unit_costs(action: Action) -> float:
-    """F, C, I and W take 1, B both halves of the backward, R and an update nothing."""
+    """An action's duration in units: 1 for F, C, I and W, 2 for B (both halves of the backward), 0 for the others."""
     return {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "A": 0, "R": 0, "U": 0, "M": 0}[action.kind]
 
 
@@ -35,18 +35,19 @@ def simulate(
     overlap: bool = False,
     noise: Noise | None = None,
 ) -> Timeline:
-    """Let `turns` turns enter and the pipeline drain. Times are in the unit of `durations`.
+    """The timeline of `turns` turns, until the pipeline has drained. Times are in the unit of `durations`.
 
-    A value is available to its own worker at once. For another worker it is a message of `sizes(edge)` bytes. The time
-    that they take on its link (`network`) keeps the sender's send lane busy, and the receiver's receive lane, which
-    begins one latency later, or when it is free; on a link that several pairs share the message queues in between.
-    Every lane and every shared link takes messages one at a time, first come, first served; messages that come at the
-    same time, in the order of their senders. `latency` is short for a network whose links have nothing else.
+    A value is available to its own worker at once. For another worker it is a message of `sizes(edge)` bytes, which
+    take some time on the pair's link (`network`). The message occupies the sender's send lane for that time, and for as
+    long the receiver's receive lane, which begins one latency after the send lane or, if later, when it is free. On a
+    link that several pairs share, messages queue in between. Every lane and every shared link takes messages one at a
+    time, first come, first served; messages that come at the same time are served in the order of their senders.
+    `latency` alone stands for a network whose links have that latency and no other cost.
 
-    Sending keeps nobody from computing; see `Transport` for `sends`. With `overlap` a worker computes while its
-    replicas agree (A, M). What the loader gives is there from the start.
-    `durations` and, if given, `noise` say how long each action takes, micro-batch by micro-batch.
-    Raises ScheduleError at a deadlock, with who waits for what, and UsageError for other `sends`.
+    Sending does not keep a worker from computing; see `Transport` for `sends`. With `overlap` a worker computes while
+    its replicas agree (A, M). Values from the loader are available from the start. `durations` gives the duration of
+    each action, micro-batch by micro-batch; `noise` multiplies them by random factors.
+    Raises ScheduleError at a deadlock, with who waits for what, and UsageError for an unknown `sends`.
     """
     links = Network(Link(latency)) if network is None else network
     transport = Transport(network=links, sizes=sizes, sends=sends)
@@ -58,28 +59,28 @@ def simulate(
     return run_to_end(lowered, rules, turns, table, transfers(lowered, transport))
 
 
-def run_to_end(lowered: Lowered, rules: Rules, turns: int, table: Floats, moves: Transfers) -> Timeline:
-    """The timeline of so many turns; `table` has a duration for each action (rows) and minibatch (columns, or one).
+def run_to_end(lowered: Lowered, rules: Rules, turns: int, table: Floats, transfer_times: Transfers) -> Timeline:
+    """The timeline of `turns` turns; `table` has a duration for each action (rows) and minibatch (columns, or one).
 
-    Raises ScheduleError unless everything could be done.
+    Raises ScheduleError at a deadlock.
     """
-    outcome = execute(lowered, turns, table, moves)
+    outcome = execute(lowered, turns, table, transfer_times)
     if outcome.done < len(lowered.actions) * turns:
         raise deadlock(lowered, rules, outcome)
-    return Timeline(lowered, rules, moves, outcome)
+    return Timeline(lowered, rules, transfer_times, outcome)
 
 
 def deadlock(lowered: Lowered, rules: Rules, outcome: SimulatedTimes) -> ScheduleError:
-    """The error that says which actions were left, and what they wait for."""
+    """The error that names the actions that could not run, and what they wait for."""
     schedule, turns = lowered.schedule, outcome.turns
     done = {lowered.action(position, minibatch) for position, minibatch in np.argwhere(outcome.starts >= 0).tolist()}
     available = {edge for action in done for edge in rules.makes(action)}
     available |= {edge for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
     lists = [schedule.unroll(worker, turns) for worker in range(schedule.num_workers)]
-    left = [deque(action for action in actions if action not in done) for actions in lists]
-    return ScheduleError(f"deadlock: {explain(left, rules, available)}")
+    remaining = [deque(action for action in actions if action not in done) for actions in lists]
+    return ScheduleError(f"deadlock: {explain(remaining, rules, available)}")
 
 
 def table_of(lowered: Lowered, durations: Durations) -> Floats:
-    """The duration of every action where all minibatches are alike: one column."""
+    """The durations of all actions, (actions, 1), where they do not depend on the minibatch."""
     return np.array([[durations(action)] for action in lowered.actions], np.float64)

@@ -15,9 +15,9 @@ def period(schedule: Schedule, rules: Rules, durations: Durations, *, latency: f
 
     `latency` is the time that a value needs from one worker to another.
 
-    Every cycle of dependences that spans k turns and takes time t forces k turns to take at least t; the slowest
-    cycle is reached (max-plus algebra; Baccelli et al. 1992, chapter 2). Exact.
-    Raises ScheduleError for a cycle within one turn, which nothing could ever start.
+    A cycle of dependences that spans k turns and takes time t forces k turns to take at least t, and the steady state
+    is as slow as the slowest cycle (max-plus algebra; Baccelli et al. 1992, chapter 2). The result is exact.
+    Raises ScheduleError for a cycle within one turn: none of its actions could ever start.
     """
     lowered = lower(schedule, rules)
     actions, edges = lowered.actions, dependences(lowered)
@@ -41,8 +41,8 @@ def slower_cycle(
 ) -> list[Dependence] | None:
     """A cycle that takes longer than `pace` a turn, if there is one (Bellman and Ford on longest paths).
 
-    Within a turn dependences have no cycle, so that taking them in their order carries a length through a whole turn
-    at once; and a cycle among the edges that last lengthened each node is such a cycle, found as soon as it closes.
+    Dependences within a turn have no cycle: taken in order, they carry a length through a whole turn in one pass. A
+    cycle among the edges that last lengthened each node takes longer than `pace`, and is found as soon as it closes.
     """
     ordered = in_order(size, edges)
     length = [0] * size
@@ -51,9 +51,9 @@ def slower_cycle(
     for _ in range(size + 1):
         changed = False
         for edge, gain in zip(ordered, gains, strict=True):
-            reached = length[edge.before] + gain
-            if reached > length[edge.after]:
-                length[edge.after], last[edge.after], changed = reached, edge, True
+            longer = length[edge.before] + gain
+            if longer > length[edge.after]:
+                length[edge.after], last[edge.after], changed = longer, edge, True
         if not changed:
             return None
         cycle = closed(last)
@@ -63,9 +63,9 @@ def slower_cycle(
 
 
 def in_order(size: int, edges: list[Dependence]) -> list[Dependence]:
-    """Edges within a turn sorted so that each comes after those that lead to it, then those between turns.
+    """The edges within a turn in topological order, then the edges between turns.
 
-    Where edges within a turn form a cycle (a deadlock), those on it and behind it come last.
+    Where edges within a turn form a cycle (a deadlock), the edges on it and behind it come last.
     """
     within: list[list[Dependence]] = [[] for _ in range(size)]
     open_edges = [0] * size
@@ -81,12 +81,12 @@ def in_order(size: int, edges: list[Dependence]) -> list[Dependence]:
             open_edges[edge.after] -= 1
             if not open_edges[edge.after]:
                 ready.append(edge.after)
-    known = set(ordered)
-    return ordered + [edge for edge in edges if edge not in known]
+    taken = set(ordered)
+    return ordered + [edge for edge in edges if edge not in taken]
 
 
 def closed(last: list[Dependence | None]) -> list[Dependence]:
-    """A cycle among the edges that lead to each node, one a node, if there is one."""
+    """A cycle among the edges `last`, at most one into each node; empty if there is none."""
     seen = [-1] * len(last)
     for start in range(len(last)):
         node: int | None = start

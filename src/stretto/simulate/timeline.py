@@ -1,4 +1,4 @@
-"""What a simulation gives: when each action and message began and ended, and what can be read off that."""
+"""The result of a simulation: when each action and message began and ended, and figures derived from these times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from stretto.simulate.engine import Floats, SimulatedTimes, Transfers, Whole
 
 
 class SimulatedMessage(NamedTuple):
-    """A value on its way: `sender`'s send lane is busy from `sent` to `sent + hold`, `receiver`'s receive lane at the
-    end, from `arrival - hold` to `arrival`.
+    """A value sent to another worker. The sender's send lane is busy from `sent` to `sent + hold`, the receiver's
+    receive lane from `arrival - hold` to `arrival`.
     """
 
     value: str
@@ -30,9 +30,9 @@ class SimulatedMessage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """When each action of a lowered schedule and each message began and ended, and what each worker's time went into.
+    """When each action of a lowered schedule and each message began and ended, and how workers spent their time.
 
-    Times are in the unit of the durations. Everything is worked out when it is first asked for.
+    Times are in the unit of the durations. Properties are computed at their first use.
     """
 
     lowered: Lowered
@@ -60,7 +60,7 @@ class Timeline:
 
     @cached_property
     def messages(self) -> tuple[SimulatedMessage, ...]:
-        """All messages that arrived, those of each sender in its order."""
+        """All messages that arrived, by sender and then by time."""
         messages = []
         for value, passing in enumerate(self.lowered.passings):
             if passing.receiver is None or passing.edge is None:
@@ -82,7 +82,7 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Time each worker computes; what replicas agree about (A, R, M) is communication."""
+        """The time that each worker computes; the agreement of replicas (A, R, M) counts as communication."""
         busy = [0.0] * self.schedule.num_workers
         computes = np.array([action.kind not in COLLECTIVES for action in self.lowered.actions])
         for lane in self.lowered.lanes:
@@ -93,10 +93,10 @@ class Timeline:
 
     @cached_property
     def exposed(self) -> tuple[float, ...]:
-        """Time each worker waits for communication: for messages on their way, and while its replicas agree.
+        """The time that each worker waits for communication: for messages, and while its replicas agree.
 
-        An action waits for messages as long as it starts later than it could if every value were available to it as
-        soon as it is made. Replicas that agree beside the computation keep nobody waiting.
+        An action's wait for messages is the time by which it starts later than if every value were available as soon
+        as it is made. Replicas that agree while a worker computes do not keep it waiting.
         """
         return tuple(sum_in_order(self.stalls(worker)[1]) for worker in range(self.schedule.num_workers))
 
@@ -123,7 +123,7 @@ class Timeline:
 
     @cached_property
     def _needs_made(self) -> Floats:
-        # When the last value that an action waits for had been made; the result of a collective: when that began.
+        # The time at which the last value that an action waits for was made; for a collective's result, its beginning.
         made = np.zeros_like(self.outcome.starts)
         ends, turns = self.outcome.ends, self.outcome.turns
         for passing in self.lowered.passings:
@@ -148,17 +148,17 @@ class Timeline:
 
     @cached_property
     def peak_graphs(self) -> tuple[int, ...]:
-        """The most forwards that each stage held at once for their backward."""
+        """The most graphs of forwards that each stage held at once for their backwards."""
         return self._most_held({"graph"}, [span.action.stage for span in self.spans], self.schedule.num_stages)
 
     @cached_property
     def peak_inputs(self) -> tuple[int, ...]:
-        """The most inputs that each stage held at once for their recompute."""
+        """The most inputs that each stage held at once for recomputing."""
         return self._most_held({"input"}, [span.action.stage for span in self.spans], self.schedule.num_stages)
 
     @cached_property
     def peak_activations(self) -> tuple[int, ...]:
-        """Graphs and inputs that each worker held at once, all its stages together."""
+        """The most graphs and inputs that each worker held at once, in all its stages."""
         return self._most_held({"graph", "input"}, [span.worker for span in self.spans], self.schedule.num_workers)
 
     def _most_held(self, values: set[str], places: Sequence[int], size: int) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ class Timeline:
 
 
 class LaneTimes(NamedTuple):
-    """The actions of a lane in its order: positions in the lowered schedule, minibatches, times."""
+    """The actions of a lane in order: positions in the lowered schedule, minibatches, starts and ends."""
 
     positions: Whole
     minibatches: Whole
@@ -180,5 +180,5 @@ class LaneTimes(NamedTuple):
 
 
 def sum_in_order(lengths: Floats) -> float:
-    """The sum of times, added up one after the other: numpy's own order depends on how many there are."""
+    """The sum of times, added one after another: the order in which numpy adds depends on their number."""
     return float(np.cumsum(lengths)[-1]) if lengths.size else 0.0
