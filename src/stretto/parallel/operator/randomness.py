@@ -54,7 +54,7 @@ class OwnStream:
 
 
 def draw_number() -> int:
-    """A number from the current generator of the CPU."""
+    """A number from the default generator of the CPU."""
     return int(torch.randint(2**62, ()).item())
 
 
