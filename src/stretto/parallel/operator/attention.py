@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stretto.errors import UsageError
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.exchange import join, leave
 from stretto.parallel.operator.piece import Piece, keep_part
@@ -55,6 +56,8 @@ class Heads(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As torch's own: inputs and output [T, N, E], [N, T, E] with batch_first, or [T, E]."""
+        if is_causal and attn_mask is None:  # only a hint that the mask is causal, as for torch, which refuses it, too
+            raise UsageError("attention: is_causal=True without a mask: give attn_mask=, the causal mask, as well")
         unbatched = query.ndim == 2
         inputs = entered((query, key, value), self.boundary)
         q, k, v = self.projected(*(self.batch_first_view(x, unbatched) for x in inputs))
