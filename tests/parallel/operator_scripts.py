@@ -369,6 +369,7 @@ def refusals():
     mesh = begin(2, names=("tensor",))
     once = stretto.parallel.tensor(nn.Sequential(nn.Linear(2, 2)), mesh)
     convolution = nn.Sequential(nn.Conv2d(6, 6, 1, groups=3))
+    x = torch.randn(3, 1, 4)
     attempts = [
         lambda: stretto.parallel.tensor(nn.Linear(2, 2), init_device_mesh("cpu", (2,), mesh_dim_names=("data",))),
         lambda: stretto.parallel.tensor(once, mesh),
@@ -386,6 +387,7 @@ def refusals():
         lambda: stretto.parallel.tensor(nn.Sequential(nn.MultiheadAttention(4, 1)), mesh),
         lambda: stretto.parallel.tensor(mlp(4, 4), mesh, sequence=True),
         lambda: stretto.parallel.tensor(Block(8, 2, 1), mesh, sequence=True, plan={"mlp": "replicate"}),
+        lambda: stretto.parallel.tensor(nn.Sequential(nn.MultiheadAttention(4, 2)), mesh)[0](x, x, x, is_causal=True),
     ]
     messages = []
     for attempt in attempts:

@@ -27,6 +27,7 @@ def test_refusals_name_the_numbers_the_layer_and_the_remedy():
             ("0 has 1 heads for 2 processes", 'plan={"0": "replicate"}'),
             ("no transformer block", "nn.TransformerEncoderLayer", "attn, ln_1, ln_2, mlp", "sequence=False"),
             ("no transformer block whose attention and MLP are cut",),
+            ("is_causal=True without a mask", "attn_mask="),
         ),
         strict=True,
     ):
