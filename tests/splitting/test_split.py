@@ -78,9 +78,9 @@ def test_stages_begin_where_they_are_told_to():
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ([0, 9], "the last number is that of the layers, 8"),
-        ([1, 8], "stages begin at 0"),
-        ([0, 3, 3, 8], "larger and larger"),
+        ([0, 9], "and the number of layers, 8"),
+        ([1, 8], "give 0, the layer that each further stage begins with"),
+        ([0, 3, 3, 8], "in rising order"),
         ([0, "4", 8], "say where they begin"),
     ],
 )
@@ -107,7 +107,7 @@ def test_shared_layers_stay_together():
     stages = stretto.split(layers, 3, example=torch.randn(2, 4), tied="together")
     assert stages.bounds == [0, 1, 4, 5]
     assert "layer 1 (Linear) and layer 3 (Linear) share the parameter 'weight'" in stages.explanation
-    with pytest.raises(UsageError, match=r"only 3 pieces can be parted.*layer 1.*layer 3.*'weight'.*untie"):
+    with pytest.raises(UsageError, match=r"only 3 pieces can be separated.*layer 1.*layer 3.*'weight'.*untie"):
         stretto.split(layers, 4, tied="together")
 
 

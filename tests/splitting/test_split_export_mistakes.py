@@ -91,7 +91,7 @@ def test_the_model_is_left_as_it_was():
 
 
 def test_methods_with_own_losses_keep_tied_weights_together():
-    with pytest.raises(UsageError, match=r"only 1 piece can be parted: .*share the parameter 'out\.weight'"):
+    with pytest.raises(UsageError, match=r"only 1 piece can be separated: .*share the parameter 'out\.weight'"):
         stretto.split(Tied(), 2, example=torch.ones(4, 5, dtype=torch.long), tied="together")
 
 

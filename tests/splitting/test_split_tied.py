@@ -56,7 +56,7 @@ def test_local_methods_train_them(kind, method):
 
 def test_what_cannot_stay_together_may_come_apart():
     model, x = build("gpt2"), words(0)
-    with pytest.raises(UsageError, match=r"only 1 piece can be parted: .*or tied='apart'"):
+    with pytest.raises(UsageError, match=r"only 1 piece can be separated: .*or tied='apart'"):
         stretto.split(model, 2, example=x, tied="together")
     stages = stretto.split(model, 2, example=x, tied="apart")
     assert "local methods by that stage's losses alone" in stages.explanation

@@ -1,4 +1,4 @@
-"""A model with a list of blocks in it, cut between the blocks."""
+"""A model that calls a list of blocks, cut between the blocks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,14 +12,14 @@ from stretto.splitting.parts import tied
 
 
 class Blocks(Units):
-    """The traced forward of a model, in as many units as there are blocks.
+    """The traced forward of a model, one unit for each block.
 
-    What comes before the first block belongs to the first unit, everything else to the unit of the block before it:
+    Nodes before the first block belong to the first unit, every other node to the unit of the block before it:
 
         wte  wpe  add  h.0  |  h.1  |  h.2  norm  head
         ------ unit 0 ------   unit 1  ---- unit 2 ----
 
-    What the last block gave travels before everything else.
+    Of the values sent to the next stage, the last block's output comes first.
     """
 
     noun = "block"
@@ -39,16 +39,16 @@ class Blocks(Units):
         check_calls(model, list(blocks), recorded.graph)
         super().__init__(model, call, recorded, inputs)
         names = [self.name(index, index + 1) for index in range(len(self))]
-        stuck = {i: joint for i in range(1, len(self)) if (joint := self._obstacle(i, names)) is not None}
-        shared = tied(self._parameters(), names) if together else {}
-        self.joints = dict(sorted({**stuck, **shared}.items()))
+        uncuttable = {i: joint for i in range(1, len(self)) if (joint := self._obstacle(i, names)) is not None}
+        sharing = tied(self._parameters(), names) if together else {}
+        self.joints = dict(sorted({**uncuttable, **sharing}.items()))
 
     def __len__(self) -> int:
-        """Number of blocks."""
+        """The number of blocks."""
         return len(self._blocks)
 
     def name(self, start: int, stop: int) -> str:
-        """The blocks start up to stop."""
+        """The blocks from `start` up to `stop`, for messages."""
         names = list(self._blocks)
         if stop == start + 1:
             around = " with what comes before it" * (start == 0) + " with what comes after it" * (stop == len(self))
@@ -56,7 +56,7 @@ class Blocks(Units):
         return f"blocks {names[start]} to {names[stop - 1]}"
 
     def divisible(self, index: int) -> bool:
-        """Whether a block has modules in it, or others around it."""
+        """Whether a block has submodules, or shares its unit with nodes before or after the blocks."""
         block = list(self._blocks.values())[index]
         return index in (0, len(self) - 1) or any(True for _ in block.children())
 
@@ -65,20 +65,20 @@ class Blocks(Units):
 
 
 def check_calls(model: nn.Module, blocks: Sequence[str], graph: fx.Graph) -> None:
-    """Refuse blocks that are not called once each, in order."""
+    """Raise TraceError unless the forward calls each block once, in order."""
     called = [str(node.target) for node in graph.nodes if node.op == "call_module" and node.target in blocks]
     if called == list(blocks):
         return
     missing = [name for name in blocks if name not in called]
-    twice = [name for name in blocks if called.count(name) > 1]
-    what = (
-        f"{', '.join(twice[:4])} called more than once"
-        if twice
+    repeated = [name for name in blocks if called.count(name) > 1]
+    problem = (
+        f"{', '.join(repeated[:4])} called more than once"
+        if repeated
         else f"{', '.join(missing[:4])} not called"
         if missing
         else f"called in the order {', '.join(called[:8])}"
     )
     raise TraceError(
         f"the blocks of {type(model).__name__} must be called one after the other, once each, for the model to be cut "
-        f"between them: {what}. Name another list of blocks, or give a list of layers"
+        f"between them: {problem}. Name another list of blocks, or give a list of layers"
     )

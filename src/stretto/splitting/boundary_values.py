@@ -1,4 +1,4 @@
-"""What can travel from one stage to the next: tensors, and tuples and lists of them."""
+"""The values that one stage can send to the next: tensors, and tuples and lists of tensors."""
 
 import operator
 from enum import Enum
@@ -9,28 +9,28 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from stretto.errors import UsageError
-from stretto.splitting.fx.decisions import asks, reckons
+from stretto.splitting.fx.decisions import computes_plainly, reads_metadata
 from stretto.splitting.fx.helpers import HELPER
 
 
 class ValueKind(Enum):
-    """What a value is, if it is not a container of tensors."""
+    """The kind of a value that is no tuple or list of tensors."""
 
     TENSOR = 1
-    FIXED = 2  # a tensor that no weight has a part in (rotary tables): its gradient would be of no use
-    OPTIONAL = 3  # a tensor without gradient, or None: a mask that some batches need and others do not
-    PLAIN = 4  # shapes, numbers, devices: computed anew from the tensors they come from
-    STUCK = 5  # anything else, which cannot travel
+    FIXED = 2  # a tensor that depends on no weight (rotary tables), so that it needs no gradient
+    OPTIONAL = 3  # a tensor without gradient, or None: a mask that only some batches need
+    PLAIN = 4  # a shape, number or device: each stage computes it from the tensors that it is sent
+    STUCK = 5  # anything else, which cannot be sent
 
 
 Form: TypeAlias = Any
-"""A Kind; None; or a tuple or list of Forms that has a tensor in it."""
+"""A ValueKind, None, or a tuple or list of Forms with at least one tensor."""
 
 PLAIN_TYPES = (int, float, complex, bool, str, slice, range, torch.Size, torch.dtype, torch.device, torch.layout)
 
 
 def form_of(value: Any) -> Form:
-    """The form of a value that was seen."""
+    """The form of a value that the example produced."""
     if isinstance(value, Tensor):
         return ValueKind.TENSOR if value.requires_grad or not differentiable(value) else ValueKind.FIXED
     if value is None:
@@ -44,7 +44,7 @@ def form_of(value: Any) -> Form:
 
 
 class FormRecorder(fx.Interpreter):
-    """Runs a graph and keeps the form of what every node gave, in `forms`."""
+    """Runs a graph and records the form of every node's value, in `forms`."""
 
     def __init__(self, module: fx.GraphModule, hint: str) -> None:
         super().__init__(module)
@@ -53,7 +53,7 @@ class FormRecorder(fx.Interpreter):
         self.forms: dict[fx.Node, Form] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """One node. Raises UsageError if it fails."""
+        """Run one node and record the form of its value. Raises UsageError if the node fails."""
         try:
             with torch.enable_grad():
                 value = super().run_node(n)
@@ -64,76 +64,78 @@ class FormRecorder(fx.Interpreter):
             ) from error
         form = form_of(value)
         self.forms[n] = ValueKind.OPTIONAL if is_optional(n, value) else form
-        return tree_map_only(Tensor, afresh, value)
+        return tree_map_only(Tensor, detached_copy, value)
 
 
 def differentiable(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers can have gradients."""
+    """Whether a tensor of this dtype can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def is_optional(node: fx.Node, value: Any) -> bool:
-    """Whether other batches may have a tensor where this one has None, or None where this one has a tensor.
+    """Whether the node may give a tensor for one batch and None for another.
 
-    A helper function may decide by the numbers in a batch whether it makes a mask.
+    A helper function may decide by the values of a batch whether it makes a mask.
     """
     if value is None:
         return node.op in ("call_function", "call_module", "call_method")
     return HELPER in node.meta and isinstance(value, Tensor) and not value.requires_grad
 
 
-def afresh(tensor: Tensor) -> Tensor:
-    """The same numbers without what they came from, no leaf: only one node's graph is ever held."""
+def detached_copy(tensor: Tensor) -> Tensor:
+    """A copy without history that is no leaf, so that autograd keeps the graph of one node at a time."""
     return tensor.detach().requires_grad_().clone() if tensor.requires_grad else tensor
 
 
 def pack(value: Tensor | None, like: Tensor) -> Tensor:
-    """An optional value as a tensor where `like` is: None is an empty one."""
+    """An optional value as a tensor on the device of `like`: an empty one for None."""
     return like.new_empty(0, dtype=torch.bool) if value is None else value
 
 
 def unpack(tensor: Tensor) -> Tensor | None:
-    """What `pack` was given."""
+    """The tensor or None that `pack` was given."""
     return None if tensor.dim() == 1 and not tensor.numel() else tensor.detach()
 
 
 def outline(tensor: Tensor) -> Tensor:
-    """A tensor without elements that tells the shape of another, [0, *shape]."""
+    """An empty tensor of shape [0, *tensor.shape]: it carries the shape and no elements."""
     return tensor.new_empty((0, *tensor.shape))
 
 
 def stand_in(outlined: Tensor) -> Tensor:
-    """A tensor of the shape that `outline` was given, which takes no memory and whose numbers mean nothing."""
+    """A tensor of the shape that `outline` carries: one element expanded, whose value means nothing."""
     return outlined.new_zeros(()).expand(outlined.shape[1:])
 
 
 def guess_forms(graph: fx.Graph) -> dict[fx.Node, Form]:
-    """Forms without having seen values: what is not clearly a shape or a number counts as one tensor."""
+    """Forms without an example: every value that is not clearly a shape or a number counts as one tensor."""
     forms: dict[fx.Node, Form] = {}
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        plain = asks(node) or (reckons(node) and bool(inputs) and all(forms[n] is ValueKind.PLAIN for n in inputs))
+        plain = reads_metadata(node) or (
+            computes_plainly(node) and bool(inputs) and all(forms[source] is ValueKind.PLAIN for source in inputs)
+        )
         forms[node] = ValueKind.PLAIN if plain else ValueKind.TENSOR
     return forms
 
 
 def leaves(graph: fx.Graph, value: Any, form: Form) -> list[fx.Node]:
-    """The tensors of a value in a stage's graph, in order; taken out of their container if need be."""
+    """The nodes of a value's tensors in a stage's graph, in order; adds the nodes that index its container."""
     if form is None:
         return []
     if isinstance(form, ValueKind):
         return [value]
     members = value if isinstance(value, (tuple, list)) else [None] * len(form)
-    found: list[fx.Node] = []
-    for index, (member, inner) in enumerate(zip(members, form, strict=True)):
-        if member is None and inner is not None:
+    tensors: list[fx.Node] = []
+    for index, (member, member_form) in enumerate(zip(members, form, strict=True)):
+        if member is None and member_form is not None:
             member = graph.call_function(operator.getitem, (value, index))
-        found += leaves(graph, member, inner)
-    return found
+        tensors += leaves(graph, member, member_form)
+    return tensors
 
 
 def rebuild(graph: fx.Graph, form: Form, name: str) -> Any:
-    """The value called `name` in the next stage's graph, out of the tensors that the stage is given."""
+    """The value `name` in the next stage's graph, put together from the placeholders of its tensors."""
     if form is None:
         return None
     if form is ValueKind.TENSOR:
@@ -142,9 +144,9 @@ def rebuild(graph: fx.Graph, form: Form, name: str) -> Any:
         return graph.call_method("detach", (graph.placeholder(name),))
     if form is ValueKind.OPTIONAL:
         return graph.call_function(unpack, (graph.placeholder(name),))
-    return type(form)(rebuild(graph, inner, f"{name}__{index}") for index, inner in enumerate(form))
+    return type(form)(rebuild(graph, member_form, f"{name}__{index}") for index, member_form in enumerate(form))
 
 
 def num_leaves(form: Form) -> int:
-    """How many tensors travel for a value."""
+    """How many tensors are sent for a value of this form."""
     return 0 if form is None else 1 if isinstance(form, ValueKind) else sum(map(num_leaves, form))

@@ -1,4 +1,4 @@
-"""The ways to cut a model, and the one that makes even stages."""
+"""The ways to cut a model, and the choice of the one that makes even stages."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,15 +14,18 @@ from stretto.splitting.cost import Inputs, PieceCosts, measure
 from stretto.splitting.fx.modules import Modules
 from stretto.splitting.lists import whole_list, whole_tuples
 from stretto.splitting.parts import SplitParts
-from stretto.splitting.structure import check_bounds, find, find_exported, openings, shortage
+from stretto.splitting.structure import check_bounds, find, find_exported, shortage, stage_starts
 
 LOGGER = logging.getLogger("stretto")
-FAIR = 1.3  # up to so many times its fair share of the cost the largest stage is fair
-GAIN = 1.05  # how many times smaller another way has to make it, if not fair
+FAIR = 1.3  # stages count as even up to this cost of the largest one, over the mean cost
+GAIN = 1.05  # another way replaces the best one only if its largest stage is smaller by this factor
 
 
 class Way(NamedTuple):
-    """Makes the parts that a model is cut into; a `costly` one is not gone if no single unit is what is too large."""
+    """A way to cut a model: `make` gives its parts.
+
+    A `costly` way is tried only where the best one so far has a single unit that is too large for a stage.
+    """
 
     make: Callable[[], SplitParts]
     costly: bool = False
@@ -39,9 +42,9 @@ def ways(
 ) -> Iterator[Way]:
     """The ways to cut a model, the plainest first.
 
-    The layers of a list, or the blocks of the list that is meant; the layers within layers; the modules that the
-    forward calls; operations (torch.export). If a path says what is meant, or no example what costs how much, only the
-    first.
+    Between the layers of a list, or the blocks of the model's main list; between the layers within layers; between the
+    modules that the forward calls; between operations (torch.export). With a path, or without an example to count costs
+    on, only the first.
     """
     yield Way(partial(find, model, inputs, names, path, num_wanted, together=together))
     if path is not None or inputs is None:
@@ -57,7 +60,10 @@ def ways(
 
 @dataclass(frozen=True, eq=False)
 class StageCut:
-    """Parts in stages: stage s is the units chosen[s] up to chosen[s + 1]; `costs` has one entry a unit."""
+    """Parts in stages: stage s holds the units chosen[s] up to chosen[s + 1].
+
+    `units[u]` is the part that unit u begins with; `costs` has one entry a unit.
+    """
 
     parts: SplitParts
     units: Sequence[int]
@@ -66,29 +72,29 @@ class StageCut:
 
     @property
     def bounds(self) -> list[int]:
-        """Where stages begin, in parts, and the end."""
+        """The part that each stage begins with, and the number of parts."""
         return [self.units[position] for position in self.chosen]
 
     @cached_property
     def shares(self) -> list[float]:
         """Each stage's share of the cost."""
-        each = self.costs.together(self.chosen).values
-        return [cost / sum(each) for cost in each]
+        stage_costs = self.costs.together(self.chosen).values
+        return [cost / sum(stage_costs) for cost in stage_costs]
 
     @property
     def imbalance(self) -> float:
-        """How many times its fair share the largest stage has."""
+        """The cost of the largest stage over the mean cost of a stage."""
         return max(self.shares) * len(self.shares)
 
     @property
     def too_large(self) -> list[int]:
-        """The units that alone have more than a fair share."""
+        """The units that alone cost more than an even stage may."""
         limit = FAIR * sum(self.costs.values) / len(self.shares)
         return [index for index, cost in enumerate(self.costs.values) if cost > limit]
 
     @property
     def divisible(self) -> bool:
-        """Whether one of those may be parted by a finer way."""
+        """Whether a finer way may cut one of the units that are too large."""
         return any(
             self.parts.divisible(part)
             for unit in self.too_large
@@ -111,16 +117,19 @@ class StageCut:
 
 
 def measured(parts: SplitParts, inputs: Inputs | None, by: str) -> StageCut:
-    """Parts with what they cost, all in one stage."""
-    units = openings(parts)
-    called = [parts.name(start, stop) for start, stop in pairwise(units)]
-    costs = measure(parts.cut(units), called, inputs, by)
+    """The parts and their costs, all in one stage."""
+    units = stage_starts(parts)
+    unit_names = [parts.name(start, stop) for start, stop in pairwise(units)]
+    costs = measure(parts.cut(units), unit_names, inputs, by)
     return StageCut(parts, units, costs, [0, len(units) - 1])
 
 
 def placed(parts: SplitParts, inputs: Inputs | None, by: str, num_stages: int | Sequence[int]) -> StageCut:
-    """Parts in so many stages, as even as can be, or in those that begin there. Raises UsageError if they cannot."""
-    units = openings(parts)
+    """The parts in `num_stages` stages, as even as possible, or cut at the bounds that `num_stages` lists.
+
+    Raises UsageError if no stage can begin there, or if there are too few parts.
+    """
+    units = stage_starts(parts)
     if not isinstance(num_stages, int):
         check_bounds(parts, units, num_stages)
         return replace(measured(parts, inputs, by), chosen=[units.index(bound) for bound in num_stages])
@@ -130,22 +139,22 @@ def placed(parts: SplitParts, inputs: Inputs | None, by: str, num_stages: int | 
 
 
 def most_even(
-    found: Iterable[Way], inputs: Inputs | None, by: str, num_stages: int | Sequence[int]
+    choices: Iterable[Way], inputs: Inputs | None, by: str, num_stages: int | Sequence[int]
 ) -> tuple[StageCut, list[nn.Module]]:
-    """The plainest way that makes fair stages, else the one that makes the largest stage smallest; and its stages.
+    """The cut of the plainest way that makes even stages, else of the way with the least imbalance; and its stages.
 
-    So the bounds that a way was chosen with choose it again. Raises what the plainest raises, unless only the number of
-    its parts is wrong and another's is not.
+    Given the bounds of an earlier result, it chooses the same way again. Raises UsageError if every way fails: the
+    first way's error, or that of a way whose number of parts the given bounds end with.
     """
     best: tuple[StageCut, list[nn.Module]] | None = None
     refusal: UsageError | None = None
-    for number, way in enumerate(found):
+    for index, way in enumerate(choices):
         if way.costly and (isinstance(num_stages, int) if best is None else not best[0].divisible):
             continue
         try:
             parts = way.make()
         except UsageError as error:
-            if not number:
+            if not index:
                 raise
             LOGGER.debug("another way to cut the model fails: %s", error)
             continue
@@ -154,8 +163,8 @@ def most_even(
             if best is None or cut.imbalance <= FAIR or cut.imbalance * GAIN < best[0].imbalance:
                 best = cut, cut.stages()
         except UsageError as error:
-            meant = not isinstance(num_stages, int) and list(num_stages[-1:]) == [len(parts)]
-            refusal = error if refusal is None or meant else refusal
+            bounds_match = not isinstance(num_stages, int) and list(num_stages[-1:]) == [len(parts)]
+            refusal = error if refusal is None or bounds_match else refusal
             LOGGER.debug("another way to cut the model fails: %s", error)
         if best is not None and best[0].imbalance <= FAIR:
             break
@@ -166,30 +175,32 @@ def most_even(
 
 
 def uneven(cut: StageCut, path: str | None) -> str:
-    """What there is to say where stages are not fair, and what to do about it."""
+    """The warning for uneven stages: each one's share of the cost, and a remedy."""
     shares, count = cut.shares, len(cut.shares)
     largest = shares.index(max(shares))
-    each = ", ".join(f"{share:.1%}" for share in shares)
+    listed = ", ".join(f"{share:.1%}" for share in shares)
     return (
-        f"stage {largest} of {count} has {cut.imbalance:.2f} times its fair share of the cost (stages have {each}; "
+        f"stage {largest} of {count} has {cut.imbalance:.2f} times its fair share of the cost (stages have {listed}; "
         f"{cut.costs.how}), and a pipeline is as slow as its slowest stage. {remedy(cut, path)}"
     )
 
 
 def remedy(cut: StageCut, path: str | None) -> str:
-    """What makes stages fairer."""
+    """How to get more even stages."""
     count, most = len(cut.shares), len(cut.units) - 1
-    near = sorted(range(max(2, count - 4), min(most, count + 4) + 1), key=lambda other: abs(other - count))
-    fair = next((other for other in near if cut.into(other).imbalance <= FAIR), None)
-    ways = []
+    nearby_counts = sorted(range(max(2, count - 4), min(most, count + 4) + 1), key=lambda other: abs(other - count))
+    even = next((other for other in nearby_counts if cut.into(other).imbalance <= FAIR), None)
+    options = []
     if path is not None:
-        ways.append(f"leave path={path!r} out, so that it may be cut elsewhere, too")
-    if fair is not None:
-        ways.append(f"ask for {fair} stages, the largest of which has {cut.into(fair).imbalance:.2f} times its share")
-    alone = f"{cut.name(cut.too_large[0])} alone is too large: " if cut.too_large else ""
+        options.append(f"leave path={path!r} out, so that it may be cut elsewhere, too")
+    if even is not None:
+        options.append(
+            f"ask for {even} stages, the largest of which has {cut.into(even).imbalance:.2f} times its share"
+        )
+    culprit = f"{cut.name(cut.too_large[0])} alone is too large: " if cut.too_large else ""
     if cut.divisible:
-        ways.append("make it of smaller modules, called one after the other")
-    if not ways:
-        ways.append("ask for fewer stages, or make it smaller" if alone else "ask for fewer stages")
-    text = alone + "; or ".join(ways)
+        options.append("make it of smaller modules, called one after the other")
+    if not options:
+        options.append("ask for fewer stages, or make it smaller" if culprit else "ask for fewer stages")
+    text = culprit + "; or ".join(options)
     return text[0].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""What each piece of a model costs: forward FLOPs, measured seconds, or parameters."""
+"""The cost of each piece of a model: forward FLOPs, measured seconds, or the number of parameters."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ REPEATS = 5
 class PieceCosts:
     """One whole number a piece (FLOPs, nanoseconds or parameters), how to print it, and how it was obtained.
 
-    `known`: they are what was asked for, and not something that stands for it.
+    `known` is False where another measure stands in for the one asked for.
     """
 
     values: list[int]
@@ -33,13 +33,13 @@ class PieceCosts:
     known: bool = True
 
     def together(self, bounds: Sequence[int]) -> "PieceCosts":
-        """The costs of runs of pieces: entry s is that of the pieces bounds[s] up to bounds[s + 1]."""
+        """The costs of stages: entry s sums the pieces bounds[s] up to bounds[s + 1]."""
         sums = [sum(self.values[start:stop]) for start, stop in pairwise(bounds)]
         return replace(self, values=sums)
 
 
 def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | None, by: str) -> PieceCosts:
-    """What the pieces, run one after the other on `inputs`, cost each; never all 0."""
+    """The cost of each piece, run one after the other on `inputs`, by "flops", "time" or "parameters". Never all 0."""
     if by == "parameters":
         return parameters(pieces, "number of parameters")
     if inputs is None:
@@ -58,22 +58,22 @@ def measure(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs | 
 
 
 def parameters(pieces: Sequence[nn.Module], how: str) -> PieceCosts:
-    """Numbers of parameters; 1 each where there are none at all."""
+    """The number of parameters of each piece; 1 for each piece if none has parameters."""
     values = [sum(p.numel() for p in piece.parameters()) for piece in pieces]
     if not any(values):
-        return PieceCosts([1] * len(values), str, f"1 each, for all would cost 0; asked for: {how}", known=False)
+        return PieceCosts([1] * len(values), str, f"1 each, as every piece would cost 0; asked for: {how}", known=False)
     return PieceCosts(values, lambda cost: f"{cost:,}", how)
 
 
 def stand_in(pieces: Sequence[nn.Module], how: str) -> PieceCosts:
-    """Numbers of parameters, for want of FLOPs."""
+    """The number of parameters of each piece, in place of FLOPs."""
     return replace(parameters(pieces, how), known=False)
 
 
 def flops(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> list[int]:
     """Forward FLOPs as torch counts them on the real modules (a multiplication and an addition are two).
 
-    Element-wise work, norms and look-ups count nothing.
+    Element-wise operations, norms and embeddings count 0.
     """
     counted: list[int] = []
     tensors = inputs
@@ -86,7 +86,7 @@ def flops(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> 
 
 
 def seconds(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> list[int]:
-    """Nanoseconds of forward and backward in training mode: the median of a few sweeps over all pieces."""
+    """Nanoseconds of each piece's forward and backward in training mode: the median of REPEATS runs of all pieces."""
     device = home(pieces)
     samples: list[list[int]] = [[] for _ in pieces]
     with undisturbed(pieces, device), torch.enable_grad():
@@ -99,21 +99,21 @@ def seconds(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -
                 outputs, nanoseconds = timed(partial(forward_and_backward, piece, name, leaves), device)
                 tensors = tuple(tensor.detach() for tensor in outputs)
                 samples[index].append(nanoseconds)
-    return [round(statistics.median(sample[1:])) for sample in samples]  # the first sweep warms up
+    return [round(statistics.median(sample[1:])) for sample in samples]  # the first run warms up
 
 
 def forward_and_backward(piece: nn.Module, name: str, leaves: Inputs) -> Inputs:
     """The outputs of one forward, with its backward done; no parameter's `.grad` is touched."""
-    wanted = [tensor for tensor in (*piece.parameters(), *leaves) if tensor.requires_grad]
+    differentiable = [tensor for tensor in (*piece.parameters(), *leaves) if tensor.requires_grad]
     outputs = members(attempt(piece, name, leaves))
     roots = [tensor for tensor in outputs if tensor.requires_grad]
-    if roots and wanted:
-        torch.autograd.grad(roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True)
+    if roots and differentiable:
+        torch.autograd.grad(roots, differentiable, [torch.ones_like(root) for root in roots], allow_unused=True)
     return outputs
 
 
 def attempt(piece: nn.Module, name: str, arguments: Sequence[Any]) -> Any:
-    """Call a piece. Raises UsageError, naming it and what reached it, if it fails."""
+    """Call a piece. If it fails, raises UsageError with its name and the shapes of its arguments."""
     remedy = "Mend the layer, or the one before it, or give an example of the shape and type that the model takes"
     return attempt_layer(piece, name, arguments, remedy)
 

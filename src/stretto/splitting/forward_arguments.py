@@ -1,4 +1,4 @@
-"""Which arguments of a forward a batch fills."""
+"""Which of a forward's arguments the tensors of a batch fill."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,10 @@ from stretto.errors import UsageError, nearest
 
 @dataclass(frozen=True)
 class ForwardCall:
-    """How the tensors of a batch, in order, become arguments of a forward; the others keep their defaults.
+    """How the tensors of a batch, in order, become arguments of a forward; other arguments keep their defaults.
 
-    `names` has one entry a tensor; they are handed over under these names where `named`, else by position.
+    `names` has one entry a tensor. The tensors are passed by keyword if `named`, else by position. `constants` are
+    further keyword arguments.
     """
 
     names: tuple[str, ...]
@@ -23,23 +24,23 @@ class ForwardCall:
 
     @property
     def hint(self) -> str:
-        """What may have been meant otherwise, for messages; nothing if a single tensor was given."""
+        """Which arguments the example fills, for messages; empty for a single tensor or named ones."""
         if self.named or len(self.names) < 2:
             return ""
         return f" (the example fills {', '.join(self.names)}; example={{name: tensor}} fills others)"
 
     def run(self, forward: Callable[..., Any], values: Sequence[Any]) -> Any:
-        """What `forward` gives for these values."""
+        """Call `forward` on these values and return its output."""
         if self.named:
             return forward(**dict(zip(self.names, values, strict=True)), **self.constants)
         return forward(*values, **self.constants)
 
 
 def find_call(model: nn.Module, num_given: int | None, names: Sequence[str] | None = None) -> ForwardCall:
-    """How a batch of so many tensors, with names or without, is handed to the model.
+    """How a batch of `num_given` tensors, or of tensors with `names`, is passed to the model.
 
-    Where a forward can be told to `use_cache`, it is told not to: what a decoder remembers for the next token is no
-    part of training. Raises UsageError if the batch does not fit the forward.
+    A forward that takes `use_cache` gets False: training needs no keys and values of earlier tokens. Raises UsageError
+    if the batch does not fit the forward.
     """
     if names is not None:
         check_names(model, names)
@@ -51,14 +52,14 @@ def find_call(model: nn.Module, num_given: int | None, names: Sequence[str] | No
 
 
 def caches(model: nn.Module) -> bool:
-    """Whether the forward takes `use_cache`, by that name or among others that its configuration knows."""
+    """Whether the forward takes `use_cache`: by name, or through **kwargs if the model's configuration has it."""
     parameters = inspect.signature(type(model).forward).parameters
-    others = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return "use_cache" in parameters or (others and hasattr(getattr(model, "config", None), "use_cache"))
+    has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return "use_cache" in parameters or (has_kwargs and hasattr(getattr(model, "config", None), "use_cache"))
 
 
 def check_names(model: nn.Module, names: Sequence[str]) -> None:
-    """Refuse names that the forward does not know, and arguments without a default that no name fills."""
+    """Raise UsageError for a name that is no argument of the forward, or an argument without a default not named."""
     parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -71,7 +72,7 @@ def check_names(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def input_names(forward: Callable[..., Any], num_inputs: int) -> list[str]:
-    """Names for the arguments of `forward` (an unbound method) that a batch fills."""
+    """Names of the first `num_inputs` arguments of `forward`, an unbound method; members of *args are numbered."""
     positional, variable, _ = signature(forward)
     names = list(positional[:num_inputs])
     extra = num_inputs - len(names)
@@ -80,27 +81,27 @@ def input_names(forward: Callable[..., Any], num_inputs: int) -> list[str]:
 
 
 def count_inputs(model: nn.Module, num_given: int | None) -> int:
-    """How many arguments of forward a batch fills: those the example gives, or those without a default."""
+    """How many arguments of the forward a batch fills: as many as the example has, else all without a default."""
     positional, variable, required = signature(type(model).forward)
-    wants = title(model)
+    forward = title(model)
     if num_given is None:
         if not required:
             raise UsageError(
-                f"every argument of {wants} has a default, so it is not known which of them a batch fills: give one "
-                "input batch, example=x or example=(x, ...)"
+                f"every argument of {forward} has a default, so it is not known which of them a batch fills: give "
+                "one input batch, example=x or example=(x, ...)"
             )
         return required
     if num_given < required or (num_given > len(positional) and not variable):
         takes = f"{required}" if required == len(positional) else f"{required} to {len(positional)}"
         raise UsageError(
-            f"the example has {num_given} tensors, but {wants} takes {takes}{' or more' if variable else ''}: "
+            f"the example has {num_given} tensors, but {forward} takes {takes}{' or more' if variable else ''}: "
             "give example=x for one input, example=(x, ...) for several"
         )
     return num_given
 
 
 def title(model: nn.Module) -> str:
-    """The forward and its arguments, for messages."""
+    """The forward with its arguments, for messages: "GPT.forward(tokens, scale)"."""
     positional, variable, _ = signature(type(model).forward)
     return f"{type(model).__name__}.forward({', '.join(positional)}{', *' + variable if variable else ''})"
 

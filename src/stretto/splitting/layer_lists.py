@@ -1,4 +1,4 @@
-"""A list of layers, called one after the other."""
+"""Models that are a list of layers, called one after the other."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from stretto.splitting.parts import Joint, SplitParts, tally, tied
 
 
 class NamedLayer(NamedTuple):
-    """A module, its name in each sequence that it is in, and those sequences; the outermost list is none of them."""
+    """A layer, its name in each nn.Sequential around it, and those nn.Sequentials, without the outermost list."""
 
     path: tuple[str, ...]
     module: nn.Module
@@ -28,9 +28,9 @@ class NamedLayer(NamedTuple):
 class Layers(SplitParts):
     """Layers by name. A stage's layers keep their names, so `f"{stage}.{name}"` is a key of the trained model.
 
-    An nn.Sequential (`whole`) hands a tuple on as one argument; in a list of layers, as between stages, the members
-    of a tuple become arguments. So an nn.Sequential cannot be cut where a tuple passes. `opened`: of a plain
-    nn.Sequential among the layers, each layer counts.
+    An nn.Sequential (`whole`) passes a tuple on as one argument; in a list of layers, as between stages, the members
+    of a tuple become arguments. So an nn.Sequential cannot be cut where a layer returns a tuple. With `opened`, a plain
+    nn.Sequential among the layers can be cut between its own layers.
     """
 
     noun = "layer"
@@ -45,10 +45,10 @@ class Layers(SplitParts):
         opened: bool = False,
     ) -> None:
         whole_layers = [NamedLayer((name,), layer, ()) for name, layer in layers]
-        self._layers = [inner for layer in whole_layers for inner in within(layer)] if opened else whole_layers
+        self._layers = [inner for layer in whole_layers for inner in leaf_layers(layer)] if opened else whole_layers
         self._whole = whole
         names = [self.name(index, index + 1) for index in range(len(self))]
-        joints = {} if inputs is None else self._follow(names, inputs)
+        joints = {} if inputs is None else self._run_example(names, inputs)
         for index in range(1, len(self)):
             if in_place(self._layers[index].module):
                 joints.setdefault(
@@ -59,30 +59,30 @@ class Layers(SplitParts):
         self.joints = dict(sorted({**joints, **(tied(owned, names) if together else {})}.items()))
 
     def __len__(self) -> int:
-        """Number of layers."""
+        """The number of layers."""
         return len(self._layers)
 
     def cut(self, bounds: Sequence[int]) -> list[nn.Module]:
-        """Each stage an nn.Sequential of its layers."""
+        """Each stage as an nn.Sequential of its layers; as a Chain if the model is a list."""
         kind = nn.Sequential if self._whole else Chain
         return [kind(nested(self._layers[start:stop])) for start, stop in pairwise(bounds)]
 
     def name(self, start: int, stop: int) -> str:
-        """The layers start up to stop."""
+        """The layers from `start` up to `stop`, for messages."""
         if stop == start + 1:
             return f"layer {start} ({type(self._layers[start].module).__name__})"
         return f"layers {start} to {stop - 1} ({self.kinds(start, stop)})"
 
     def kinds(self, start: int, stop: int) -> str:
-        """The classes of these layers, and how many of each."""
+        """The classes of the layers from `start` up to `stop`, and how many of each."""
         return tally(layer.module for layer in self._layers[start:stop])
 
     def divisible(self, index: int) -> bool:
-        """Whether a layer has others in it."""
+        """Whether a layer has submodules."""
         return any(True for _ in self._layers[index].module.children())
 
-    def _follow(self, names: Sequence[str], inputs: Inputs) -> dict[int, Joint]:
-        # One run of the example: do the layers fit each other, and where do tuples pass?
+    def _run_example(self, names: Sequence[str], inputs: Inputs) -> dict[int, Joint]:
+        # Run the example once: checks that the layers fit each other, and finds those that return tuples.
         modules = [layer.module for layer in self._layers]
         if self._whole and len(inputs) != 1:
             raise UsageError(
@@ -94,53 +94,58 @@ class Layers(SplitParts):
         with undisturbed(modules, home(modules)), torch.no_grad():
             for index, layer in enumerate(modules):
                 output = attempt(layer, names[index], arguments)
-                spread = isinstance(output, tuple) and not self._hands_whole(index)
-                if isinstance(output, tuple) and not spread:
+                unpacked = isinstance(output, tuple) and not self._passes_whole(index)
+                if isinstance(output, tuple) and not unpacked:
                     joints[index + 1] = Joint(
                         f"{names[index]} hands a tuple on as one argument",
                         "let the next layer take the members as arguments, and give list(model)",
                     )
-                arguments = output if spread else (output,)
+                arguments = output if unpacked else (output,)
         joints.pop(len(modules), None)
         return joints
 
-    def _hands_whole(self, index: int) -> bool:
-        # Whether a layer's tuple reaches the next one as one argument: what calls both decides.
-        following = self._layers[index + 1].sequences if index + 1 < len(self) else ()
-        both = [one for one, other in zip(self._layers[index].sequences, following, strict=False) if one is other]
-        return whole_tuples(both[-1]) if both else self._whole
+    def _passes_whole(self, index: int) -> bool:
+        # Whether a layer's tuple reaches the next one as one argument: the innermost sequence around both decides.
+        next_sequences = self._layers[index + 1].sequences if index + 1 < len(self) else ()
+        common = [
+            one for one, other in zip(self._layers[index].sequences, next_sequences, strict=False) if one is other
+        ]
+        return whole_tuples(common[-1]) if common else self._whole
 
 
-def within(layer: NamedLayer) -> Iterator[NamedLayer]:
-    """The layers of a plain sequence, and of such sequences in it; of any other layer itself."""
+def leaf_layers(layer: NamedLayer) -> Iterator[NamedLayer]:
+    """The layers of a plain nn.Sequential, nested ones opened too; any other layer as it is."""
     if not opens(layer.module):
         yield layer
         return
     for name, module in layer.module._modules.items():
-        assert module is not None, "an nn.Sequential without a module could not be called"
-        yield from within(NamedLayer((*layer.path, name), module, (*layer.sequences, layer.module)))
+        assert module is not None, "an nn.Sequential with None in it could not be called"
+        yield from leaf_layers(NamedLayer((*layer.path, name), module, (*layer.sequences, layer.module)))
 
 
 def nested(layers: Sequence[NamedLayer], depth: int = 0) -> OrderedDict[str, nn.Module]:
-    """The layers by name, in the sequences that they are in: those themselves if all their layers are there."""
-    found: OrderedDict[str, nn.Module] = OrderedDict()
+    """The layers by name, inside the nn.Sequentials that they come from.
+
+    An nn.Sequential whose layers are all here is used itself; of any other, a new one holds the layers that are here.
+    """
+    by_name: OrderedDict[str, nn.Module] = OrderedDict()
     for name, group in groupby(layers, key=lambda layer: layer.path[depth]):
         members = list(group)
         if len(members[0].path) == depth + 1:
-            found[name] = members[0].module
+            by_name[name] = members[0].module
             continue
         sequence = members[0].sequences[depth]
-        if len(members) == len(list(within(NamedLayer(("",), sequence, ())))):
-            found[name] = sequence
+        if len(members) == len(list(leaf_layers(NamedLayer(("",), sequence, ())))):
+            by_name[name] = sequence
         else:
             kind = nn.Sequential if whole_tuples(sequence) else Chain
-            found[name] = kind(nested(members, depth + 1))
-            found[name].training = sequence.training
-    return found
+            by_name[name] = kind(nested(members, depth + 1))
+            by_name[name].training = sequence.training
+    return by_name
 
 
 def in_place(layer: nn.Module) -> bool:
-    """Whether the layer, or the first within a Sequential, overwrites its input: what a stage is sent must stand."""
+    """Whether the layer (of an nn.Sequential, its first) overwrites its input, which a stage must not do."""
     while isinstance(layer, nn.Sequential) and len(layer):
         layer = layer[0]
     return bool(getattr(layer, "inplace", False))

@@ -1,4 +1,4 @@
-"""What each operation of a graph does, seen as the example runs: bytes, FLOPs, shared storage, changes in place."""
+"""A record of each operation of a graph, taken on the example: bytes, FLOPs, shared storages, in-place changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ from stretto.nn.flop_counter import counting
 
 @dataclass
 class OperationRecord:
-    """One operation: the bytes and storages of what it gives, its FLOPs, the storages that it reads and changes."""
+    """One operation: bytes of its outputs, its FLOPs, whether it gives a floating-point tensor, and storages.
+
+    `gives`, `reads` and `changes` are the storages of its outputs, of its inputs, and of inputs that it overwrites.
+    """
 
     num_bytes: int
     flops: int
@@ -26,77 +29,85 @@ class OperationRecord:
 
 
 class OperationRecorder(fx.Interpreter):
-    """Runs a graph without gradients and keeps a Sight of every node, in `seen`."""
+    """Runs a graph without gradients and keeps an OperationRecord of every node, in `records`."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.extra_traceback = False
-        self.seen: dict[fx.Node, OperationRecord] = {}
-        self._storages: list[StorageWeakRef] = []  # an address is no other storage's while one of these knows it
+        self.records: dict[fx.Node, OperationRecord] = {}
+        self._storages: list[StorageWeakRef] = []  # keep addresses from being reused by other storages
         self._counter: FlopCounterMode | None = None
 
     def run(self, *args: Any, **options: Any) -> Any:
-        """Run the graph without gradients while FLOPs are counted."""
+        """Run the graph without gradients, counting FLOPs."""
         with torch.no_grad(), counting() as self._counter:
             return super().run(*args, **options)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one operation and record what it reads, gives, changes and costs."""
+        """Run one operation and record it."""
         assert self._counter is not None
-        used = tensors(self.fetch_args_kwargs_from_env(n))
-        fixed = {id(self.env[node]) for node in n.all_input_nodes if node.op == "get_attr"}
-        before = [(x, x._version, x.clone() if id(x) in fixed and not x.requires_grad else None) for x in used]
+        inputs = tensors(self.fetch_args_kwargs_from_env(n))
+        attributes = {id(self.env[node]) for node in n.all_input_nodes if node.op == "get_attr"}
+        snapshots = [
+            (tensor, tensor._version, tensor.clone() if id(tensor) in attributes and not tensor.requires_grad else None)
+            for tensor in inputs
+        ]
         flops = self._counter.get_total_flops()
         value = super().run_node(n)
         flops = self._counter.get_total_flops() - flops
-        # A kernel that moves statistics leaves no trace in their version.
-        changed = [x for x, version, values in before if x._version != version or differs(x, values)]
-        given = tensors(value)
-        self.seen[n] = OperationRecord(
-            num_bytes=sum(x.numel() * x.element_size() for x in given),
+        # A kernel that updates running statistics does not raise their version, so buffers are compared by value.
+        changed = [tensor for tensor, version, copy in snapshots if tensor._version != version or differs(tensor, copy)]
+        outputs = tensors(value)
+        self.records[n] = OperationRecord(
+            num_bytes=sum(tensor.numel() * tensor.element_size() for tensor in outputs),
             flops=flops,
-            floating=any(x.is_floating_point() for x in given),
-            gives=self._places(given),
-            reads=self._places(used),
-            changes=self._places(changed),
+            floating=any(tensor.is_floating_point() for tensor in outputs),
+            gives=self._addresses(outputs),
+            reads=self._addresses(inputs),
+            changes=self._addresses(changed),
         )
         return value
 
-    def _places(self, values: list[Tensor]) -> set[int]:
-        self._storages += [StorageWeakRef(x.untyped_storage()) for x in values]  # type: ignore[no-untyped-call]
-        return {x.untyped_storage()._cdata for x in values}
+    def _addresses(self, tensors: list[Tensor]) -> set[int]:
+        self._storages += [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]  # type: ignore[no-untyped-call]
+        return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """The tensors anywhere in a value."""
+    """The tensors in a nested value."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def differs(x: Tensor, values: Tensor | None) -> bool:
-    """Whether a buffer has been changed."""
-    return values is not None and not torch.equal(x, values)
+def differs(tensor: Tensor, copy: Tensor | None) -> bool:
+    """Whether a tensor differs from its copy; False if none was made."""
+    return copy is not None and not torch.equal(tensor, copy)
 
 
-def held_together(order: Sequence[fx.Node], looks: Sequence[OperationRecorder]) -> set[int]:
-    """Where no cut may fall: position p is before operation p.
+def held_together(order: Sequence[fx.Node], recorders: Sequence[OperationRecorder]) -> set[int]:
+    """The positions where no cut may fall; position p is before operation p.
 
-    What is changed in place must be in the stage that made it, views of it too; a buffer that changes, in one stage.
+    A tensor that is changed in place, and its views, must stay in the stage that made it. A buffer that changes must
+    stay in one stage.
     """
     barred: set[int] = set()
-    for look in looks:
-        changed = {place for node in order for place in look.seen[node].changes}
+    for recorder in recorders:
+        changed = {address for node in order for address in recorder.records[node].changes}
         touched: dict[int, list[int]] = {}
-        changes: dict[int, int] = {}
-        made = {place for node in order for place in look.seen[node].gives}
-        kept = {p for n, sight in look.seen.items() if n.op == "get_attr" for p in sight.gives}
+        last_change: dict[int, int] = {}
+        made = {address for node in order for address in recorder.records[node].gives}
+        attributes = {
+            address for node, record in recorder.records.items() if node.op == "get_attr" for address in record.gives
+        }
         for position, node in enumerate(order):
-            sight = look.seen[node]
-            for place in changed & (sight.gives | sight.reads):
-                touched.setdefault(place, []).append(position)
-                if place in sight.changes:
-                    changes[place] = position
-        for place, positions in touched.items():
-            last = positions[-1] if place in kept else changes[place]
-            barred.update(range(positions[0] + 1, last + 1))
-        assert changed <= made | kept | {p for n, s in look.seen.items() if n.op == "placeholder" for p in s.gives}
+            record = recorder.records[node]
+            for address in changed & (record.gives | record.reads):
+                touched.setdefault(address, []).append(position)
+                if address in record.changes:
+                    last_change[address] = position
+        for address, uses in touched.items():
+            last = uses[-1] if address in attributes else last_change[address]
+            barred.update(range(uses[0] + 1, last + 1))
+        assert changed <= made | attributes | {
+            address for node, record in recorder.records.items() if node.op == "placeholder" for address in record.gives
+        }
     return barred

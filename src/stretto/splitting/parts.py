@@ -1,4 +1,4 @@
-"""What `split` cuts: pieces in a row, some of which cannot be parted."""
+"""A model as a sequence of pieces that `split` cuts between, and the positions where it cannot."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,16 +13,16 @@ from stretto.splitting.balance import partition
 
 @dataclass(frozen=True)
 class Joint:
-    """Why two neighbours cannot be parted, and what would part them."""
+    """Why no cut may fall between two neighbouring pieces, and a remedy."""
 
     reason: str
     remedy: str
 
 
 class SplitParts(ABC):
-    """Layers of a list, or blocks of a traced model.
+    """The pieces of a model, in order: layers of a list, or units of a recorded forward.
 
-    `joints[i]` says why no cut may fall between piece i - 1 and piece i.
+    `joints[i]` says why no cut may fall between piece i - 1 and piece i. `noun` is the word for a piece in messages.
     """
 
     noun: str
@@ -30,57 +30,60 @@ class SplitParts(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of pieces."""
+        """The number of pieces."""
 
     @abstractmethod
     def cut(self, bounds: Sequence[int]) -> list[nn.Module]:
-        """Modules out of the pieces bounds[s] up to bounds[s + 1], s = 0, 1, ...: the model's own, not copies."""
+        """One module a stage: stage s runs the pieces bounds[s] up to bounds[s + 1] on the model's own modules."""
 
     @abstractmethod
     def name(self, start: int, stop: int) -> str:
-        """Those pieces, for messages."""
+        """The pieces from `start` up to `stop`, for messages."""
 
     @abstractmethod
     def kinds(self, start: int, stop: int) -> str:
-        """What those pieces are made of, in a few words."""
+        """The classes of the modules in the pieces from `start` up to `stop`, and how many of each."""
 
     def divisible(self, index: int) -> bool:
-        """Whether a finer way to cut may part what is in one piece."""
+        """Whether a finer way to cut may cut inside this piece."""
         return True
 
     def verify(self, stages: Sequence[nn.Module]) -> None:  # noqa: B027
-        """Raise UsageError if stages, cut from these pieces, do not compute what the model does."""
+        """Raise UsageError if the stages do not compute what the model computes."""
 
     def choose(self, costs: Sequence[int], units: Sequence[int], num_stages: int) -> list[int]:
-        """Which of `units`, the pieces where a stage can begin, bound the stages; `costs` has one entry a unit."""
+        """The stages' bounds, as indices into `units`: pieces that a stage can begin with. `costs` has one a unit."""
         return partition(costs, num_stages)
 
     def notes(self, bounds: Sequence[int]) -> list[str]:
-        """What else there is to say about these stages: what had to stay together."""
+        """Lines below the table of stages: which pieces had to stay together, and why."""
         reasons = list(dict.fromkeys(joint.reason for joint in self.joints.values()))
         more = [f"kept together: {len(reasons) - 4} more like these"] if len(reasons) > 4 else []
         return [f"kept together: {reason}" for reason in reasons[:4]] + more
 
 
-def parted(stages: Sequence[nn.Module]) -> list[str]:
-    """What there is to say about parameters that several stages share."""
+def tied_notes(stages: Sequence[nn.Module]) -> list[str]:
+    """A line for each parameter that several stages share."""
     return [
-        f"tied: stages {' and '.join(map(str, (each.owner, *each.users)))} share the parameter {each.name!r}; "
+        f"tied: stages {' and '.join(map(str, (tie.owner, *tie.users)))} share the parameter {tie.name!r}; "
         "pipelines train it on the first of them, local methods by that stage's losses alone"
-        for each in find_ties(stages)
+        for tie in find_ties(stages)
     ]
 
 
 def tied(parameters: Sequence[Mapping[str, nn.Parameter]], names: Sequence[str]) -> dict[int, Joint]:
-    """Joints between pieces that share a parameter, for methods whose stages do not wait for each other's gradients."""
+    """A Joint before each piece from the first user of a shared parameter to its last.
+
+    `parameters` has one dict by name for each piece, `names` its name in messages.
+    """
     joints: dict[int, Joint] = {}
     seen: dict[int, tuple[int, str]] = {}
-    for index, owned in enumerate(parameters):
-        for name, parameter in owned.items():
-            first, other = seen.get(id(parameter), (index, name))
-            called = repr(name) if name == other else f"{other!r} alias {name!r}"
+    for index, piece_parameters in enumerate(parameters):
+        for name, parameter in piece_parameters.items():
+            first, first_name = seen.get(id(parameter), (index, name))
+            label = repr(name) if name == first_name else f"{first_name!r} alias {name!r}"
             joint = Joint(
-                f"{names[first]} and {names[index]} share the parameter {called} (tied weights), which one stage shall "
+                f"{names[first]} and {names[index]} share the parameter {label} (tied weights), which one stage shall "
                 "hold",
                 "untie them: give each its own parameter; or tied='apart'",
             )
@@ -91,7 +94,7 @@ def tied(parameters: Sequence[Mapping[str, nn.Parameter]], names: Sequence[str])
 
 
 def tally(modules: Iterable[nn.Module], limit: int = 4) -> str:
-    """Kinds of modules and how many of each, in order of appearance."""
+    """The classes of modules and how many of each, in order of first appearance: "2 Linear, ReLU"."""
     counts = Counter(type(module).__name__ for module in modules)
     shown = [kind if count == 1 else f"{count} {kind}" for kind, count in counts.items()]
     return ", ".join(shown[:limit]) + (", ..." if len(shown) > limit else "")

@@ -1,4 +1,4 @@
-"""A model into balanced stages."""
+"""Split a model into balanced stages."""
 
 import logging
 import warnings
@@ -13,7 +13,7 @@ from stretto.nn.preserve import home
 from stretto.options.checks import of_kind, one_of, sequence
 from stretto.splitting.choice import FAIR, StageCut, measured, most_even, uneven, ways
 from stretto.splitting.cost import Inputs
-from stretto.splitting.parts import parted
+from stretto.splitting.parts import tied_notes
 from stretto.splitting.stages import Stages, explain
 from stretto.splitting.structure import find
 
@@ -41,35 +41,35 @@ def split(
             as a Hugging Face model; or, with an example, any module that torch.export can follow.
         num_stages: at most as many as there are layers or blocks; or, instead of a balanced cut, where stages begin and
             the number of layers, [0, 2, 5], as `stretto plan` and `Stages.bounds` say it.
-        example: one input batch, a tensor or a tuple of tensors. It shows what layers cost and give; without it the
-            number of parameters counts, and what passes between blocks is taken to be tensors. A dict of tensors,
-            {"input_ids": x, "attention_mask": m}, says which arguments of forward they fill; the stages, and
-            `trainer.step`, take them as such a dict, or in this order as a tuple.
+        example: one input batch, a tensor or a tuple of tensors. The layers' costs and outputs are taken from
+            it; without it a layer's cost is its number of parameters, and values between blocks are assumed to be
+            tensors. A dict of tensors, {"input_ids": x, "attention_mask": m}, says which arguments of forward they
+            fill; the stages, and `trainer.step`, take such a dict, or a tuple in this order.
         path: the dotted name of the model's list of blocks, "transformer.h"; may be left out where there is no doubt.
-            The forward is traced (torch.fx) and cut between blocks; the first stage also holds what comes before them,
-            the last one what comes after. What later stages need (masks, rotary tables) travels with the tuple that a
-            stage returns. Arguments of forward beyond those that `example` gives take their defaults, but `use_cache`
+            The forward is traced (torch.fx) and cut between blocks; the first stage also holds the operations before
+            them, the last one those after. Each stage returns a tuple with the values that later stages need (masks,
+            rotary tables). Arguments of forward beyond those that `example` gives keep their defaults, but `use_cache`
             is False. Of a ModelOutput the last stage returns the tensors: one (logits), or a tuple.
-            A model that has no one list of blocks, or cannot be cut between them into so many stages, is exported
-            instead (torch.export, seconds) and its graph cut: stages about as even as can be, then the fewest bytes
-            between them. It trains and evaluates as the model does, on any number of rows, but all other sizes, and
-            the dtype, must be the example's; modules frozen in evaluation mode stay so.
+            A model without a single list of blocks, or with too few blocks, is exported instead (torch.export, takes
+            seconds) and its graph is cut: of all nearly even cuts, the one with the fewest bytes sent. It trains and
+            evaluates as the model does, on any number of rows. All other sizes, and the dtype, must be the example's;
+            modules frozen in evaluation mode stay so.
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
         tied: whether parts that share a parameter may come "apart", or stay "together" in one stage. Apart, the first
             of the stages trains it: under pipelines with the gradients of all, under methods whose stages have losses
             of their own (greedy) with those of its own losses; the others then read what that stage's forward read.
 
-    The most expensive stage is as cheap as can be, then the sum of squares is least (of an exported graph: at most a
-    tenth above that, then the bytes that travel are least). Where that is more than 1.3 times a fair share, an example
-    is given and no path, the model is cut elsewhere if that makes fairer stages: between layers within layers, between
-    the modules that its forward calls (torch.fx), or, if one of those is too large, within it (torch.export). If even
-    so a stage is larger, a UserWarning says shares and remedy.
+    The most expensive stage is as cheap as possible; ties go to the least sum of squared stage costs. (In an exported
+    graph a stage may cost a tenth more than that, and the bytes sent between stages are least.) If a stage still costs
+    more than 1.3 times the mean, and an example but no path is given, the model is cut elsewhere: between layers within
+    layers, between the modules that its forward calls (torch.fx), or inside a module that is too large (torch.export).
+    If that does not help either, a UserWarning gives the shares and a remedy.
 
-    The result is a list; its `shares` are the stages' shares of the cost; its `explanation` says what was chosen and
-    why, and is logged on "stretto" (INFO); its `model_state` gives gathered weights the names that they have in the
-    model. The model keeps its modes, statistics and gradients, and no random number is drawn.
+    The result is a list. Its `shares` are the stages' shares of the cost; its `explanation` says how the model was cut
+    and why, and is logged on "stretto" (INFO); its `model_state` gives gathered weights their names in the model. The
+    model keeps its modes, statistics and gradients, and no random number is drawn.
 
-    Raises UsageError where that cannot be done, with what to do instead.
+    Raises UsageError, with a remedy, if the model cannot be split so.
     """
     stages = divide(model, num_stages, example=example, path=path, by=by, tied=tied)
     if stages.uneven:
@@ -86,17 +86,17 @@ def divide(
     by: str = "flops",
     tied: str = "apart",
 ) -> Stages:
-    """As `split`, without a warning: what it would say is in `uneven`."""
+    """As `split`, without a warning: its text is in `uneven`."""
     check(model, num_stages, example, path, by, tied)
-    names, inputs = given(model, example)
-    num_wanted = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
-    choices = ways(model, inputs, names, path, num_wanted, together=tied == "together")
-    cut, stages = most_even(choices, inputs, by, num_stages)
-    unfair = isinstance(num_stages, int) and cut.imbalance > FAIR and cut.costs.known
-    says = uneven(cut, path) if unfair else ""
-    explanation = explained(cut, stages)
+    names, inputs = named_inputs(model, example)
+    target_stages = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
+    possible_ways = ways(model, inputs, names, path, target_stages, together=tied == "together")
+    cut, stages = most_even(possible_ways, inputs, by, num_stages)
+    is_uneven = isinstance(num_stages, int) and cut.imbalance > FAIR and cut.costs.known
+    warning = uneven(cut, path) if is_uneven else ""
+    explanation = explanation_of(cut, stages)
     LOGGER.info("%s", explanation)
-    return Stages(stages, model=model, bounds=cut.bounds, explanation=explanation, shares=cut.shares, uneven=says)
+    return Stages(stages, model=model, bounds=cut.bounds, explanation=explanation, shares=cut.shares, uneven=warning)
 
 
 def pieces(
@@ -106,13 +106,13 @@ def pieces(
     path: str | None = None,
     tied: str = "apart",
 ) -> Stages:
-    """As `split`, into as many stages as there can be: what two stages would be made of."""
+    """As `split`, into as many stages as possible: the pieces that two stages would be made of."""
     check(model, 1, example, path, BY[0], tied)
-    names, inputs = given(model, example)
+    names, inputs = named_inputs(model, example)
     together = tied == "together"
     try:
         cut, _ = most_even(ways(model, inputs, names, path, 2, together=together), inputs, BY[0], 2)
-    except UsageError:  # there is one piece; or it is said again
+    except UsageError:  # there is a single piece; any other mistake is raised again below
         cut = measured(find(model, inputs, names, path, 2, together=together), inputs, BY[0])
     finest = cut.into(len(cut.units) - 1)
     return Stages(
@@ -124,10 +124,10 @@ def pieces(
     )
 
 
-def given(
+def named_inputs(
     model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None
 ) -> tuple[list[str] | None, Inputs | None]:
-    """The names of the example's tensors, if it has any, and the tensors, where the model is."""
+    """The names of the example's tensors, None for a tuple, and the tensors, on the model's device."""
     if example is None:
         return None, None
     tensors = inputs_of(example, "example")
@@ -137,19 +137,19 @@ def given(
     return names, tuple(tensor.to(device) for tensor in tensors)
 
 
-def explained(cut: StageCut, stages: Sequence[nn.Module]) -> str:
-    """The table of `Stages.explanation`."""
+def explanation_of(cut: StageCut, stages: Sequence[nn.Module]) -> str:
+    """The text of `Stages.explanation`."""
     kinds = [cut.parts.kinds(start, stop) for start, stop in pairwise(cut.bounds)]
-    notes = [*cut.parts.notes(cut.bounds), *parted(stages)]
+    notes = [*cut.parts.notes(cut.bounds), *tied_notes(stages)]
     return explain(cut.parts.noun, cut.bounds, kinds, cut.costs.together(cut.chosen), notes)
 
 
 def check(model: object, num_stages: int | Sequence[int], example: object, path: object, by: str, tied: str) -> None:
-    """Refuse what no model could make good."""
+    """Raise UsageError for arguments that are wrong for any model."""
     if not isinstance(model, nn.Module):
         sequence("model", model, "an nn.Module or a list of layers")
     whole = isinstance(num_stages, int) and num_stages >= 1
-    if not whole and not (isinstance(num_stages, Sequence) and all(isinstance(each, int) for each in num_stages)):
+    if not whole and not (isinstance(num_stages, Sequence) and all(isinstance(bound, int) for bound in num_stages)):
         raise UsageError(f"num_stages={num_stages!r}: ask for at least one stage, or say where they begin: [0, 2, 5]")
     one_of("by", by, BY)
     one_of("tied", tied, TIED)

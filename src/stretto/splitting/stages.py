@@ -1,4 +1,4 @@
-"""What `split` gives back: the stages, and why they are these."""
+"""The list of stages that `split` returns, and the table that explains it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,12 +10,12 @@ from stretto.splitting.cost import PieceCosts
 
 
 class Stages(list[nn.Module]):
-    """Stages in order, as `stretto.Trainer` takes them; a plain list otherwise.
+    """A list of stages in order, as `stretto.Trainer` takes them.
 
-    `explanation` is a text table: what each stage holds and costs, how the cost was obtained, what had to stay
-    together. `shares` are the stages' shares of that cost, `uneven` what there is to say if one of them is too large,
-    and what to do about it. Stage s holds the layers (blocks, modules or pieces of a
-    graph, if the model was cut between those) `bounds[s]` up to `bounds[s + 1]`.
+    `explanation` is a text table: what each stage holds and costs, how the cost was obtained, and what had to stay
+    together. `shares` are the stages' shares of that cost. `uneven` is a warning with a remedy if one stage is too
+    large, else "". Stage s holds the layers `bounds[s]` up to `bounds[s + 1]`, or the blocks, modules or pieces of a
+    graph if the model was cut between those.
     """
 
     def __init__(
@@ -37,25 +37,25 @@ class Stages(list[nn.Module]):
         self._names = names_in(self._model, self)
 
     def model_state(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What `trainer.gather()` gave, under the names that `model.load_state_dict` knows.
+        """The weights that `trainer.gather()` returned, under the names that `model.load_state_dict` takes.
 
-        Heads are left out; what no stage uses is as the model has it. On one process the model itself is trained, and
-        there is no need of this. Raises UsageError for weights that are no stage's.
+        Heads are left out. Weights that no stage uses are the model's own. On one process the model itself is trained,
+        and needs no state from here. Raises UsageError for weights of no stage.
         """
         mapping("gathered", gathered, "what trainer.gather() returned on rank 0: a dict of tensors by name")
         state: dict[str, Tensor] = dict(self._model.state_dict())
         for key, value in gathered.items():
             if not key.startswith("heads."):
-                plain = key.replace("_orig_mod.", "")  # of a compiled stage
-                if plain not in self._names:
-                    raise UsageError(f"{key!r} is no weight of these {len(self)} stages: {nearest(plain, self._names)}")
+                name = key.replace("_orig_mod.", "")  # torch.compile adds this prefix
+                if name not in self._names:
+                    raise UsageError(f"{key!r} is no weight of these {len(self)} stages: {nearest(name, self._names)}")
                 of_kind(f"gathered[{key!r}]", value, Tensor, "a tensor")
-                state.update(dict.fromkeys(self._names[plain], value))
+                state.update(dict.fromkeys(self._names[name], value))
         return state
 
 
 def names_in(model: nn.Module, stages: Sequence[nn.Module]) -> dict[str, list[str]]:
-    """What each weight of the stages, "<stage>.<name>", is called in the model: tied ones have several names there."""
+    """The names in the model of each weight "<stage>.<name>" of the stages; a tied weight has several."""
     names: dict[int, list[str]] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         names.setdefault(id(value), []).append(name)
@@ -67,7 +67,7 @@ def names_in(model: nn.Module, stages: Sequence[nn.Module]) -> dict[str, list[st
 
 
 def explain(noun: str, bounds: Sequence[int], kinds: Sequence[str], costs: PieceCosts, notes: Sequence[str]) -> str:
-    """The table of `Stages.explanation`. `costs` holds one entry a stage."""
+    """The text of `Stages.explanation`: a table, a line on costs, and `notes`. `costs` holds one entry a stage."""
     total = sum(costs.values)
     rows = [("stage", f"{noun}s", "kinds", "cost", "share")]
     for index, (kind, cost) in enumerate(zip(kinds, costs.values, strict=True)):

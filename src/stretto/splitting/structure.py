@@ -1,4 +1,4 @@
-"""What a model is made of that stages can be made of."""
+"""Find the pieces of a model that stages can be made of."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,8 +15,8 @@ from stretto.splitting.lists import candidates, entries, lookup, main_list, whol
 from stretto.splitting.parts import SplitParts
 
 
-def openings(parts: SplitParts) -> list[int]:
-    """Where stages can begin, and the end."""
+def stage_starts(parts: SplitParts) -> list[int]:
+    """The pieces that a stage can begin with, and the number of pieces."""
     return [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
 
 
@@ -30,12 +30,16 @@ def find(
     together: bool,
     opened: bool = False,
 ) -> SplitParts:
-    """The layers of a list, or those within them; or the blocks that a path names or that are meant; or a graph."""
+    """The pieces of a model: the layers of a list, the blocks of a list that its forward calls, or an exported graph.
+
+    `path` names the list of blocks. `num_wanted` stages must be possible; else the graph is exported. With `opened`, a
+    plain nn.Sequential among the layers of a list can be cut inside.
+    """
     if path is not None:
         assert isinstance(model, nn.Module)
         return find_blocks(model, inputs, names, path, together=together)
     if not whole_list(model):
-        return find_unnamed(model, inputs, names, num_wanted, together=together)
+        return find_main_list(model, inputs, names, num_wanted, together=together)
     if names is not None:
         raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
     layers = entries(model, "the list of layers")
@@ -46,13 +50,13 @@ def find(
 def find_blocks(
     model: nn.Module, inputs: Inputs | None, names: Sequence[str] | None, path: str, *, together: bool
 ) -> Blocks:
-    """The blocks of the list that a path names."""
+    """The blocks of the list at `path`."""
     blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
     check_layers(list(blocks.items()), repr(path))
     return Blocks(model, blocks, inputs, names, together=together)
 
 
-def find_unnamed(
+def find_main_list(
     model: nn.Module | Sequence[nn.Module],
     inputs: Inputs | None,
     names: Sequence[str] | None,
@@ -60,7 +64,7 @@ def find_unnamed(
     *,
     together: bool,
 ) -> SplitParts:
-    """The blocks of the one list that may be meant; if they will not do, the model's graph, exported."""
+    """The blocks of the model's main list; if they make too few stages or cannot be traced, the exported graph."""
     refusal = None
     if isinstance(model, nn.Module) and (path := main_list(model)) is not None:
         try:
@@ -68,7 +72,7 @@ def find_unnamed(
         except TraceError as error:
             refusal = str(error)
         else:
-            num_units = len(openings(blocks)) - 1
+            num_units = len(stage_starts(blocks)) - 1
             if inputs is None or num_wanted <= num_units:
                 return blocks
             refusal = shortage(blocks, num_units, num_wanted)
@@ -85,12 +89,12 @@ def find_unnamed(
 def find_exported(
     model: nn.Module, inputs: Inputs, names: Sequence[str] | None, refusal: str | None, *, together: bool
 ) -> SplitParts:
-    """The last resort; `refusal` says why the model's blocks would not do."""
-    from stretto.splitting.export.exported import Exported  # torch.export takes its time
+    """The exported graph; `refusal` says why the model cannot be cut between blocks, None if it has no list of them."""
+    from stretto.splitting.export.exported import Exported  # importing torch.export is slow
 
-    because = f"{type(model).__name__} has no one list of blocks" if refusal is None else refusal.partition(". ")[0]
+    reason = f"{type(model).__name__} has no one list of blocks" if refusal is None else refusal.partition(". ")[0]
     try:
-        return Exported(model, inputs, names, because, together=together)
+        return Exported(model, inputs, names, reason, together=together)
     except UsageError as error:
         if refusal is None:
             raise
@@ -98,23 +102,23 @@ def find_exported(
 
 
 def shortage(parts: SplitParts, num_units: int, num_stages: int) -> str:
-    """Why so many stages cannot be made of these parts."""
-    have = f"{num_stages} stages from {len(parts)} {parts.noun}s"
+    """The message that `num_stages` stages are too many for these parts."""
+    request = f"{num_stages} stages from {len(parts)} {parts.noun}s"
     if num_stages > len(parts):
         return (
-            f"{have}: a stage holds at least one {parts.noun}. Ask for at most {num_units} stages, or give smaller "
+            f"{request}: a stage holds at least one {parts.noun}. Ask for at most {num_units} stages, or give smaller "
             f"{parts.noun}s (a list of the layers within them)"
         )
     joints = dict.fromkeys(parts.joints.values())
-    why = "; ".join(f"{joint.reason} ({joint.remedy})" for joint in list(joints)[:3])
+    reasons = "; ".join(f"{joint.reason} ({joint.remedy})" for joint in list(joints)[:3])
     return (
-        f"{have}, but only {num_units} {'piece' if num_units == 1 else 'pieces'} can be parted: {why}. Ask for at most "
-        f"{num_units} {'stage' if num_units == 1 else 'stages'}, or part them as said"
+        f"{request}, but only {num_units} {'piece' if num_units == 1 else 'pieces'} can be separated: {reasons}. Ask "
+        f"for at most {num_units} {'stage' if num_units == 1 else 'stages'}, or apply the remedies in parentheses"
     )
 
 
 def check_layers(layers: Sequence[tuple[str, nn.Module]], what: str) -> None:
-    """Refuse an empty list, and lazy layers: they are nothing until a batch has come through."""
+    """Raise UsageError for an empty list, and for lazy layers, which have no shapes before the first batch."""
     if not layers:
         raise UsageError(f"{what} is empty: there is nothing to split")
     for name, layer in layers:
@@ -126,11 +130,11 @@ def check_layers(layers: Sequence[tuple[str, nn.Module]], what: str) -> None:
 
 
 def check_bounds(parts: SplitParts, units: Sequence[int], bounds: Sequence[int]) -> None:
-    """Refuse stages that begin where there is nothing, or where nothing can be parted."""
+    """Raise UsageError for bounds that do not cover all pieces, or a stage that begins where no cut may fall."""
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(parts) or any(a >= b for a, b in pairwise(bounds)):
         raise UsageError(
-            f"num_stages={list(bounds)}: stages begin at 0 and at larger and larger {parts.noun}s, and the last number "
-            f"is that of the {parts.noun}s, {len(parts)}"
+            f"num_stages={list(bounds)}: give 0, the {parts.noun} that each further stage begins "
+            f"with, in rising order, and the number of {parts.noun}s, {len(parts)}"
         )
     for bound in bounds:
         if bound not in units:

@@ -1,1 +1,1 @@
-"""Any model, cut where the least has to travel: by torch.export."""
+"""Any model that torch.export can follow, cut where the fewest bytes are sent between stages."""

@@ -29,8 +29,8 @@ REMEDY = (
 )
 
 
-class Called(nn.Module):
-    """The model as a function of a batch's tensors; `outputs` are the names of the tensors it returns, if any."""
+class ModelCall(nn.Module):
+    """The model as a module whose arguments are a batch's tensors; `outputs` names the tensors of a record returned."""
 
     def __init__(self, model: nn.Module, call: ForwardCall) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Called(nn.Module):
         self.outputs: tuple[str, ...] = ()
 
     def forward(self, *inputs: Tensor) -> Any:
-        """What the model returns; of a record with names (Hugging Face's ModelOutput) its tensors, one bare."""
+        """The model's output; of a Hugging Face ModelOutput, its tensors: one alone, several as a tuple."""
         output = self._call.run(self.model, inputs)
         if not is_record(output):
             return output
@@ -49,36 +49,36 @@ class Called(nn.Module):
 
 
 def export(model: nn.Module, call: ForwardCall, inputs: Inputs) -> RecordedForward:
-    """The forward in training and in evaluation, as one graph that does as the module is told that holds it.
+    """The forward in training and in evaluation as one graph, which follows the mode of the module that holds it.
 
-    The number of rows (dim 0) is free, from the example's up and down to 1; every other size is the example's.
-    Modules that are in evaluation mode while the model trains (frozen norms) stay as they are.
-    Raises UsageError, naming the line, where torch.export cannot follow the forward.
+    The number of rows (dim 0) may change, down to 1; every other size is the example's. Modules in evaluation mode
+    while the model trains (frozen norms) stay in it. Raises UsageError, with the line, if torch.export cannot follow
+    the forward.
     """
     trains = [(module, module.training or not model.training) for module in model.modules()]
     targets: dict[str, Any] = {}
     programs, graphs = [], []
     with unchanged(model), undisturbed([model], home([model])):
         for training in (True, False):
-            for module, own in trains:
-                module.training = training and own
-            called = Called(model, call)
-            programs.append(run_export(called, call, inputs))
+            for module, trained in trains:
+                module.training = training and trained
+            model_call = ModelCall(model, call)
+            programs.append(run_export(model_call, call, inputs))
             graphs.append(with_local_shapes(lower(programs[-1], model, call, targets), home([model])))
     merged = merge(graphs[0], graphs[1], targets, training=model.training)
     check(merged, model, call, inputs, programs)
-    return RecordedForward(merged, targets, called.outputs)
+    return RecordedForward(merged, targets, model_call.outputs)
 
 
-def run_export(called: Called, call: ForwardCall, inputs: Inputs) -> Any:
-    """What torch.export makes of one mode. Raises UsageError if it cannot."""
+def run_export(model_call: ModelCall, call: ForwardCall, inputs: Inputs) -> Any:
+    """The ExportedProgram of the model in its present mode. Raises UsageError if torch.export fails."""
     rows = inputs[0].shape[0]
-    free = tuple({0: torch.export.Dim.DYNAMIC} if x.dim() and x.shape[0] == rows else None for x in inputs)
-    kind = type(called.model).__name__
+    dims = tuple({0: torch.export.Dim.DYNAMIC} if x.dim() and x.shape[0] == rows else None for x in inputs)
+    kind = type(model_call.model).__name__
     try:
         with output_held_back(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about attributes that a forward sets: they are set back
-            return torch.export.export(called, inputs, dynamic_shapes=(free,), strict=False)
+            warnings.simplefilter("ignore")  # about attributes that a forward sets: `unchanged` restores them
+            return torch.export.export(model_call, inputs, dynamic_shapes=(dims,), strict=False)
     except Exception as error:
         text = str(error)
         if "specialized it to be a constant" in text:
@@ -96,9 +96,9 @@ def run_export(called: Called, call: ForwardCall, inputs: Inputs) -> Any:
 
 
 def lower(program: Any, model: nn.Module, call: ForwardCall, targets: dict[str, Any]) -> fx.Graph:
-    """A graph whose placeholders are the batch's tensors, and which names the model's own parameters and buffers.
+    """The program's graph with the batch's tensors as placeholders, and the model's parameters and buffers by name.
 
-    What its names stand for is added to `targets`.
+    Adds to `targets` the object of each name.
     """
     graph, values = fx.Graph(), dict[fx.Node, Any]()
     names = iter(call.names)
@@ -107,113 +107,113 @@ def lower(program: Any, model: nn.Module, call: ForwardCall, targets: dict[str, 
         if spec.target is None:
             values[node] = graph.placeholder(next(names))
         else:
-            own = spec.target.removeprefix(f"{ROOT}.")
-            found = resolve(model, own)
-            if found is None:  # a tensor that the forward makes: torch.tensor([...])
-                own, found = known(targets, f"_constants.{own}", program.constants[spec.target])
-            targets[own] = found
-            values[node] = graph.create_node("get_attr", own)
+            target = spec.target.removeprefix(f"{ROOT}.")
+            value = resolve(model, target)
+            if value is None:  # a constant made in the forward: torch.tensor([...])
+                target, value = shared_constant(targets, f"_constants.{target}", program.constants[spec.target])
+            targets[target] = value
+            values[node] = graph.create_node("get_attr", target)
         values[node].meta = dict(node.meta)
     copy_nodes(program.graph_module, graph, values, targets)
     leaves = [values.get(leaf, leaf) for leaf in program.graph.output_node().args[0]]
     graph.output(tree_unflatten(leaves, program.call_spec.out_spec))
-    assigned(graph)
+    move_assignments(graph)
     return graph
 
 
 def copy_nodes(source: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, Any], targets: dict[str, Any]) -> None:
-    """Append the operations of `source`; `values` says what its nodes are in `graph`."""
+    """Append the operations of `source` to `graph`; `values` maps nodes of `source` to nodes of `graph`."""
     for node in source.graph.nodes:
         if node.op == "get_attr":
-            values[node] = getattr(source, node.target)  # what runs under no_grad or autocast: kept whole
+            values[node] = getattr(source, node.target)  # a region under no_grad or autocast: kept as one module
         if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
             continue
-        args, kwargs = map_arg((node.args, node.kwargs), lambda used: held(values[used], graph, targets))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda used: as_argument(values[used], graph, targets))
         values[node] = graph.create_node("call_function", node.target, args, kwargs, name=node.name)
         values[node].meta = dict(node.meta)
 
 
-def held(value: Any, graph: fx.Graph, targets: dict[str, Any]) -> Any:
-    """A value as an operation's argument; a part of the graph is kept as a module of its own."""
+def as_argument(value: Any, graph: fx.Graph, targets: dict[str, Any]) -> Any:
+    """A value as an operation's argument; a GraphModule becomes a get_attr node, its module added to `targets`."""
     if not isinstance(value, fx.GraphModule):
         return value
-    name, _ = known(targets, "_regions.region", value)
+    name, _ = shared_constant(targets, "_regions.region", value)
     targets[name] = value
     return graph.create_node("get_attr", name)
 
 
-def assigned(graph: fx.Graph) -> None:
-    """Bring forward what a forward assigns to a buffer: torch.export does all of it at the end."""
+def move_assignments(graph: fx.Graph) -> None:
+    """Move each assignment to a buffer behind the last use of its old value: torch.export puts them all at the end."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.target is aten.copy_.default and node.args[0].op == "get_attr":
             earlier = {*node.all_input_nodes, *node.args[0].users} - {node}
-            max(earlier, key=lambda each: order[each]).append(node)
+            max(earlier, key=lambda other: order[other]).append(node)
 
 
 def check(graph: fx.Graph, model: nn.Module, call: ForwardCall, inputs: Inputs, programs: Sequence[Any]) -> None:
-    """Refuse a model without an output; hold its batches to what was exported."""
+    """Raise UsageError for a model without an output; add nodes that check the sizes of each batch."""
     if not graph.output_node().all_input_nodes:
         raise UsageError(
             f"{type(model).__name__}.forward returns no tensor that comes from its input: return a tensor, or a tuple "
             "of tensors, as the loss takes them"
         )
     placeholders = graph.find_nodes(op="placeholder")
-    ranges = [rows_in(program, index) for program in programs for index in range(len(inputs))]
-    least, most = max(low for low, _ in ranges), min(high for _, high in ranges)
+    row_ranges = [rows_in(program, index) for program in programs for index in range(len(inputs))]
+    least, most = max(low for low, _ in row_ranges), min(high for _, high in row_ranges)
     with graph.inserting_after(placeholders[-1]):
         for node, name, example in zip(placeholders, call.names, inputs, strict=True):
-            free = bool(example.dim()) and example.shape[0] == inputs[0].shape[0]
-            shape = [[least, most] if free and not dim else size for dim, size in enumerate(example.shape)]
+            has_rows = bool(example.dim()) and example.shape[0] == inputs[0].shape[0]
+            shape = [[least, most] if has_rows and not dim else size for dim, size in enumerate(example.shape)]
             graph.call_function(fits, (node, name, shape))
 
 
 def rows_in(program: Any, index: int) -> tuple[int, int]:
-    """How many rows of an input torch.export is sure of: (least, most)."""
+    """The (least, most) number of rows of an input that torch.export proved the program right for."""
     placeholder = [spec for spec in program.graph_signature.input_specs if spec.target is None][index].arg.name
     [value] = [node.meta["val"] for node in program.graph.nodes if node.name == placeholder]
     rows = value.shape[0] if value.dim() else 0
-    found = program.range_constraints.get(rows.node.expr) if isinstance(rows, torch.SymInt) else None
-    if found is None:
+    constraint = program.range_constraints.get(rows.node.expr) if isinstance(rows, torch.SymInt) else None
+    if constraint is None:
         return 1, sys.maxsize
-    most = int(found.upper) if found.upper.is_Integer else sys.maxsize
-    return (1 if found.lower <= 2 else int(found.lower)), most  # 2 is what torch.export begins with
+    most = int(constraint.upper) if constraint.upper.is_Integer else sys.maxsize
+    return (1 if constraint.lower <= 2 else int(constraint.lower)), most  # torch.export assumes at least 2
 
 
 def fits(x: Tensor, name: str, shape: Sequence[int | Sequence[int]]) -> None:
-    """Part of the first stage: a batch must have the sizes that the model was exported with, or be within limits."""
+    """Part of the first stage: raise UsageError for a batch whose sizes the exported program does not take."""
     limits = [(size, size) if isinstance(size, int) else (size[0], size[1]) for size in shape]
     if x.dim() != len(limits) or not all(
         low <= size <= high for size, (low, high) in zip(x.shape, limits, strict=True)
     ):
-        wanted = ", ".join(
+        expected = ", ".join(
             str(low) if low == high else "any" if high == sys.maxsize else f"{low} to {high}" for low, high in limits
         )
         raise UsageError(
-            f"{name} is {list(x.shape)}, but the model was split (by torch.export) for [{wanted}]: pad or crop "
+            f"{name} is {list(x.shape)}, but the model was split (by torch.export) for [{expected}]: pad or crop "
             "batches to that, or split it with an example like them"
         )
 
 
 def resolve(model: nn.Module, target: str) -> Tensor | None:
-    """The model's own tensor of that name."""
+    """The model's tensor of this name; None if it has none."""
     value: Any = model
-    for item in target.split("."):
-        value = getattr(value, item, None)
+    for attribute in target.split("."):
+        value = getattr(value, attribute, None)
     return value if isinstance(value, Tensor) else None
 
 
-def known(targets: Mapping[str, Any], name: str, value: Any) -> tuple[str, Any]:
-    """The name, and the object, of something equal that is known by that name; a new name if there is none."""
-    number, own = 0, name
-    while own in targets and not alike(targets[own], value):
+def shared_constant(targets: Mapping[str, Any], name: str, value: Any) -> tuple[str, Any]:
+    """The name and the object in `targets` of a constant equal to `value`; a free name and `value` if there is none."""
+    number, candidate = 0, name
+    while candidate in targets and not alike(targets[candidate], value):
         number += 1
-        own = f"{name}_{number}"
-    return own, targets.get(own, value)
+        candidate = f"{name}_{number}"
+    return candidate, targets.get(candidate, value)
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two constants, or two parts of a graph, are the same."""
+    """Whether two tensors, or two GraphModules, are equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(one, other))
     if isinstance(one, fx.GraphModule) and isinstance(other, fx.GraphModule):

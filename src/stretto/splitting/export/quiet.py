@@ -1,4 +1,4 @@
-"""What torch prints while it exports."""
+"""Hold back the output of torch.export."""
 
 import contextlib
 import io
@@ -10,26 +10,26 @@ from typing import Any
 
 @contextlib.contextmanager
 def output_held_back() -> Iterator[None]:
-    """Keep back what is printed and what torch logs: written afterwards; of an exception it becomes a note.
+    """Hold back printed text and torch's logs until the block ends; an exception gets them as a note instead.
 
-    An export that fails prints the graph that it has come to.
+    An export that fails prints the graph that it has recorded so far.
     """
     handlers = torch_handlers()
     streams = [sys.stdout, sys.stderr, *(handler.stream for handler in handlers)]
-    held: list[io.StringIO] = [io.StringIO() for _ in streams]
+    buffers: list[io.StringIO] = [io.StringIO() for _ in streams]
     try:
-        with contextlib.redirect_stdout(held[0]), contextlib.redirect_stderr(held[1]):
-            for handler, text in zip(handlers, held[2:], strict=True):
-                handler.setStream(text)
+        with contextlib.redirect_stdout(buffers[0]), contextlib.redirect_stderr(buffers[1]):
+            for handler, buffer in zip(handlers, buffers[2:], strict=True):
+                handler.setStream(buffer)
             yield
     except Exception as error:
-        if said := "\n".join(text.getvalue().strip() for text in held).strip():
-            error.add_note(said)
+        if printed := "\n".join(buffer.getvalue().strip() for buffer in buffers).strip():
+            error.add_note(printed)
         raise
     else:
-        for stream, text in zip(streams, held, strict=True):
-            if text.getvalue():
-                stream.write(text.getvalue())
+        for stream, buffer in zip(streams, buffers, strict=True):
+            if buffer.getvalue():
+                stream.write(buffer.getvalue())
     finally:
         for handler, stream in zip(handlers, streams[2:], strict=True):
             handler.setStream(stream)
@@ -37,6 +37,6 @@ def output_held_back() -> Iterator[None]:
 
 def torch_handlers() -> "list[logging.StreamHandler[Any]]":
     """The handlers of torch's loggers that write to a terminal (another kind writes traces to files), each once."""
-    loggers = [each for name, each in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
-    handlers = [handler for each in loggers if isinstance(each, logging.Logger) for handler in each.handlers]
+    loggers = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
+    handlers = [handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers]
     return [handler for handler in dict.fromkeys(handlers) if type(handler) is logging.StreamHandler]

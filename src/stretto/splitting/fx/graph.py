@@ -1,4 +1,4 @@
-"""A model's forward as a graph."""
+"""Record a model's forward as a graph, by torch.fx."""
 
 import traceback
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ REMEDY = (
 
 
 class TraceError(UsageError):
-    """A forward that cannot be traced as it must be for a cut between blocks; another way may do."""
+    """The forward cannot be traced and cut between blocks; another way to cut the model may work."""
 
 
 class RecordedForward(NamedTuple):
-    """A graph; for each target in it the model's own module, parameter, buffer or constant; the outputs' names."""
+    """A graph; the model's module, parameter, buffer or constant for each target in it; the names of the outputs."""
 
     graph: fx.Graph
     targets: dict[str, Any]
@@ -38,17 +38,16 @@ def record(
 ) -> RecordedForward:
     """Trace `model.forward` as `call` says, for the example `inputs` if there is one.
 
-    The model is traced in training and in evaluation: a forward that decides by `self.training` would be frozen as it
-    was traced.
-    Raises TraceError, naming the line, where the forward cannot be traced.
+    The model is traced in training and in evaluation, to detect a forward that decides by `self.training`: a trace
+    would freeze that decision. Raises TraceError, with the line, if the forward cannot be traced.
     """
     records = []
-    generator = torch.get_rng_state()
+    random_state = torch.get_rng_state()
     with evaluating([model]), torch.random.fork_rng([]):
         for training in (True, False):
             model.train(training)
             records.append(trace_once(model, blocks, call, inputs))
-        if not torch.equal(generator, torch.get_rng_state()):
+        if not torch.equal(random_state, torch.get_rng_state()):
             raise TraceError(
                 f"{type(model).__name__}.forward draws random numbers of a fixed shape between its blocks: traced, "
                 "they would be the same at every step. Draw them in a module of its own, or with torch.rand_like(x)"
@@ -65,7 +64,7 @@ def record(
 def trace_once(
     model: nn.Module, blocks: Mapping[str, nn.Module], call: ForwardCall, inputs: Inputs | None
 ) -> RecordedForward:
-    """One trace. The model is left as it was: fx hangs constants on it, and its forward may keep what it was given."""
+    """Trace the forward once and restore the model: fx sets constants on it, and its forward may set attributes."""
     tracer = BlockTracer(blocks, call, inputs)
     try:
         with unchanged(model):
@@ -85,17 +84,17 @@ def trace_once(
 
 
 def resolve(model: nn.Module, blocks: Mapping[str, nn.Module], target: str) -> Any:
-    """What a dotted name stands for."""
+    """The object at a dotted path of the model; blocks in plain lists by their own names."""
     if target in blocks:
         return blocks[target]
     value: Any = model
-    for item in target.split("."):
-        value = getattr(value, item)
+    for attribute in target.split("."):
+        value = getattr(value, attribute)
     return value
 
 
 def place(error: BaseException) -> str:
-    """The last line of the user's on the way to an error."""
+    """The last line of user code in an error's traceback, for messages; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(OURS):
             return f" at {frame.filename}:{frame.lineno} ({frame.line})"

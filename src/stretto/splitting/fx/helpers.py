@@ -1,4 +1,4 @@
-"""Functions that a forward calls, as one node each: like modules that hold no block, they are not looked into."""
+"""Record each helper function that a forward calls as one node, as modules without blocks are recorded."""
 
 import inspect
 import sys
@@ -11,33 +11,38 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-HELPER = "helper"  # in the meta of a helper function's node
+HELPER = "helper"  # a key in the meta of a helper function's node
 
 
 @contextmanager
 def recorded_helpers(tracer: fx.Tracer, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Calls of the functions that the source files of the modules around the blocks know become nodes."""
-    held = {id(block) for block in blocks.values()}
-    around = [model, *(module for module in model.modules() if id(module) not in held and holds(module, held))]
-    files = sorted({type(module).__module__ for module in around})
-    namespaces = [vars(sys.modules[name]) for name in files if name in sys.modules]
-    former = [(space, name, value) for space in namespaces for name, value in space.items() if is_helper(value)]
-    for space, name, value in former:
-        space[name] = recorder(tracer, value, held)
+    """Record calls of plain functions in the namespaces of the modules around the blocks as nodes."""
+    block_ids = {id(block) for block in blocks.values()}
+    around = [
+        model,
+        *(module for module in model.modules() if id(module) not in block_ids and holds(module, block_ids)),
+    ]
+    module_names = sorted({type(module).__module__ for module in around})
+    namespaces = [vars(sys.modules[name]) for name in module_names if name in sys.modules]
+    originals = [
+        (namespace, name, value) for namespace in namespaces for name, value in namespace.items() if is_helper(value)
+    ]
+    for namespace, name, value in originals:
+        namespace[name] = recorder(tracer, value, block_ids)
     try:
         yield
     finally:
-        for space, name, value in former:
-            space[name] = value
+        for namespace, name, value in originals:
+            namespace[name] = value
 
 
 def holds(module: nn.Module, blocks: set[int]) -> bool:
-    """Whether a module has a block in it, or in a plain list."""
+    """Whether a module is a block or contains one; `blocks` are ids."""
     return any(id(inner) in blocks for inner in module.modules())
 
 
 def is_helper(value: object) -> bool:
-    """Whether a global is a plain function that returns something of its own."""
+    """Whether a global is a plain function: no lambda, generator or coroutine."""
     return (
         isinstance(value, FunctionType)
         and value.__name__.isidentifier()
@@ -47,22 +52,24 @@ def is_helper(value: object) -> bool:
 
 
 def recorder(tracer: fx.Tracer, function: Callable[..., Any], blocks: set[int]) -> Callable[..., Any]:
-    """`function`, recorded where it is given a traced value and nothing that could call a block."""
+    """`function`, recorded as a node if an argument is traced and none could call a block."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = list(members((args, kwargs)))
-        if any(isinstance(value, fx.Proxy) for value in given) and not any(runs(value, blocks) for value in given):
-            made = tracer.create_proxy("call_function", function, args, kwargs)
-            made.node.meta[HELPER] = True
-            return made
+        arguments = list(members((args, kwargs)))
+        if any(isinstance(value, fx.Proxy) for value in arguments) and not any(
+            can_call_block(value, blocks) for value in arguments
+        ):
+            proxy = tracer.create_proxy("call_function", function, args, kwargs)
+            proxy.node.meta[HELPER] = True
+            return proxy
         return function(*args, **kwargs)
 
     return call
 
 
 def members(value: Any) -> Iterator[Any]:
-    """The values in tuples, lists and dicts."""
+    """The values in nested tuples, lists and dicts."""
     if isinstance(value, (tuple, list)):
         for member in value:
             yield from members(member)
@@ -72,8 +79,8 @@ def members(value: Any) -> Iterator[Any]:
         yield value
 
 
-def runs(value: object, blocks: set[int]) -> bool:
-    """Whether a function could call a block through this argument."""
+def can_call_block(value: object, blocks: set[int]) -> bool:
+    """Whether a function that is given this argument could call a block through it."""
     if isinstance(value, nn.Module):
         return holds(value, blocks)
     return callable(value) and not isinstance(value, (type, fx.Proxy, Tensor, torch.dtype))

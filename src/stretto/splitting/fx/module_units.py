@@ -12,22 +12,24 @@ from stretto.splitting.parts import tally
 
 
 class Units(Traced):
-    """The traced forward in units: each begins with the call of a module and goes on up to the next such call.
+    """The traced forward in units: each begins with the call of a module and ends before the next such call.
 
-    What comes before the first of those calls belongs to the first unit. What the last one gave travels before
-    everything else.
+    Nodes before the first call belong to the first unit. Of the values sent to the next stage, the last module's output
+    comes first.
     """
 
     def kinds(self, start: int, stop: int) -> str:
-        """The classes of the modules called."""
-        called = (node.target for node in self._graph.nodes if node.op == "call_module" and self._in(node, start, stop))
+        """The classes of the modules that the units from `start` up to `stop` call."""
+        called = (
+            node.target for node in self._graph.nodes if node.op == "call_module" and self._in_units(node, start, stop)
+        )
         return tally(self._targets[str(target)] for target in called)
 
     def notes(self, bounds: Sequence[int]) -> list[str]:
-        """What travels besides the last unit's output, and what had to stay together."""
+        """The values sent besides the last unit's output, and the units that had to stay together."""
         carried = []
         for index, position in enumerate(bounds[1:-1]):
-            live = self._travels(position)
+            live = self._sent_whole(position)
             if sum(num_leaves(self._forms[node]) for node in live) > 1:
                 names = ", ".join(node.name for node in live)
                 carried.append(f"carried from stage {index} to stage {index + 1}: {names}")
@@ -36,7 +38,7 @@ class Units(Traced):
 
     @abstractmethod
     def _begins(self, node: fx.Node) -> bool:
-        """Whether a unit begins with a node."""
+        """Whether a unit begins with this node."""
 
     def _why_different(self) -> str:
         return (
@@ -53,8 +55,8 @@ class Units(Traced):
         return units
 
     def _first(self, position: int, live: Sequence[fx.Node]) -> fx.Node | None:
-        # What the last unit's module gave, or was made of it.
+        # The first live value computed from the call of the last unit's module on.
         nodes = self._members[position - 1]
         calls = [index for index, node in enumerate(nodes) if self._begins(node)]
-        since = set(nodes[calls[0] :])
-        return next((node for node in live if node in since), None)
+        from_call = set(nodes[calls[0] :])
+        return next((node for node in live if node in from_call), None)

@@ -1,4 +1,4 @@
-"""A model's forward as a graph, cut between units of it."""
+"""A model's recorded forward, cut between units: runs of consecutive nodes."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from stretto.splitting.boundary_values import (
 )
 from stretto.splitting.cost import Inputs
 from stretto.splitting.forward_arguments import ForwardCall
-from stretto.splitting.fx.decisions import asks
+from stretto.splitting.fx.decisions import reads_metadata
 from stretto.splitting.fx.graph import RecordedForward
 from stretto.splitting.operations import OperationRecorder
 from stretto.splitting.parts import Joint, SplitParts
@@ -37,9 +37,9 @@ from stretto.splitting.parts import Joint, SplitParts
 class Traced(SplitParts):
     """A recorded forward in units, runs of consecutive nodes.
 
-    A value that a later unit needs travels through the stages between; of a tensor whose shape alone is needed, its
-    outline. Weights, buffers and constants do not travel, nor do shapes and numbers: each stage takes or computes its
-    own.
+    A value that a later unit needs is sent through all stages between; of a tensor whose shape alone is needed, only
+    its outline (see `outline`). Weights, buffers, constants, shapes and numbers are not sent: each stage holds or
+    computes its own.
     """
 
     def __init__(self, model: nn.Module, call: ForwardCall, recorded: RecordedForward, inputs: Inputs | None) -> None:
@@ -48,11 +48,11 @@ class Traced(SplitParts):
         self._inputs = inputs
         self._graph, self._targets, self._outputs = recorded
         self._persistent = set(model.state_dict())
-        self._forms = guess_forms(self._graph) if inputs is None else self._watch(inputs)
+        self._forms = guess_forms(self._graph) if inputs is None else self._record_forms(inputs)
         self._divide(self._number())
 
     def cut(self, bounds: Sequence[int]) -> list[nn.Module]:
-        """Each stage a GraphModule on the model's own modules, parameters and buffers, under their own names."""
+        """Each stage as a GraphModule on the model's own modules, parameters and buffers, under their own names."""
         kind = type(self._model).__name__
         return [
             assemble(self._stage(start, stop), self._targets, self._persistent, self._model, f"{kind}Stage{index}")
@@ -66,120 +66,123 @@ class Traced(SplitParts):
 
     @abstractmethod
     def _number(self) -> dict[fx.Node, int]:
-        """Which unit each node belongs to."""
+        """The unit of each node."""
 
     @abstractmethod
     def _first(self, position: int, live: Sequence[fx.Node]) -> fx.Node | None:
-        """Which of the values that travel to a unit comes first."""
+        """Which of the values sent to unit `position` comes first; None for no preference."""
 
     @abstractmethod
     def _why_different(self) -> str:
-        """What is wrong if stages do not give what the model gives, and what to do about it."""
+        """The likely cause if the stages' outputs differ from the model's, and a remedy."""
 
     def _compare(
         self, stages: Sequence[nn.Module], inputs: Inputs, modes: Mapping[nn.Module, bool] | None = None
     ) -> None:
-        # In evaluation, or in these modes.
+        # In evaluation, but for the modules that `modes` sets.
         outputs = []
         for run in (partial(self._call.run, self._model, inputs), partial(Chain(*stages), *inputs)):
             with undisturbed([self._model, *stages], home([self._model])), torch.no_grad():
                 for module, training in (modes or {}).items():
                     module.training = training
-                torch.manual_seed(0)  # for what draws in evaluation, too
+                torch.manual_seed(0)  # some modules draw random numbers in evaluation too
                 outputs.append(tensors_of(run()))
-        wanted, found = outputs
-        if len(wanted) < len(found) or not all(map(close, wanted, found)):
+        expected, actual = outputs
+        if len(expected) < len(actual) or not all(map(close, expected, actual)):
             raise UsageError(
                 f"the stages of {type(self._model).__name__} do not give what the model gives for the example: "
                 f"{self._why_different()}"
             )
 
-    def _watch(self, inputs: Inputs) -> dict[fx.Node, Form]:
-        # Run the example once and see what every node gives.
+    def _record_forms(self, inputs: Inputs) -> dict[fx.Node, Form]:
+        # Run the example once and record the form of every node's value.
         module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
-        watch = FormRecorder(module, self._call.hint)
+        recorder = FormRecorder(module, self._call.hint)
         with undisturbed([self._model, module], home([module])), trainable(self._model):
-            watch.run(*inputs)
-        return watch.forms
+            recorder.run(*inputs)
+        return recorder.forms
 
-    def _look(self) -> Iterator[OperationRecorder]:
-        # In evaluation, then in training.
+    def _record_operations(self) -> Iterator[OperationRecorder]:
+        # Records of the example's operations in evaluation, then in training.
         assert self._inputs is not None
         module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
         for training in (False, True):
             with undisturbed([self._model, module], home([module])):
                 module.train(training)
-                look = OperationRecorder(module)
-                look.run(*self._inputs)
-            yield look
+                recorder = OperationRecorder(module)
+                recorder.run(*self._inputs)
+            yield recorder
 
     def _computes(self, node: fx.Node) -> bool:
-        return node.op not in ("placeholder", "output") and not self._own(node)
+        return node.op not in ("placeholder", "output") and not self._is_local(node)
 
     def _divide(self, units: dict[fx.Node, int]) -> None:
-        # What follows from where the units are.
+        # Derive the members, the last uses and the values sent from each node's unit.
         self._units = units
         self._last_use, self._last_read = self._uses()
         self._members: dict[int, list[fx.Node]] = {}
-        self._travellers: dict[int, list[fx.Node]] = {}  # by the unit that they travel to, in order
+        self._sent_to: dict[int, list[fx.Node]] = {}  # the values sent to each unit, in order
         for node in self._graph.nodes:
             self._members.setdefault(units[node], []).append(node)
-            if not self._own(node):
+            if not self._is_local(node):
                 for position in range(units[node] + 1, self._last_use.get(node, -1) + 1):
-                    self._travellers.setdefault(position, []).append(node)
+                    self._sent_to.setdefault(position, []).append(node)
 
-    def _own(self, node: fx.Node) -> bool:
-        # Whether each stage takes or computes this node for itself.
+    def _is_local(self, node: fx.Node) -> bool:
+        # Whether each stage holds or computes this node's value itself, so that it is never sent.
         return node.op == "get_attr" or (
             self._forms[node] is ValueKind.PLAIN and node.op in ("call_function", "call_method") and bool(node.users)
         )
 
-    def _in(self, node: fx.Node, start: int, stop: int) -> bool:
+    def _in_units(self, node: fx.Node, start: int, stop: int) -> bool:
         return start <= self._units[node] < stop
 
     def _sources(self, node: fx.Node) -> list[fx.Node]:
-        # What a node needs computed, and what the stage takes or computes for itself on the way there.
-        found: dict[fx.Node, None] = {}
+        # The nodes whose values a node needs, through the local nodes between.
+        sources: dict[fx.Node, None] = {}
         pending = list(node.all_input_nodes)
         while pending:
             source = pending.pop()
-            if source not in found:
-                found[source] = None
-                pending += source.all_input_nodes if self._own(source) else []
-        return list(found)
+            if source not in sources:
+                sources[source] = None
+                pending += source.all_input_nodes if self._is_local(source) else []
+        return list(sources)
 
     def _uses(self) -> tuple[dict[fx.Node, int], dict[fx.Node, int]]:
-        # The last unit that needs what a node gives, and the last one that needs more of it than its shape.
-        needs: dict[fx.Node, int] = {}
-        reads: dict[fx.Node, int] = {}
+        # For each node, the last unit that needs its value, and the last unit that needs more of it than its shape.
+        last_use: dict[fx.Node, int] = {}
+        last_read: dict[fx.Node, int] = {}
         for node in self._graph.nodes:
-            if not self._own(node):
+            if not self._is_local(node):
                 unit, sources = self._units[node], self._sources(node)
-                readers = [node, *(source for source in sources if self._own(source) and not asks(source))]
-                read = {each for reader in readers for each in reader.all_input_nodes}
+                readers = [
+                    node,
+                    *(source for source in sources if self._is_local(source) and not reads_metadata(source)),
+                ]
+                read = {used for reader in readers for used in reader.all_input_nodes}
                 for source in sources:
-                    needs[source] = max(needs.get(source, 0), unit)
+                    last_use[source] = max(last_use.get(source, 0), unit)
                     if source in read:
-                        reads[source] = max(reads.get(source, 0), unit)
-        return needs, reads
+                        last_read[source] = max(last_read.get(source, 0), unit)
+        return last_use, last_read
 
     def _outlined(self, node: fx.Node, position: int) -> bool:
-        # Whether the units from there on need no more of a tensor than its shape.
+        # Whether the units from `position` on need only the shape of this tensor.
         return self._forms[node] in (ValueKind.TENSOR, ValueKind.FIXED) and self._last_read.get(node, -1) < position
 
     def _live(self, position: int) -> list[fx.Node]:
-        # What travels from unit position - 1 to unit position, in order, but last what may be None.
-        live = self._travellers.get(position, [])
+        # The values sent from unit position - 1 to unit position, in order; optional ones last.
+        live = self._sent_to.get(position, [])
         first = self._first(position, live)
         ordered = live if first is None else [first, *(node for node in live if node is not first)]
         return sorted(ordered, key=lambda node: self._forms[node] is ValueKind.OPTIONAL)
 
-    def _travels(self, position: int) -> list[fx.Node]:
-        # What travels there as more than an outline.
+    def _sent_whole(self, position: int) -> list[fx.Node]:
+        # The values sent to unit `position` as more than an outline.
         return [node for node in self._live(position) if not self._outlined(node, position)]
 
     def _obstacle(self, position: int, names: Sequence[str]) -> Joint | None:
-        # Why there can be no cut before this unit.
+        # The Joint that forbids a cut before unit `position`, if there is one.
         for node in self._live(position):
             if self._forms[node] in (ValueKind.STUCK, ValueKind.PLAIN):
                 return Joint(
@@ -187,34 +190,36 @@ class Traced(SplitParts):
                     "a tuple or list of tensors",
                     "pass tensors from block to block",
                 )
-        certain = [node for node in self._travels(position) if self._forms[node] is not ValueKind.OPTIONAL]
+        certain = [node for node in self._sent_whole(position) if self._forms[node] is not ValueKind.OPTIONAL]
         if not sum(num_leaves(self._forms[node]) for node in certain):
-            return Joint(f"nothing passes from {names[position - 1]} to {names[position]}", "use what the block gives")
+            return Joint(
+                f"nothing passes from {names[position - 1]} to {names[position]}", "use the output of each block"
+            )
         return None
 
     def _parameters(self) -> list[dict[str, nn.Parameter]]:
-        # What each unit uses, by name.
-        owned: list[dict[str, nn.Parameter]] = [{} for _ in range(len(self))]
+        # The parameters that each unit uses, by name.
+        unit_parameters: list[dict[str, nn.Parameter]] = [{} for _ in range(len(self))]
         for node in self._graph.nodes:
-            if self._own(node):
+            if self._is_local(node):
                 continue
             for used in (node, *self._sources(node)):
                 value = self._targets.get(used.target) if isinstance(used.target, str) else None
                 if used.op == "get_attr" and isinstance(value, nn.Parameter):
-                    owned[self._units[node]][used.target] = value
+                    unit_parameters[self._units[node]][used.target] = value
                 elif used is node and node.op == "call_module" and isinstance(value, nn.Module):
-                    own = {f"{node.target}.{name}": p for name, p in value.named_parameters()}
-                    owned[self._units[node]].update(own)
-        return owned
+                    module_parameters = {f"{node.target}.{name}": p for name, p in value.named_parameters()}
+                    unit_parameters[self._units[node]].update(module_parameters)
+        return unit_parameters
 
     def _stage(self, start: int, stop: int) -> fx.Graph:
-        # The units start up to stop as a graph of their own.
+        # The units from `start` up to `stop` as a graph of their own.
         graph = fx.Graph()
         values: dict[fx.Node, Any] = {}
 
         def value(node: fx.Node) -> Any:
             if node not in values:
-                assert self._own(node), f"{node} is not there in units {start} to {stop}"
+                assert self._is_local(node), f"{node} is not sent to units {start} to {stop}"
                 values[node] = graph.node_copy(node, value)
             return values[node]
 
@@ -225,31 +230,31 @@ class Traced(SplitParts):
                 values[node] = rebuild(graph, self._forms[node], node.name)
         for unit in range(start, stop):
             for node in self._members.get(unit, ()):
-                if node.op != "output" and not self._own(node):
+                if node.op != "output" and not self._is_local(node):
                     values[node] = graph.node_copy(node, value)
         if stop == len(self):
             graph.output(map_arg(self._graph.output_node().args[0], value))
             return graph
-        given: list[fx.Node] = []
+        outputs: list[fx.Node] = []
         for node in self._live(stop):
             if self._outlined(node, stop):
-                given.append(graph.call_function(outline, (values[node],)))
+                outputs.append(graph.call_function(outline, (values[node],)))
             elif self._forms[node] is ValueKind.OPTIONAL:
-                given.append(graph.call_function(pack, (values[node], given[0])))
+                outputs.append(graph.call_function(pack, (values[node], outputs[0])))
             else:
-                given += leaves(graph, values[node], self._forms[node])
-        graph.output(given[0] if len(given) == 1 else tuple(given))
+                outputs += leaves(graph, values[node], self._forms[node])
+        graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
         return graph
 
 
 def tensors_of(output: Any) -> tuple[Tensor, ...]:
-    """The tensors that a model returned, by name or not."""
+    """The tensors of a model's output, a mapping or not."""
     return members(tuple(output.values()) if isinstance(output, Mapping) else output)
 
 
-def close(wanted: Tensor, found: Tensor) -> bool:
-    """Whether two results are the same but for rounding."""
-    if wanted.shape != found.shape or wanted.dtype != found.dtype:
+def close(expected: Tensor, actual: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding, relative to the largest element."""
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
         return False
-    scale = float(wanted.abs().amax()) if wanted.numel() and wanted.is_floating_point() else 0.0
-    return torch.allclose(wanted, found, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+    scale = float(expected.abs().amax()) if expected.numel() and expected.is_floating_point() else 0.0
+    return torch.allclose(expected, actual, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)

@@ -1,4 +1,4 @@
-"""torch.fx, with every module and every helper function that holds no block as one node."""
+"""A torch.fx tracer that records every module and helper function without blocks as one node."""
 
 import dis
 import inspect
@@ -18,9 +18,9 @@ from torch.fx.node import map_arg
 from stretto.nn.preserve import home, undisturbed
 from stretto.splitting.cost import Inputs
 from stretto.splitting.forward_arguments import ForwardCall
-from stretto.splitting.fx.decisions import asking, decision_of, hold, settled
+from stretto.splitting.fx.decisions import deciding_line, decision_of, hold, settled
 
-# What a comparison asks of its first operand, or of its second one with the sides changed.
+# The method that a comparison calls on its first operand, or on its second one with the sides exchanged.
 COMPARISONS = {
     "<": ("lt", "gt"),
     "<=": ("le", "ge"),
@@ -32,9 +32,10 @@ COMPARISONS = {
 
 
 class BlockTracer(fx.Tracer):
-    """Looks into the modules around the blocks only, so that everything else may do what it likes.
+    """Traces into the modules around the blocks only, so that any other module may do whatever it likes.
 
-    With an example, what shapes and types decide is decided as the example has them, and held to that.
+    With an example, decisions that depend on shapes and types alone are made as for the example; the graph checks that
+    other batches decide the same (see `hold`).
     """
 
     proxy_buffer_attributes = True
@@ -44,10 +45,10 @@ class BlockTracer(fx.Tracer):
         self._blocks = {id(block): name for name, block in blocks.items()}
         self._call = call
         self._inputs = inputs
-        self._values: dict[fx.Node, Any] = {}  # for the example, where it was asked for
-        self._looking = False
+        self._values: dict[fx.Node, Any] = {}  # of nodes on the example, computed when needed
+        self._evaluating = False
         self._constants: dict[int, tuple[str, Any]] = {}
-        self.outputs: tuple[str, ...] = ()  # names of the tensors in what the forward returns, where they have names
+        self.outputs: tuple[str, ...] = ()  # names of the tensors in the output, if it is a record
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """The graph of the root's forward."""
@@ -55,23 +56,23 @@ class BlockTracer(fx.Tracer):
         return super().trace(root, concrete_args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Every module but those that hold a block."""
+        """Whether a module is recorded as one node: every block, and every module that contains none."""
         return id(m) in self._blocks or not any(id(inner) in self._blocks for inner in m.modules())
 
     def path_of_module(self, mod: nn.Module) -> str:
-        """A block's name, which a plain list does not give it; otherwise the registered one."""
+        """A block's name, also of one in a plain list; else the registered path."""
         return self._blocks.get(id(mod)) or super().path_of_module(mod)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """Placeholders for the inputs there are; Python gives the other arguments their defaults."""
+        """A placeholder for each tensor of a batch; other arguments keep their defaults."""
 
         def run(root: nn.Module, *inputs: fx.Proxy) -> Any:
-            return self._bare(self._call.run(partial(root_fn, root), inputs))
+            return self._tensors_of(self._call.run(partial(root_fn, root), inputs))
 
         return run, [self.root, *(self.create_proxy("placeholder", name, (), {}) for name in self._call.names)]
 
-    def _bare(self, output: Any) -> Any:
-        # Of a record with names (Hugging Face's ModelOutput) its tensors: one alone, several as a tuple.
+    def _tensors_of(self, output: Any) -> Any:
+        # Of a Hugging Face ModelOutput, its tensors: one alone, several as a tuple.
         if not is_record(output):
             return output
         tensors = {str(name): value for name, value in output.items() if isinstance(value, fx.Proxy)}
@@ -79,7 +80,7 @@ class BlockTracer(fx.Tracer):
         return next(iter(tensors.values())) if len(tensors) == 1 else tuple(tensors.values())
 
     def create_arg(self, a: Any) -> Any:
-        """Objects that a graph does not know (configurations) are constants of the stages that need them."""
+        """Objects that fx has no node for (configurations) become constants of the stages that need them."""
         if is_dataclass(a) and not isinstance(a, type) and not is_record(a):
             return self._constant(a)
         try:
@@ -99,30 +100,30 @@ class BlockTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Record the call, but for one that only looks at what the example gives.
+        """Record the call, but not while a value of the example is computed.
 
-        A module that the forward makes for the moment, nn.ReLU()(x), is looked into: no stage could hold it.
+        A module that the forward creates on the fly, nn.ReLU()(x), is traced into: no stage could hold it.
         """
-        if self._looking or id(m) not in self._known:
+        if self._evaluating or id(m) not in self._known:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
-        """Record that a parameter or buffer is used, likewise."""
-        return attr_val if self._looking else super().getattr(attr, attr_val, parameter_proxy_cache)
+        """Record the use of a parameter or buffer, but not while a value of the example is computed."""
+        return attr_val if self._evaluating else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def _settled(self, node: fx.Node) -> bool:
         return self._inputs is not None and settled(node)
 
     def _decide(self, proxy: fx.Proxy) -> bool | int:
-        # What the example's shapes make of it; other batches are held to that.
-        self._looking = True
+        # Decide as for the example, and record a check that other batches decide the same.
+        self._evaluating = True
         try:
             with undisturbed([self.root], home([self.root])), torch.no_grad():
                 decided = decision_of(self._value(proxy.node))
         finally:
-            self._looking = False
-        self.create_proxy("call_function", hold, (proxy, decided, asking(inspect.currentframe())), {})
+            self._evaluating = False
+        self.create_proxy("call_function", hold, (proxy, decided, deciding_line(inspect.currentframe())), {})
         return decided
 
     def _value(self, node: fx.Node) -> Any:
@@ -138,8 +139,8 @@ class BlockTracer(fx.Tracer):
                 value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 value = self.root
-                for item in str(node.target).split("."):
-                    value = getattr(value, item)
+                for attribute in str(node.target).split("."):
+                    value = getattr(value, attribute)
                 value = value(*args, **kwargs) if node.op == "call_module" else value
             self._values[node] = value
         return self._values[node]
@@ -147,42 +148,42 @@ class BlockTracer(fx.Tracer):
     # -- decisions --------------------------------------------------------------------------------------------------
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """Shapes may be unpacked."""
+        """Unpack a shape, with the example's length; anything else fails as in torch.fx."""
         if not self._settled(obj.node):
             return super().iter(obj)
         length = self._decide(obj)
         return (self.create_proxy("call_function", operator.getitem, (obj, index), {}) for index in range(length))
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """An assertion becomes part of the graph, what shapes decide is held to; any other decision cannot be."""
+        """Record assertions; decide by shapes as the example does. Any other decision fails as in torch.fx."""
         frame = inspect.currentframe()
         while frame is not None and frame.f_globals.get("__name__") in (__name__, "torch.fx.proxy"):
             frame = frame.f_back
-        asked = getattr(obj.node.target, "__name__", "")
-        wanted = None if frame is None else asserted(frame.f_code, frame.f_lasti, asked)
-        if wanted is None or frame is None:
+        operation = getattr(obj.node.target, "__name__", "")
+        demanded = None if frame is None else asserted(frame.f_code, frame.f_lasti, operation)
+        if demanded is None or frame is None:
             return bool(self._decide(obj)) if self._settled(obj.node) else super().to_bool(obj)
-        held = obj if wanted else self.create_proxy("call_function", bool_not, (obj,), {})
+        condition = obj if demanded else self.create_proxy("call_function", bool_not, (obj,), {})
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        self.create_proxy("call_function", torch._assert, (held, f"assertion at {where}"), {})
-        return wanted
+        self.create_proxy("call_function", torch._assert, (condition, f"assertion at {where}"), {})
+        return demanded
 
 
 def is_record(value: object) -> bool:
-    """Whether a value is a dict that is a dataclass, too, as Hugging Face's outputs are."""
+    """Whether a value is both a mapping and a dataclass, as Hugging Face's ModelOutput is."""
     return isinstance(value, Mapping) and is_dataclass(value)
 
 
 def bool_not(value: Any) -> bool:
-    """`not value`, as a function a graph can call."""
+    """`not value`, as a function that a graph can call."""
     return not value
 
 
-def asserted(code: CodeType, offset: int, asked: str) -> bool | None:
-    """Which truth value an assert statement demands of the value that the instruction at `offset` tests; None if none.
+def asserted(code: CodeType, offset: int, operation: str) -> bool | None:
+    """The truth value that an assert demands of the value tested at bytecode `offset`; None if there is no assert.
 
-    `asked` names the operation that made the value. From CPython 3.13 on a comparison tests its own result; one of
-    tuples tests there, too, whether elements are equal, of which an assertion that tuples differ says nothing.
+    `operation` is the name of the operation that made the value. From CPython 3.13 on a comparison tests its own
+    result. A comparison of tuples also tests there whether elements are equal, which the assert does not demand.
     """
     instructions = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "NOP")]
 
@@ -198,7 +199,7 @@ def asserted(code: CodeType, offset: int, asked: str) -> bool | None:
         return instruction.opname == "LOAD_ASSERTION_ERROR"
 
     index = at(offset)
-    if tests(instructions[index], asked):
+    if tests(instructions[index], operation):
         index += 1
     jump = instructions[index]
     on_true = jump.opname.endswith("IF_TRUE")
@@ -209,16 +210,16 @@ def asserted(code: CodeType, offset: int, asked: str) -> bool | None:
     return not on_true if fails(at(jump.argval)) else None
 
 
-def tests(instruction: dis.Instruction, asked: str) -> bool:
-    """Whether an instruction tests what `asked` made for the jump that follows it, as CPython 3.13 compiles a test."""
+def tests(instruction: dis.Instruction, operation: str) -> bool:
+    """Whether an instruction tests the result of `operation` for the jump after it, as CPython 3.13 compiles a test."""
     if instruction.opname == "COMPARE_OP" and instruction.argrepr.startswith("bool("):
-        return asked in COMPARISONS[instruction.argval]
+        return operation in COMPARISONS[instruction.argval]
     return instruction.opname == "TO_BOOL"
 
 
 @contextmanager
 def recorded_factories(tracer: BlockTracer) -> Iterator[None]:
-    """torch.ones(T, T) with a traced T: factories that take sizes one by one do not look for proxies on their own."""
+    """Record torch factories called with a traced size, torch.ones(T, T): torch.fx does not see these on its own."""
     originals = {name: getattr(torch, name) for name in ("arange", "empty", "full", "ones", "zeros", "rand", "randn")}
     for name, original in originals.items():
         setattr(torch, name, recorder(tracer, original))
@@ -230,11 +231,11 @@ def recorded_factories(tracer: BlockTracer) -> Iterator[None]:
 
 
 def recorder(tracer: BlockTracer, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`original`, recorded if an argument is traced."""
+    """`original`, recorded as a node if an argument is traced."""
 
     def factory(*args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values())
-        if any(isinstance(argument, fx.Proxy) for argument in given):
+        arguments = (*args, *kwargs.values())
+        if any(isinstance(argument, fx.Proxy) for argument in arguments):
             return tracer.create_proxy("call_function", original, args, kwargs)
         return original(*args, **kwargs)
 
