@@ -111,7 +111,7 @@ def test_a_plan_is_trained_where_the_command_names_the_method(capsys):
 def test_a_method_that_says_nothing_of_planning_is_refused_by_name(capsys):
     words = ["plan", "--model", "mlp", "--cluster", "16-workstations", "--methods"]
     told = refused(capsys, *words, "turns.py:turns")
-    assert "cannot plan for method 'turns.py:turns': it does not say what plans have to know of it" in told
+    assert "cannot plan for method 'turns.py:turns': its Method has no closed forms" in told
     assert "microbatches is for the plan to choose" in refused(capsys, *words, "gpipe(microbatches=4)")
     assert "plans call it 'overlapping'" in refused(capsys, *words, "overlapping(delay=1)")
 

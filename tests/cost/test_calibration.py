@@ -56,7 +56,8 @@ def test_alpha_beta_gamma_t0_and_t1_are_recovered():
     assert device.reduction_seconds_per_byte == pytest.approx(GAMMA)
     assert (device.per_action, device.per_step) == (2e-5, 1e-3)
     assert (link.sending(1e6), link.receiving(1e6)) == pytest.approx((9e-4, 3e-4))
-    assert link.way == pytest.approx((0, 0), abs=1e-15)  # the ends take longer than a message does while they are idle
+    # The ends take longer than a message does while they are idle.
+    assert link.transit == pytest.approx((0, 0), abs=1e-15)
     assert link.busy_seconds(1e6) == pytest.approx(1.2e-3)
     assert link.gap == 0  # and messages cannot be closer together than that
     for operator, truth in TRUTH.items():
@@ -84,9 +85,9 @@ def test_machines_with_a_worker_each_are_joined_by_what_was_measured_between_the
     assert (len({place.node for place in cluster.places}), cluster.crowded([0, 1])) == (2, (False, False))
     assert cluster.link(0, 1).latency == pytest.approx(1e-3)
     assert cluster.link(0, 1).gap == pytest.approx(1e-8)  # the wire sets their pace
-    assert cluster.link(0, 1).way == pytest.approx((0, 1e-8 - 7e-10))  # and no byte is faster than it
+    assert cluster.link(0, 1).transit == pytest.approx((0, 1e-8 - 7e-10))  # and no byte is faster than it
     travelling = cluster_of(findings(**{**apart, "per_node": 1, "between_passages": passed(travel=(3e-5, 2e-8))}))
-    assert travelling.link(0, 1).way == pytest.approx((3e-5, 2e-8))
+    assert travelling.link(0, 1).transit == pytest.approx((3e-5, 2e-8))
     assert parse(to_toml(travelling), "here") == travelling
     assert Findings.of(findings().to_dict()) == findings()
 

@@ -74,9 +74,9 @@ def test_the_slowest_link_is_that_of_the_slowest_pair(workers, slowest):
 def test_of_two_links_the_slower_one_in_every_respect():
     measured = Link(latency=1e-6, bandwidth=1e9, send=2e-6, travel=3e-4, travel_per_byte=1e-12)
     slower = measured.or_slower(FAR)
-    assert slower.way == FAR.or_slower(measured).way == (3e-4, FAR.seconds_per_byte)
+    assert slower.transit == FAR.or_slower(measured).transit == (3e-4, FAR.seconds_per_byte)
     assert (slower.latency, slower.bandwidth, slower.send) == (FAR.latency, FAR.bandwidth, 2e-6)
-    assert NEAR.or_slower(FAR).way == FAR.way
+    assert NEAR.or_slower(FAR).transit == FAR.transit
     with pytest.raises(UsageError, match=r"travel = 0.1, travel_per_byte = None: give both"):
         Link(latency=1e-6, bandwidth=1e9, travel=0.1)
     with pytest.raises(UsageError, match=r"travel = -0.1"):

@@ -7,7 +7,7 @@ import pytest
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.plan import Candidate
-from stretto.plan.candidate_costs import StageTable, fills, times_of, waited, waiting, waits_of
+from stretto.plan.candidate_costs import StageTable, adds_fill, fill_and_load, longest_turn, wait_terms, waiting_stages
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.simulate import period, simulate
 
@@ -29,15 +29,15 @@ def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
     chosen = method(str(c))
     schedule, rules = chosen.plan(c.stages, c.pipeline)
     assert chosen.synchronous == c.planned.drains
-    assert [c.home(s) for s in range(c.stages)] == [schedule.worker_of[s] for s in range(c.stages)]
+    assert [c.worker_of(s) for s in range(c.stages)] == [schedule.worker_of[s] for s in range(c.stages)]
     assert rules.reach.heads[:-1] == tuple(sorted(c.gradients.heads))
-    assert [c.returns(s) for s in range(c.stages)] == [bool(rules.reach.arriving(s)) for s in range(c.stages)]
-    assert [c.backwards(s) - 1 for s in range(c.stages)] == [s in rules.split for s in range(c.stages)]
+    assert [c.receives_gradient(s) for s in range(c.stages)] == [bool(rules.reach.arriving(s)) for s in range(c.stages)]
+    assert [c.num_backward_actions(s) - 1 for s in range(c.stages)] == [s in rules.split for s in range(c.stages)]
     assert schedule.per_turn == c.microbatches
-    assert list(chosen.versions(schedule)) == [c.planned.versions(c.at(s)) for s in range(c.stages)]
-    assert list(chosen.delays(schedule).mean) == [c.planning.delay(c.at(s)) for s in range(c.stages)]
+    assert list(chosen.versions(schedule)) == [c.planned.versions(c.stage_at(s)) for s in range(c.stages)]
+    assert list(chosen.delays(schedule).mean) == [c.planning.delay(c.stage_at(s)) for s in range(c.stages)]
     timeline = simulate(schedule, rules, schedule.drain + 2)
-    held = [c.planning.held(c.at(s)) for s in range(c.stages)]
+    held = [c.planning.held(c.stage_at(s)) for s in range(c.stages)]
     if c.planning.stages_per_worker > 1:  # a worker's chunks share what it holds
         by_worker = [sum(held[w :: c.pipeline]) for w in range(c.pipeline)]
         assert all(real <= told for real, told in zip(timeline.peak_activations, by_worker, strict=True))
@@ -60,8 +60,8 @@ def test_stages_that_recompute(name):
 def stage_of(forward, inputs, weights, message=0.0, end=0.0):
     """A stage in numbers."""
     none = dict.fromkeys(StageTable._fields, 0)
-    return StageTable(**none | {"forward": forward, "backward": inputs + weights, "late": weights, "message": message,
-                           "update": end})  # fmt: skip
+    times = {"forward": forward, "backward": inputs + weights, "deferrable": weights, "transit": message, "update": end}
+    return StageTable(**none | times)
 
 
 def durations(stages):
@@ -69,7 +69,7 @@ def durations(stages):
 
     def duration(action):
         x = stages[action.stage]
-        times = {"F": x.forward, "B": x.backward, "I": x.backward - x.late, "W": x.late, "U": x.update}
+        times = {"F": x.forward, "B": x.backward, "I": x.backward - x.deferrable, "W": x.deferrable, "U": x.update}
         return times[action.kind]
 
     return duration
@@ -83,8 +83,8 @@ def test_equal_stages_take_what_the_closed_form_says(name, pipeline, microbatche
     c = candidate(name, pipeline, microbatches)
     forward, inputs, weights = (dice.randint(1, 16) for _ in range(3))
     x = stage_of(forward, inputs, weights, end=0 if planned(name).planning.split else dice.randint(0, 3))
-    priced = [times_of(c, s, x) for s in range(c.stages)]
-    told = max(load for _, load in priced) + (sum(fill for fill, _ in priced) if fills(c) else 0)
+    priced = [fill_and_load(c, s, x) for s in range(c.stages)]
+    told = max(load for _, load in priced) + (sum(fill for fill, _ in priced) if adds_fill(c) else 0)
     schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
     found = simulate(schedule, rules, 1, durations([x] * c.stages)).makespan
     assert told == found
@@ -94,9 +94,9 @@ def test_equal_stages_take_what_the_closed_form_says(name, pipeline, microbatche
 def test_short_messages_between_equal_stages(name):
     c = candidate(name, 3, 9)
     x = stage_of(4.0, 4.0, 4.0, message=1.0)
-    stages = [x._replace(message=0.0) if s == c.stages - 1 or c.way(s) is None else x for s in range(c.stages)]
-    priced = [times_of(c, s, stage) for s, stage in enumerate(stages)]
-    told = max(load for _, load in priced) + (sum(fill for fill, _ in priced) if fills(c) else 0)
+    stages = [x._replace(transit=0.0) if s == c.stages - 1 or c.link_index(s) is None else x for s in range(c.stages)]
+    priced = [fill_and_load(c, s, stage) for s, stage in enumerate(stages)]
+    told = max(load for _, load in priced) + (sum(fill for fill, _ in priced) if adds_fill(c) else 0)
     schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
     assert told == simulate(schedule, rules, 1, durations(stages), latency=1.0).makespan
 
@@ -114,5 +114,5 @@ def test_stages_that_wait_take_what_the_schedule_takes_whatever_they_cost(name, 
         for s in range(5)
     ]
     schedule, rules = method(str(c)).plan(5, 5)
-    told = waited([waits_of(c, s, x) for s, x in enumerate(stages)], waiting(c), c)
+    told = longest_turn([wait_terms(c, s, x) for s, x in enumerate(stages)], waiting_stages(c), c)
     assert told == period(schedule, rules, durations(stages), latency=latency)

@@ -136,11 +136,10 @@ def busy_in_words(name: str, link: "Link") -> str:
     """The seconds that a message takes of its sender, of its receiver and on its way, while both compute."""
     from stretto.report.units import duration
 
-    way, way_per_byte = link.way
     lines = {
         "its sender": (link.send, link.send_per_byte),
         "its receiver": (link.receive, link.receive_per_byte),
-        "its way": (way, way_per_byte),
+        "its way": link.transit,
     }
     parts = (f"{where} {duration(t0)} + {duration(1e6 * t1)} a MB" for where, (t0, t1) in lines.items())
     return f"messages {name} nodes while both compute: {', '.join(parts)}"

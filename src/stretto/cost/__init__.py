@@ -1,4 +1,4 @@
-"""What training costs: FLOPs, bytes, times and machines. Tables, clusters and predictions need no torch."""
+"""The costs of training: FLOPs, bytes, seconds and clusters. Predictions from them need no torch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,19 @@ __all__ = [
     "write_cluster",
 ]
 
-_MEASURED = {"NOTES", "Accounting", "Costs", "faking", "layer_costs", "measure", "with_times"}  # now in stretto.measure
+_MEASURED = {
+    "NOTES",
+    "Accounting",
+    "Costs",
+    "faking",
+    "layer_costs",
+    "measure",
+    "with_times",
+}  # names that moved to stretto.measure
 
 
 def __getattr__(name: str) -> Any:
-    """What 0.1.0 had here and stands in `stretto.measure` now, which needs torch: imported when it is asked for."""
+    """Import a name that 0.1.0 had here from `stretto.measure`, on first use, as that needs torch."""
     if name not in _MEASURED:
         raise AttributeError(f"module 'stretto.cost' has no attribute {name!r}")
     import importlib

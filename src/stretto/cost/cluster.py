@@ -1,4 +1,4 @@
-"""Machines to plan for: what their devices compute at, and what lies between them. No torch here.
+"""Clusters to plan for: the rates of their devices, and the links between workers. No torch here.
 
 Workers are numbered group by group, node by node. Times are in seconds, memory in bytes, rates in FLOP/s and bytes/s.
 """
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from stretto.errors import UsageError, nearest
 
 
-def positive(key: str, value: float | None, remedy: str) -> None:
-    """Refuse what is no positive number."""
+def check_positive(key: str, value: float | None, remedy: str) -> None:
+    """Raise UsageError for a number that is not above 0."""
     if value is not None and not value > 0:
         raise UsageError(f"{key} = {value:g}: it must be more than 0; {remedy}")
 
 
-def none_negative(key: str, value: float | None, remedy: str) -> None:
-    """Refuse what is less than nothing, or no number."""
+def check_not_negative(key: str, value: float | None, remedy: str) -> None:
+    """Raise UsageError for a number that is below 0, infinite or NaN."""
     if value is not None and not 0 <= value < math.inf:
         raise UsageError(f"{key} = {value:g}: it must be 0 or more; {remedy}")
 
@@ -30,11 +30,11 @@ MEASURE = "take it from a data sheet, or measure it with stretto calibrate --out
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How long operators of one sort take: seconds = calls x per_call + FLOPs x per_flop + bytes x per_byte.
+    """The time of operators of one sort: seconds = calls x per_call + FLOPs x per_flop + bytes x per_byte.
 
-    With a batch of b examples, whose FLOPs and bytes grow with b, that is `t0 + b t1`. `contention` is how many times
-    as long they take while the node's other workers compute too. `residual` is the root mean square of the fit's
-    relative errors.
+    For a batch of b examples, whose FLOPs and bytes grow with b, that is `t0 + b t1`. While the node's other workers
+    compute, operators take `contention` times as long. `residual` is the root mean square of the fit's relative errors.
+    Raises UsageError for negative numbers.
     """
 
     per_call: float = 0.0
@@ -45,23 +45,24 @@ class Rate:
 
     def __post_init__(self) -> None:
         for key in ("per_call", "per_flop", "per_byte", "residual"):
-            none_negative(key, getattr(self, key), "measure it again with stretto calibrate")
+            check_not_negative(key, getattr(self, key), "measure it again with stretto calibrate")
         if not 1 <= self.contention < math.inf:
-            raise UsageError(f"contention = {self.contention:g}: it must be 1 or more; 1 says that nobody is disturbed")
+            raise UsageError(f"contention = {self.contention:g}: it must be 1 or more; 1 means no slowdown")
 
     def seconds(self, calls: float, flops: float, num_bytes: float) -> float:
-        """The time of so much work, while the other workers of the node are idle."""
+        """Seconds of this much work, while the other workers of the node are idle."""
         return calls * self.per_call + flops * self.per_flop + num_bytes * self.per_byte
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What one worker computes with.
+    """The device of one worker: `memory` in bytes, `memory_bandwidth` in bytes/s.
 
     `peak` is FLOP/s by dtype. `rates` is by sort of operator ("linear", "convolution", ...) and pass ("forward",
-    "backward"; of optimizers "update"); a sort without a rate takes the roofline, max(FLOPs / peak, bytes /
-    memory_bandwidth). `reduction_bandwidth`: bytes a second that are added to others. `price_per_hour`: money.
-    `per_action` and `per_step` are seconds that the runtime takes besides, for each action and each step.
+    "backward"; for optimizers "update"); a sort without a rate takes max(FLOPs / peak, bytes / memory_bandwidth), the
+    roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money.
+    `per_action` and `per_step` are the runtime's own seconds for each action and each step. Raises UsageError for
+    numbers out of range.
     """
 
     memory: float
@@ -75,18 +76,18 @@ class Device:
 
     def __post_init__(self) -> None:
         for key in ("memory", "memory_bandwidth", "reduction_bandwidth"):
-            positive(key, getattr(self, key), MEASURE)
+            check_positive(key, getattr(self, key), MEASURE)
         for key in ("per_action", "per_step"):
-            none_negative(key, getattr(self, key), MEASURE)
-        none_negative("price_per_hour", self.price_per_hour, "leave it out if it is not known")
+            check_not_negative(key, getattr(self, key), MEASURE)
+        check_not_negative("price_per_hour", self.price_per_hour, "leave it out if it is not known")
         if not self.peak:
             raise UsageError(f"peak is empty: give FLOP/s of at least one dtype, float32 = 1e12; {MEASURE}")
         for dtype, value in self.peak.items():
-            positive(f"peak.{dtype}", value, MEASURE)
+            check_positive(f"peak.{dtype}", value, MEASURE)
 
     @property
     def reduction_seconds_per_byte(self) -> float:
-        """gamma: reading both and writing the sum, at the memory's bandwidth unless it was measured."""
+        """gamma: measured, else the time to read two bytes and write one at the memory's bandwidth."""
         return 1 / self.reduction_bandwidth if self.reduction_bandwidth else 3 / self.memory_bandwidth
 
     def peak_of(self, dtype: str) -> float:
@@ -98,11 +99,12 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What a message takes: `latency` seconds, and its bytes at `bandwidth` bytes/s, one way.
+    """The time of a message: `latency` seconds, plus its bytes at `bandwidth` bytes/s, one way.
 
-    `contention` is how many times as long it takes while both ends compute. Of that time `send` seconds, and
-    `send_per_byte`, keep the sender from computing, `receive` and `receive_per_byte` the receiver. `travel` and
-    `travel_per_byte` are what is then left of it, when it keeps neither busy; what follows from the rest unless given.
+    While both ends compute, a message takes `contention` times as long. Of that time, `send` seconds and
+    `send_per_byte` seconds a byte keep the sender from computing, `receive` and `receive_per_byte` the receiver.
+    `travel` and `travel_per_byte` are the rest, which keeps neither busy; without them it follows from the others.
+    Raises UsageError for numbers out of range.
     """
 
     latency: float
@@ -118,35 +120,35 @@ class Link:
 
     def __post_init__(self) -> None:
         for key in ("latency", "send", "send_per_byte", "receive", "receive_per_byte", "travel", "travel_per_byte"):
-            none_negative(key, getattr(self, key), MEASURE)
+            check_not_negative(key, getattr(self, key), MEASURE)
         if (self.travel is None) != (self.travel_per_byte is None):
             raise UsageError(
                 f"travel = {self.travel}, travel_per_byte = {self.travel_per_byte}: give both, in seconds and seconds "
                 "a byte, or neither; they then follow from latency and bandwidth"
             )
-        positive("bandwidth", self.bandwidth, MEASURE)
-        none_negative("residual", self.residual, "measure it again with stretto calibrate")
+        check_positive("bandwidth", self.bandwidth, MEASURE)
+        check_not_negative("residual", self.residual, "measure it again with stretto calibrate")
         if not 1 <= self.contention < math.inf:
-            raise UsageError(f"contention = {self.contention:g}: it must be 1 or more; 1 says that nobody is disturbed")
+            raise UsageError(f"contention = {self.contention:g}: it must be 1 or more; 1 means no slowdown")
 
     @property
     def seconds_per_byte(self) -> float:
-        """Seconds that a byte of a message takes on its way: beta."""
+        """beta: seconds that a message takes for each of its bytes."""
         return 1 / self.bandwidth
 
     def seconds(self, num_bytes: float) -> float:
-        """The time of one message: alpha + N beta."""
+        """Seconds of one message between idle workers: alpha + N beta."""
         return self.latency + num_bytes / self.bandwidth
 
     def or_slower(self, other: "Link") -> "Link":
-        """Of two links the slower one, in every respect."""
+        """A link with the slower value of each field of two links."""
         if self == other:
             return self
-        ways: dict[str, float] = {}
+        travel: dict[str, float] = {}
         if self.travel is not None or other.travel is not None:
-            ways = dict(zip(("travel", "travel_per_byte"), map(max, self.way, other.way), strict=True))
+            travel = dict(zip(("travel", "travel_per_byte"), map(max, self.transit, other.transit), strict=True))
         return Link(
-            **ways,
+            **travel,
             latency=max(self.latency, other.latency),
             bandwidth=min(self.bandwidth, other.bandwidth),
             contention=max(self.contention, other.contention),
@@ -165,8 +167,8 @@ class Link:
         return self.receive + num_bytes * self.receive_per_byte
 
     @property
-    def way(self) -> tuple[float, float]:
-        """Latency and seconds a byte of what is left of it while both ends compute, when it keeps neither busy."""
+    def transit(self) -> tuple[float, float]:
+        """The part of a message that keeps neither end busy, while both compute: seconds, and seconds a byte."""
         if self.travel is not None and self.travel_per_byte is not None:
             return self.travel, self.travel_per_byte
         latency = self.latency * self.contention - self.send - self.receive
@@ -175,19 +177,19 @@ class Link:
 
     @property
     def gap(self) -> float:
-        """Seconds a byte between the beginnings of two messages, where the link and not its ends sets their pace."""
+        """Seconds a byte between the starts of two messages; 0 if the ends, and not the link, set their pace."""
         per_byte = self.seconds_per_byte * self.contention
         return per_byte if per_byte > self.send_per_byte + self.receive_per_byte else 0.0
 
     def busy_seconds(self, num_bytes: float) -> float:
-        """The time of one message while both ends compute, from its sender's first move to its receiver's last."""
-        latency, per_byte = self.way
+        """Seconds of one message while both ends compute: sending, transit and receiving."""
+        latency, per_byte = self.transit
         return self.sending(num_bytes) + latency + num_bytes * per_byte + self.receiving(num_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Nodes that are alike: `workers` devices each, joined by links that are named here."""
+    """Equal nodes of `workers` devices each; `within` and `between` name the links in a node and between nodes."""
 
     nodes: int
     workers: int
@@ -206,17 +208,17 @@ class Group:
 
 
 class WorkerPlace(NamedTuple):
-    """Where a worker stands."""
+    """The group and the node of a worker."""
 
     group: int
-    node: int  # counted through all groups
+    node: int  # numbered through all groups
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Groups of nodes. `between` joins different groups; `sources` says where figures come from, by their key.
+    """Groups of nodes. `between` names the link between groups; `sources` gives the source of each figure by its key.
 
-    Raises UsageError for a device or a link that is not there.
+    Raises UsageError for the name of a device or a link that is missing.
     """
 
     name: str
@@ -229,8 +231,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.groups:
             raise UsageError("groups is empty: give at least one, [[groups]] with nodes, workers and device")
-        named = [(f"groups[{i}].{key}", getattr(g, key)) for i, g in enumerate(self.groups) for key in LINKED]
-        for key, link in [*named, ("between", self.between)]:
+        named_links = [(f"groups[{i}].{key}", getattr(g, key)) for i, g in enumerate(self.groups) for key in LINKED]
+        for key, link in [*named_links, ("between", self.between)]:
             if link is not None and link not in self.links:
                 raise UsageError(f"{key} = {link!r}: there is no such link: {nearest(link, self.links)}")
         for index, group in enumerate(self.groups):
@@ -244,7 +246,7 @@ class Cluster:
 
     @cached_property
     def places(self) -> tuple[WorkerPlace, ...]:
-        """Where each worker stands."""
+        """The place of each worker."""
         places: list[WorkerPlace] = []
         node = 0
         for index, group in enumerate(self.groups):
@@ -255,11 +257,11 @@ class Cluster:
 
     @cached_property
     def num_workers(self) -> int:
-        """How many devices all groups have together."""
+        """The number of workers: one for each device of all groups."""
         return sum(group.nodes * group.workers for group in self.groups)
 
     def place(self, worker: int) -> WorkerPlace:
-        """Where a worker stands. Raises UsageError if there are not so many."""
+        """The group and node of a worker. Raises UsageError if the cluster has no such worker."""
         if not 0 <= worker < self.num_workers:
             raise UsageError(
                 f"worker {worker} of cluster {self.name!r}, which has {self.num_workers}: use fewer, or add nodes"
@@ -267,38 +269,44 @@ class Cluster:
         return self.places[worker]
 
     def device(self, worker: int) -> Device:
-        """What a worker computes with."""
+        """The device of a worker."""
         return self.devices[self.groups[self.place(worker).group].device]
 
     def link(self, a: int, b: int) -> Link:
-        """What lies between two workers."""
-        one, other = self.place(a), self.place(b)
-        group = self.groups[one.group]
-        name = self.between if one.group != other.group else group.within if one.node == other.node else group.between
+        """The link between two workers."""
+        place, other_place = self.place(a), self.place(b)
+        group = self.groups[place.group]
+        name = (
+            self.between
+            if place.group != other_place.group
+            else group.within
+            if place.node == other_place.node
+            else group.between
+        )
         assert name is not None, "checked when the cluster was made"
         return self.links[name]
 
     def links_among(self, workers: Iterable[int]) -> list[Link]:
-        """Every sort of link between some workers."""
+        """Every different link between these workers."""
         places = [self.place(worker) for worker in workers]
         nodes = {group: {p.node for p in places if p.group == group} for group in {p.group for p in places}}
         names = [self.between] if len(nodes) > 1 else []
-        names += [self.groups[group].between for group, among in nodes.items() if len(among) > 1]
-        names += [self.groups[place.group].within for place, number in Counter(places).items() if number > 1]
+        names += [self.groups[group].between for group, group_nodes in nodes.items() if len(group_nodes) > 1]
+        names += [self.groups[place.group].within for place, count in Counter(places).items() if count > 1]
         return [self.links[name] for name in dict.fromkeys(names) if name is not None]
 
     def slowest_link(self, workers: Iterable[int], num_bytes: float = 1e6) -> Link | None:
-        """Of all links between some workers the one on which a message takes longest; None for a single worker."""
+        """The link between these workers on which a message takes longest; None for a single worker."""
         return max(self.links_among(workers), key=lambda link: link.seconds(num_bytes), default=None)
 
     def crowded(self, workers: Iterable[int]) -> tuple[bool, ...]:
-        """Of each of some workers that compute at the same time, whether another one is on its node."""
+        """For each of these workers, whether another of them is on its node."""
         nodes = [self.place(worker).node for worker in workers]
         counts = Counter(nodes)
         return tuple(counts[node] > 1 for node in nodes)
 
     def price_per_hour(self, workers: Iterable[int]) -> float | None:
-        """Money for some workers; None if the price of one is not known."""
+        """The price of these workers together, an hour; None if the price of one is not known."""
         prices = [self.device(worker).price_per_hour for worker in workers]
         return None if any(price is None for price in prices) else sum(price or 0 for price in prices)
 

@@ -1,4 +1,4 @@
-"""Clusters as TOML: files, and those that come with Stretto. Every mistake names file, key, value and remedy."""
+"""Clusters as TOML files, Stretto's own included. Every error names the file, the key, the value and a remedy."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ HOME = files("stretto.cost") / "clusters"
 
 
 def names() -> list[str]:
-    """The clusters that come with Stretto."""
+    """The names of the clusters that come with Stretto."""
     return sorted(file.name.removesuffix(".toml") for file in HOME.iterdir() if file.name.endswith(".toml"))
 
 
 def find_cluster(name: str) -> Cluster:
-    """A cluster by its name, or from a file. Raises UsageError where there is none, or one that cannot be."""
+    """A cluster by its name, or from a file. Raises UsageError if there is none, or its contents are wrong."""
     of_kind("cluster", name, str, f"a name or the path of a TOML file; names are {', '.join(names())}")
     if name in names():
         return parse(HOME.joinpath(f"{name}.toml").read_text(encoding="utf-8"), f"cluster {name}")
@@ -33,7 +33,7 @@ def find_cluster(name: str) -> Cluster:
 
 
 def read_cluster(file: str | Path) -> Cluster:
-    """A cluster from a file. Raises UsageError with what is wrong in it."""
+    """A cluster from a TOML file. Raises UsageError if it cannot be read or its contents are wrong."""
     check_path("file", file)
     file = Path(file)
     try:
@@ -48,7 +48,7 @@ def read_cluster(file: str | Path) -> Cluster:
 
 
 def write_cluster(cluster: Cluster, file: str | Path) -> None:
-    """Write what `read_cluster` reads; the file is there whole or not at all."""
+    """Write a cluster to a TOML file that `read_cluster` reads. The file is written whole or not at all."""
     of_kind("cluster", cluster, Cluster, "a stretto.cost.Cluster")
     check_path("file", file)
     if Path(file).is_dir():
@@ -57,27 +57,27 @@ def write_cluster(cluster: Cluster, file: str | Path) -> None:
 
 
 def to_toml(cluster: Cluster) -> str:
-    """The cluster as text."""
+    """The cluster as TOML text."""
     import tomli_w
 
     return tomli_w.dumps(to_dict(cluster))
 
 
 def to_dict(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as TOML and JSON take it: without what is not known."""
-    content: dict[str, Any] = known(asdict(cluster))
+    """The cluster as nested dicts for TOML and JSON, without fields that are None."""
+    content: dict[str, Any] = without_none(asdict(cluster))
     return content
 
 
-def known(value: Any) -> Any:
-    """A nest of values without those that are None."""
+def without_none(value: Any) -> Any:
+    """Nested dicts and lists without the entries that are None."""
     if isinstance(value, dict):
-        return {key: known(member) for key, member in value.items() if member is not None}
-    return [known(member) for member in value] if isinstance(value, list | tuple) else value
+        return {key: without_none(member) for key, member in value.items() if member is not None}
+    return [without_none(member) for member in value] if isinstance(value, list | tuple) else value
 
 
 def parse(text: str, origin: str) -> Cluster:
-    """A cluster from text; `origin` is what messages call it."""
+    """A cluster from TOML text; `origin` names it in messages. Raises UsageError if the text is wrong."""
     try:
         content = tomllib.loads(text)
     except ValueError as error:
@@ -89,7 +89,7 @@ def parse(text: str, origin: str) -> Cluster:
 
 
 def cluster_of(content: Mapping[str, Any]) -> Cluster:
-    """From what `to_dict` gave."""
+    """The cluster that `to_dict` turned into `content`."""
     return build(Cluster, "", content, {
         "groups": lambda place, value: tuple(
             build(Group, f"{place}[{i}]", group) for i, group in enumerate(listed(place, value))
@@ -101,71 +101,71 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
 
 
 def device_of(place: str, content: Any) -> Device:
-    """A device and its rates."""
+    """A device, with its rates, from a table."""
 
     def rate(at: str, value: Any) -> Rate:
         return build(Rate, at, value)
 
     return build(Device, place, content, {
-        "peak": lambda at, value: each_of(at, value, lambda key, each: checked(key, each, "float")),
-        "rates": lambda at, value: each_of(at, value, lambda key, each: each_of(key, each, rate)),
+        "peak": lambda at, value: each_of(at, value, lambda key, number: checked(key, number, "float")),
+        "rates": lambda at, value: each_of(at, value, lambda key, passes: each_of(key, passes, rate)),
     })  # fmt: skip
 
 
 def build(kind: type[T], place: str, content: Any, readers: Mapping[str, Callable[[str, Any], Any]] | None = None) -> T:
-    """A dataclass from a table, its values checked against the types of its fields."""
-    declared: dict[str, Any] = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
-    given = table(place, content)
-    for key in given:
+    """A dataclass of class `kind` from a table; `place` is the table's dotted key. Checks the types of its values."""
+    declared: dict[str, Any] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    entries = table(place, content)
+    for key in entries:
         if key not in declared:
-            raise UsageError(f"{inside(place, key)} is no key of a cluster: {nearest(key, declared)}")
-    for key, each in declared.items():
-        if key not in given and each.default is MISSING and each.default_factory is MISSING:
-            raise UsageError(f"{inside(place, key)} is missing: add it")
+            raise UsageError(f"{dotted(place, key)} is no key of a cluster: {nearest(key, declared)}")
+    for key, field in declared.items():
+        if key not in entries and field.default is MISSING and field.default_factory is MISSING:
+            raise UsageError(f"{dotted(place, key)} is missing: add it")
     read = {
-        key: (readers or {}).get(key, lambda at, x, key=key: checked(at, x, str(declared[key].type)))(
-            inside(place, key), value
+        key: (readers or {}).get(key, lambda at, entry, key=key: checked(at, entry, str(declared[key].type)))(
+            dotted(place, key), value
         )
-        for key, value in given.items()
+        for key, value in entries.items()
     }
     try:
         return kind(**read)
     except UsageError as error:
-        raise UsageError(inside(place, f"{error}")) from None
+        raise UsageError(dotted(place, f"{error}")) from None
 
 
-def inside(place: str, key: str) -> str:
-    """A key's whole name."""
+def dotted(place: str, key: str) -> str:
+    """The dotted name of a key in the table at `place`."""
     return f"{place}.{key}" if place else key
 
 
 def table(place: str, value: Any) -> Mapping[str, Any]:
-    """Refuse what is no table."""
+    """The value as a table; raises UsageError for anything else."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{place} = {value!r}: a table belongs here, [{place}] and its keys below")
     return value
 
 
 def listed(place: str, value: Any) -> list[Any]:
-    """Refuse what is no list of tables."""
+    """The value as a list of tables; raises UsageError for anything else."""
     if not isinstance(value, list):
         raise UsageError(f"{place} = {value!r}: a list of tables belongs here, [[{place}]] and their keys below")
     return value
 
 
 def each_of(place: str, value: Any, read: Callable[[str, Any], T]) -> dict[str, T]:
-    """Read every entry of a table."""
-    return {key: read(f"{place}.{key}", each) for key, each in table(place, value).items()}
+    """The table's entries, each converted by `read(dotted key, value)`."""
+    return {key: read(f"{place}.{key}", entry) for key, entry in table(place, value).items()}
 
 
 def checked(place: str, value: Any, kind: str) -> Any:
-    """A number or a text, as its field is declared."""
-    wanted = "text" if "str" in kind else "whole number" if "int" in kind else "number"
+    """The value, if it is a number or text as its field declares; else raises UsageError."""
+    expected = "text" if "str" in kind else "whole number" if "int" in kind else "number"
     fits = {
         "text": isinstance(value, str),
         "whole number": isinstance(value, int) and not isinstance(value, bool),
         "number": isinstance(value, int | float) and not isinstance(value, bool),
-    }[wanted]
+    }[expected]
     if not fits:
-        raise UsageError(f"{place} = {value!r}: a {wanted} belongs here")
-    return float(value) if wanted == "number" else value
+        raise UsageError(f"{place} = {value!r}: a {expected} belongs here")
+    return float(value) if expected == "number" else value

@@ -1,8 +1,8 @@
-"""What a step takes: a method's schedule, simulated with the times of its stages and what the runtime adds to them.
+"""Forecast a step: simulate a method's schedule with the times of its stages and the runtime's own time.
 
-Of each action: the stage's own time, once and again where it finds gradients; a copy of its weights where an update
-must leave the old ones to graphs that hold them; the runtime's own time; and the messages that its worker takes for it
-and posts after it, which keep the worker busy. What is left of a message is on its way while both compute.
+An action takes the stage's time, gradient accumulation included; a copy of the weights, if an update must leave the old
+ones to graphs that use them; the runtime's own time; and the time of receiving its messages before it and sending them
+after it, which keeps the worker busy. The transit of a message keeps neither end busy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule
 from stretto.simulate import Transport, simulate_periodic
 
-TURNS = 1024  # simulated at most, to find what repeats
-Work = tuple[str, int, int]  # kind, stage, place of the micro-batch in its turn
+TURNS = 1024  # the most turns to simulate before the schedule repeats
+Work = tuple[str, int, int]  # kind, stage, index of the micro-batch in its turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Seconds of a step in the long run, what each action takes, and the most bytes of tensors on each worker."""
+    """Seconds of a step in the long run, seconds of each action, and the peak bytes of tensors on each worker."""
 
     seconds: float
     actions: Mapping[Work, float]
@@ -44,10 +44,10 @@ def forecast(
     heads: Sequence[LayerCost | None] | None = None,
     optimizer: str = "sgd",
 ) -> Forecast:
-    """What training by a method takes on the first workers of a cluster, for minibatches of so many examples.
+    """The forecast of training by a method on the first workers of a cluster, for minibatches of `batch` examples.
 
-    Stage s holds the layers from bounds[s] up to bounds[s + 1]; `heads` are what the method puts behind stages. The
-    rest is as in `stage_times`.
+    Stage s holds the layers from bounds[s] up to bounds[s + 1]; `workers` is the length of the pipeline, `heads`
+    has the rows of the heads that the method puts behind stages. Other arguments and errors are as in `stage_times`.
     """
     chosen = find_method(method)
     tied = costs.tied(bounds)
@@ -73,19 +73,23 @@ def forecast(
 
 
 def silent(rules: Rules, stages: int) -> set[int]:
-    """Stages that send no gradient down: stage 0, and those where one of a loss below ends."""
+    """The stages that send no gradient down: stage 0, and those whose lower neighbour receives none."""
     return {s for s in range(stages) if s == 0 or not rules.reach.arriving(s - 1)}
 
 
 def turn_seconds(pricer: "Pricer") -> float:
-    """Seconds of a turn in the periodic part of a simulation; the mean over all turns where nothing repeats."""
+    """Seconds of a turn in the periodic part of a simulation; the mean over all turns if it is not periodic."""
     transport = Transport(network=pricer.workers.network(), sizes=pricer.size)
     timeline = simulate_periodic(pricer.schedule, pricer.rules, TURNS, pricer.seconds, transport=transport)
     return timeline.makespan / TURNS if timeline.turn is None else timeline.turn
 
 
 class ActionSeconds(NamedTuple):
-    """Seconds of an action: its stage's, gradients that are added up included; a copy of weights; messages' ends."""
+    """Seconds of an action by part.
+
+    `stage` is the computation, gradient accumulation included; `copy` the copy of weights at an update; `messages` the
+    time of receiving and sending; `runtime` the runtime's own time.
+    """
 
     stage: float
     copy: float
@@ -95,9 +99,9 @@ class ActionSeconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Pricer:
-    """What every action of a turn takes on its worker, and what its messages take beside.
+    """The seconds of every action of a turn on its worker, and the bytes of its messages.
 
-    `tied` are the bytes of the weights that a stage has of another one, by their owner and by who has them of it.
+    `tied` are the bytes of shared weights by (owner stage, borrowing stage).
     """
 
     method: Method
@@ -108,11 +112,11 @@ class Pricer:
     tied: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def seconds(self, action: Action) -> float:
-        """Seconds of an action of any turn."""
+        """Seconds of an action, the same in every turn."""
         return self.actions[self.work(action)]
 
     def size(self, edge: Edge) -> float:
-        """Bytes of a value that travels."""
+        """Bytes of the message of an edge."""
         if edge.value == "tied-weight":
             return self.tied[edge.source.stage, edge.stage]
         if edge.value == "tied-gradient":
@@ -124,72 +128,75 @@ class Pricer:
 
     @cached_property
     def actions(self) -> dict[Work, float]:
-        """Seconds of all actions."""
+        """Seconds of every action of a turn."""
         return {work: sum(parts) for work, parts in self.parts.items()}
 
     @cached_property
     def parts(self) -> dict[Work, ActionSeconds]:
-        """What they are made of."""
-        found: dict[Work, ActionSeconds] = {}
-        last = self.schedule.worker_of[self.schedule.num_stages - 1]
+        """Seconds of every action of a turn, by part."""
+        parts: dict[Work, ActionSeconds] = {}
+        last_worker = self.schedule.worker_of[self.schedule.num_stages - 1]
         for worker, body in enumerate(self.schedule.body):
-            adding, per_action = self.adding(worker), self.workers.per_action(worker)
+            accumulating, per_action = self.accumulating(worker), self.workers.per_action(worker)
             for action in body:
                 stage = self.stages[action.stage]
-                found[self.work(action)] = ActionSeconds(
-                    stage.seconds(action.kind) + (stage.compute.accumulate if action in adding else 0.0),
-                    self.copying(action, worker),
-                    self.talking(action, worker),
+                parts[self.work(action)] = ActionSeconds(
+                    stage.seconds(action.kind) + (stage.compute.accumulate if action in accumulating else 0.0),
+                    self.copy_seconds(action, worker),
+                    self.message_seconds(action, worker),
                     per_action,
                 )
             if body:
-                first, end = self.work(body[0]), self.work(body[-1])
-                found[first] = found[first]._replace(runtime=per_action + self.workers.per_step(worker))
-                found[end] = found[end]._replace(messages=found[end].messages + self.workers.losses(worker, last))
-        return found
+                first, last_work = self.work(body[0]), self.work(body[-1])
+                parts[first] = parts[first]._replace(runtime=per_action + self.workers.per_step(worker))
+                parts[last_work] = parts[last_work]._replace(
+                    messages=parts[last_work].messages + self.workers.losses(worker, last_worker)
+                )
+        return parts
 
     def work(self, action: Action) -> Work:
-        """The same for all turns."""
+        """The action without its turn: kind, stage, and index of the micro-batch in the turn."""
         return action.kind, action.stage, action.microbatch % self.schedule.per_turn
 
-    def adding(self, worker: int) -> set[Action]:
-        """Backwards that find gradients of their stage: all but the first after its update."""
-        found: set[Action] = set()
-        begun: set[int] = set()
-        for action in (*self.schedule.body[worker], *self.schedule.body[worker]):  # the second time as ever after
-            if action.kind in "BW" and action.stage in begun:
-                found.add(action)
+    def accumulating(self, worker: int) -> set[Action]:
+        """The backwards that add to existing gradients: all but a stage's first one after its update."""
+        actions: set[Action] = set()
+        with_gradients: set[int] = set()
+        body = self.schedule.body[worker]
+        for action in (*body, *body):  # the second pass is as every later turn
+            if action.kind in "BW" and action.stage in with_gradients:
+                actions.add(action)
             elif action.kind in "BW":
-                found.discard(action)
-                begun.add(action.stage)
+                actions.discard(action)
+                with_gradients.add(action.stage)
             elif action.kind == "U":
-                begun.discard(action.stage)
-        return found
+                with_gradients.discard(action.stage)
+        return actions
 
     @cached_property
     def versions(self) -> tuple[int, ...]:
-        """Versions of its weights that each stage keeps."""
+        """The number of versions of its weights that each stage keeps."""
         return tuple(self.method.versions(self.schedule))
 
-    def copying(self, action: Action, worker: int) -> float:
-        """What an update takes that leaves the weights to graphs in flight."""
+    def copy_seconds(self, action: Action, worker: int) -> float:
+        """Seconds of copying the weights at an update, if graphs in flight still use the old ones."""
         if action.kind != "U" or self.versions[action.stage] < 2:
             return 0.0
-        return self.workers.copying(worker, self.stages[action.stage].gradients)
+        return self.workers.copy_seconds(worker, self.stages[action.stage].gradients)
 
-    def talking(self, action: Action, worker: int) -> float:
-        """What the messages that an action waits for and makes keep its worker busy for.
+    def message_seconds(self, action: Action, worker: int) -> float:
+        """Seconds that an action's messages keep its worker busy: receiving them before it, sending them after it.
 
-        What an input gradient has taken is there for its weight gradient.
+        A weight gradient receives no message that its input gradient has received.
         """
-        homes, total = self.schedule.worker_of, 0.0
-        there = self.rules.needs(action._replace(kind="I")) if action.kind == "W" else ()
+        worker_of, seconds = self.schedule.worker_of, 0.0
+        received = self.rules.needs(action._replace(kind="I")) if action.kind == "W" else ()
         for edge in self.rules.needs(action):
-            source = homes.get(edge.source.stage, worker)
-            if source != worker and edge not in there:
-                total += self.workers.link(source, worker).receiving(self.size(edge))
+            sender = worker_of.get(edge.source.stage, worker)
+            if sender != worker and edge not in received:
+                seconds += self.workers.link(sender, worker).receiving(self.size(edge))
         for edge in self.rules.makes(action):
-            to = homes.get(edge.stage, worker)  # a loss is for no stage
-            if to != worker:
-                total += self.workers.link(worker, to).sending(self.size(edge))
-        return total
+            receiver = worker_of.get(edge.stage, worker)  # losses have no receiving stage
+            if receiver != worker:
+                seconds += self.workers.link(worker, receiver).sending(self.size(edge))
+        return seconds

@@ -1,10 +1,10 @@
-"""What every layer of a model computes, moves and keeps: a table that predictions and plans read. No torch here."""
+"""A table of what each layer of a model computes, sends and keeps, for predictions and plans. No torch here."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal, TypeVar
 
 from stretto.errors import UsageError
@@ -15,7 +15,7 @@ Kind = Literal["F", "B", "I", "W"]
 
 @dataclass(frozen=True)
 class Affine:
-    """An amount that grows with the examples of a micro-batch: `fixed + b each`."""
+    """An amount that grows with the number b of examples in a micro-batch: `fixed + b each`."""
 
     fixed: float = 0.0
     each: float = 0.0
@@ -23,11 +23,11 @@ class Affine:
     @classmethod
     def through(cls, few: tuple[int, float], many: tuple[int, float]) -> "Affine":
         """The line through two points (examples, amount)."""
-        each = (many[1] - few[1]) / (many[0] - few[0])
-        return cls(few[1] - few[0] * each, each)
+        slope = (many[1] - few[1]) / (many[0] - few[0])
+        return cls(few[1] - few[0] * slope, slope)
 
     def at(self, examples: float) -> float:
-        """The amount for so many examples."""
+        """The amount for a number of examples."""
         return self.fixed + examples * self.each
 
     def __add__(self, other: "Affine") -> "Affine":
@@ -42,7 +42,7 @@ Amount = TypeVar("Amount", Affine, float)
 
 @dataclass(frozen=True)
 class Work:
-    """What the operators of one sort do in one pass: how many there are, their FLOPs, the bytes they read and write."""
+    """The operators of one sort in one pass: their number, their FLOPs, and the bytes that they read and write."""
 
     operator: str
     calls: float
@@ -50,27 +50,27 @@ class Work:
     bytes: Affine
 
     def __add__(self, other: "Work") -> "Work":
-        assert self.operator == other.operator, "only work of one sort adds up"
+        assert self.operator == other.operator, "only work of the same sort of operator can be added"
         return Work(self.operator, self.calls + other.calls, self.flops + other.flops, self.bytes + other.bytes)
 
 
-Works = tuple[Work, ...]  # one for each sort of operator, sorted
+Works = tuple[Work, ...]  # one for each sort of operator, sorted by it
 
 
-def together(*passes: Works) -> Works:
-    """The work of several passes."""
-    found: dict[str, Work] = {}
-    for work in (each for works in passes for each in works):
-        found[work.operator] = found[work.operator] + work if work.operator in found else work
-    return tuple(found[operator] for operator in sorted(found))
+def total_works(*passes: Works) -> Works:
+    """The sum of several passes' works, by sort of operator."""
+    totals: dict[str, Work] = {}
+    for work in chain.from_iterable(passes):
+        totals[work.operator] = totals[work.operator] + work if work.operator in totals else work
+    return tuple(totals[operator] for operator in sorted(totals))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured seconds, `t0 + b t1`: forward, whole backward, its halves where they were measured; a step's update.
+    """Measured seconds, `t0 + b t1`: a forward, a backward, its halves I and W if they were measured, and an update.
 
-    `accumulate` is what a backward takes longer that finds another micro-batch's gradients to add its own to.
-    `residual` is the largest relative error of these lines.
+    `accumulate` is the extra time of a backward that adds its gradients to another micro-batch's. `residual` is the
+    largest relative error of these lines.
     """
 
     forward: Affine
@@ -80,17 +80,17 @@ class Measured:
     update: float | None = None
     accumulate: float | None = None
     residual: float = 0.0
-    crowded: bool = False  # whether the machine's other workers computed meanwhile
+    crowded: bool = False  # whether the machine's other workers computed at the same time
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most bytes that one layer's passes take beside what is there when they begin.
+    """The peak bytes that one layer's passes allocate, above the bytes allocated when they begin.
 
-    A forward's output and what it keeps are part of it. A backward begins with what the graph keeps, frees it on its
-    way, and makes its gradients; that of its output is part of it. `again` is one that adds to gradients that are
-    there. Each is the most of several lines: with larger batches another moment is the worst. `largest` is the largest
-    parameter that is trained.
+    A forward's peak includes its output and the tensors that it keeps for the backward. A backward frees those as it
+    goes and allocates gradients; its peak includes the gradient of its output. `again` is a backward that adds to
+    existing gradients. Each peak is the largest of several lines, as larger batches peak at another operation.
+    `largest` is the size of the largest trained parameter.
     """
 
     forward: tuple[Affine, ...]
@@ -99,20 +99,20 @@ class Peaks:
     largest: float
 
     def at(self, kind: str, examples: float) -> float:
-        """The most bytes of a pass: "forward", "backward" or "again"."""
+        """The peak bytes of a pass: "forward", "backward" or "again"."""
         return max((line.at(examples) for line in getattr(self, kind)), default=0.0)
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """A layer, or several that follow one another.
+    """A layer, or several consecutive ones as one.
 
-    `backward` is B, `input_gradient` I and `weight_gradient` W, each as it runs alone: a layer of several operators
-    goes down its inside twice if I and W do. Where the input needs no gradient, B is W. FLOPs are torch's
-    (a multiplication and an addition are two; element-wise work counts nothing).
+    `backward` is B, `input_gradient` I and `weight_gradient` W, each run alone: I and W both go backward through the
+    operators inside a layer. If the input needs no gradient, B is W. FLOPs are torch's: a multiplication and an
+    addition are two, element-wise operations count 0.
 
-    Bytes: `activation` is what autograd keeps for the backward, parameters excluded, each storage once; `shared` is
-    the part of it that earlier layers keep too, `input` and `output` travel between stages, and `loose_input`,
+    Bytes: `activation` is kept by autograd for the backward, without parameters, each storage once; `shared` is the
+    part of it that earlier layers keep too. `input` and `output` are sent between stages; `loose_input` and
     `loose_output` are the parts of them that the layer itself does not keep. Only single layers have `peaks`.
     """
 
@@ -123,8 +123,8 @@ class LayerCost:
     input_gradient: Works
     weight_gradient: Works
     differentiated: bool  # whether the input needs a gradient
-    parameters: int  # numbers, those that are not trained too
-    parameter_tensors: int  # those that are trained
+    parameters: int  # how many numbers, frozen parameters included
+    parameter_tensors: int  # how many trained parameters
     parameter_bytes: float
     gradient_bytes: float
     activation: Affine
@@ -137,11 +137,11 @@ class LayerCost:
     peaks: Peaks | None = None
 
     def works(self, kind: Kind) -> Works:
-        """What an action of a kind does."""
+        """The work of an action of this kind."""
         return {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[kind]
 
     def flops(self, kind: Kind = "F") -> Affine:
-        """FLOPs of an action of a kind."""
+        """FLOPs of an action of this kind."""
         return reduce(Affine.__add__, (work.flops for work in self.works(kind)), Affine())
 
     @property
@@ -150,18 +150,18 @@ class LayerCost:
         return self.activation + self.loose_input + self.loose_output
 
     def then(self, after: "LayerCost") -> "LayerCost":
-        """This layer and the one behind it as one.
+        """This layer and the next one as one layer.
 
-        A weight gradient is a whole backward of all layers above the lowest one that has something to train.
+        Its weight gradient is a whole backward of all layers above the lowest one with trained parameters.
         """
         trains = self.parameter_tensors > 0
         return LayerCost(
             name=f"{self.name.partition('..')[0]}..{after.name.rpartition('..')[2]}",
             type="stage",
-            forward=together(self.forward, after.forward),
-            backward=together(self.backward, after.backward),
-            input_gradient=together(self.input_gradient, after.input_gradient) if self.differentiated else (),
-            weight_gradient=together(self.weight_gradient, after.backward) if trains else after.weight_gradient,
+            forward=total_works(self.forward, after.forward),
+            backward=total_works(self.backward, after.backward),
+            input_gradient=total_works(self.input_gradient, after.input_gradient) if self.differentiated else (),
+            weight_gradient=total_works(self.weight_gradient, after.backward) if trains else after.weight_gradient,
             differentiated=self.differentiated,
             parameters=self.parameters + after.parameters,
             parameter_tensors=self.parameter_tensors + after.parameter_tensors,
@@ -178,29 +178,29 @@ class LayerCost:
 
 
 def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
-    """Measured times of two layers in a row; None unless both have them."""
-    first, after = below.measured, above.measured
-    if first is None or after is None:
+    """The measured times of two consecutive layers together; None unless both were measured."""
+    lower, upper = below.measured, above.measured
+    if lower is None or upper is None:
         return None
 
-    def both(one: Amount | None, other: Amount | None) -> Amount | None:
+    def added(one: Amount | None, other: Amount | None) -> Amount | None:
         return None if one is None or other is None else one + other
 
     return Measured(
-        first.forward + after.forward,
-        first.backward + after.backward,
-        both(first.input_gradient, after.input_gradient) if below.differentiated else Affine(),
-        both(first.weight_gradient, after.backward) if below.parameter_tensors else after.weight_gradient,
-        both(first.update, after.update),
-        both(first.accumulate, after.accumulate),
-        max(first.residual, after.residual),
-        first.crowded and after.crowded,
+        lower.forward + upper.forward,
+        lower.backward + upper.backward,
+        added(lower.input_gradient, upper.input_gradient) if below.differentiated else Affine(),
+        added(lower.weight_gradient, upper.backward) if below.parameter_tensors else upper.weight_gradient,
+        added(lower.update, upper.update),
+        added(lower.accumulate, upper.accumulate),
+        max(lower.residual, upper.residual),
+        lower.crowded and upper.crowded,
     )
 
 
 @dataclass(frozen=True)
 class TiedLayers:
-    """A parameter that several layers train, by their places; each of their rows has it."""
+    """A parameter that several layers share, by their indices; the bytes are part of each of their rows."""
 
     layers: tuple[int, ...]
     bytes: float
@@ -210,8 +210,8 @@ class TiedLayers:
 class ModelCosts:
     """A row for each layer, in order; `dtype` is that of the parameters (float32, bfloat16).
 
-    `start` seconds are what any backward takes beside its layers, `step` seconds what any step of the optimizer does:
-    measured times of layers are without them. `ties` are the parameters that several layers train.
+    Every backward takes `start` seconds, and every step of the optimizer `step` seconds, beside the measured times of
+    its layers. `ties` are the parameters that several layers share.
     """
 
     layers: tuple[LayerCost, ...]
@@ -228,45 +228,45 @@ class ModelCosts:
         sequence("bounds", bounds, "a list of whole numbers, where each stage begins, and the number of layers")
         for bound in bounds:
             whole("bounds", bound)
-        number = len(self.layers)
-        if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != number or any(b <= a for a, b in pairwise(bounds)):
+        num_layers = len(self.layers)
+        if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != num_layers or any(b <= a for a, b in pairwise(bounds)):
             raise UsageError(
-                f"bounds={list(bounds)} for {number} layers: write 0, where each further stage begins, and {number}, "
-                "each larger than the one before"
+                f"bounds={list(bounds)} for {num_layers} layers: write 0, where each further stage begins, and "
+                f"{num_layers}, each larger than the one before"
             )
         return tuple(reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds))
 
     def tied(self, bounds: Sequence[int]) -> dict[tuple[int, int], float]:
-        """Bytes of the weights that a stage (second) borrows of the first one that has them, which owns them."""
-        found: dict[tuple[int, int], float] = {}
+        """Bytes of shared weights by (owner stage, borrowing stage); the first stage that uses a weight owns it."""
+        shared_bytes: dict[tuple[int, int], float] = {}
         for tie in self.ties:
-            owner, *users = dict.fromkeys(bisect_right(bounds, layer) - 1 for layer in sorted(tie.layers))
-            for user in users:
-                found[owner, user] = found.get((owner, user), 0.0) + tie.bytes
-        return dict(sorted(found.items()))
+            owner, *borrowers = dict.fromkeys(bisect_right(bounds, layer) - 1 for layer in sorted(tie.layers))
+            for borrower in borrowers:
+                shared_bytes[owner, borrower] = shared_bytes.get((owner, borrower), 0.0) + tie.bytes
+        return dict(sorted(shared_bytes.items()))
 
     @property
     def whole(self) -> LayerCost:
-        """All layers as one."""
+        """The whole model as one layer."""
         return reduce(LayerCost.then, self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The table as nested dicts and lists, for JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelCosts":
-        """From what `to_dict` gave, also through JSON."""
+        """The table that `to_dict` turned into `content`, also after a trip through JSON."""
         rows = tuple(layer_of(layer) for layer in content["layers"])
         ties = tuple(TiedLayers(tuple(tie["layers"]), tie["bytes"]) for tie in content["ties"])
         return cls(rows, content["dtype"], content["start"], content["step"], ties)
 
 
 def layer_of(content: Mapping[str, Any]) -> LayerCost:
-    """A row from plain data."""
+    """A layer's row from nested dicts."""
     works = {"forward", "backward", "input_gradient", "weight_gradient"}
     read: dict[str, Any] = {}
-    for key in (each.name for each in fields(LayerCost)):
+    for key in (field.name for field in fields(LayerCost)):
         value = content[key]
         if key in works:
             read[key] = tuple(
@@ -282,17 +282,19 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
 
 
 def highest(lines: Sequence[Affine]) -> tuple[Affine, ...]:
-    """Those of some lines that are above all others for some number of examples (powers of two are tried)."""
+    """The lines that are the highest for some number of examples; powers of 2 are tried."""
     return tuple(dict.fromkeys(max(lines, key=lambda line: line.at(1 << power)) for power in range(24)))
 
 
 def measured_of(content: Mapping[str, Any]) -> Measured:
-    """Measured times from plain data."""
+    """Measured times from nested dicts."""
     read: dict[str, Any] = {key: Affine(**v) if isinstance(v, Mapping) else v for key, v in content.items()}
     return Measured(**read)
 
 
 def peaks_of(content: Mapping[str, Any]) -> Peaks:
-    """Peaks from plain data."""
-    forward, backward, again = (tuple(Affine(**x) for x in content[key]) for key in ("forward", "backward", "again"))
+    """Peaks from nested dicts."""
+    forward, backward, again = (
+        tuple(Affine(**line) for line in content[key]) for key in ("forward", "backward", "again")
+    )
     return Peaks(forward, backward, again, content["largest"])

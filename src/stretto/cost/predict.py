@@ -1,6 +1,6 @@
-"""How long a stage's actions take on a cluster, and what they keep in memory: from costs alone. No torch here.
+"""Predict the seconds of a stage's actions on a cluster, and the bytes that it keeps. No torch here.
 
-Measured times of layers come first, then the device's rates for sorts of operators, then the roofline.
+A layer's measured time is used if there is one, else the device's rate for each sort of operator, else the roofline.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from stretto.schedule import Action
     from stretto.simulate import Durations
 
-Seconds = TypeVar("Seconds", float, "NDArray[np.float64]")  # of one stage, or a table of them
+Seconds = TypeVar("Seconds", float, "NDArray[np.float64]")  # of one stage, or an array
 
 
 class Optimizer(NamedTuple):
-    """Whose rate it has, how many numbers it keeps for a parameter, and how often a step reads or writes one."""
+    """The family whose rates apply, numbers of state for each parameter, and memory accesses of a step for each."""
 
     family: str
     states: int
@@ -41,14 +41,14 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 
 def optimizer_of(name: str) -> Optimizer:
-    """What is known of an optimizer. Raises UsageError if nothing is."""
+    """An optimizer by its name. Raises UsageError for an unknown one."""
     if not isinstance(name, str) or name not in OPTIMIZERS:
         raise UsageError(f"unknown optimizer {shown(name)}: {nearest(str(name), OPTIMIZERS)}")
     return OPTIMIZERS[name]
 
 
 class Machine(NamedTuple):
-    """A device at a dtype; `crowded` where others on its node compute at the same time."""
+    """A device at a dtype; `crowded` if other workers of its node compute at the same time."""
 
     device: Device
     dtype: str
@@ -56,7 +56,7 @@ class Machine(NamedTuple):
 
 
 def work_seconds(work: Work, direction: str, machine: Machine, examples: float) -> float:
-    """The time of operators of one sort, in a "forward" or a "backward"."""
+    """Seconds of the operators of one sort; `direction` is "forward" or "backward"."""
     device = machine.device
     flops, num_bytes = work.flops.at(examples), work.bytes.at(examples)
     rate = device.rates.get(work.operator, {}).get(direction)
@@ -67,7 +67,7 @@ def work_seconds(work: Work, direction: str, machine: Machine, examples: float) 
 
 
 def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: float) -> float:
-    """The time of an action of a kind on one layer, for a micro-batch of so many examples."""
+    """Seconds of an action of a kind on one layer, for a micro-batch of `examples`."""
     direction = "forward" if kind == "F" else "backward"
 
     def predicted(crowded: bool) -> float:
@@ -77,20 +77,21 @@ def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: floa
     line = measured_line(layer, kind)
     if line is None or layer.measured is None:
         return predicted(machine.crowded)
-    disturbed = machine.crowded and not layer.measured.crowded and layer.works(kind)
-    return line.at(examples) * (predicted(True) / predicted(False) if disturbed else 1)
+    slowed = machine.crowded and not layer.measured.crowded and layer.works(kind)
+    return line.at(examples) * (predicted(True) / predicted(False) if slowed else 1)
 
 
 def measured_line(layer: LayerCost, kind: Kind) -> Affine | None:
-    """The measured time of a kind of action, if there is one."""
-    m = layer.measured
-    if m is None:
+    """The measured seconds of a kind of action; None if it was not measured."""
+    measured = layer.measured
+    if measured is None:
         return None
-    return {"F": m.forward, "B": m.backward, "I": m.input_gradient, "W": m.weight_gradient}[kind]
+    lines = {"F": measured.forward, "B": measured.backward, "I": measured.input_gradient, "W": measured.weight_gradient}
+    return lines[kind]
 
 
 def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
-    """The time of a step of the optimizer on a layer's parameters."""
+    """Seconds of an optimizer step on a layer's parameters."""
     if layer.measured is not None and layer.measured.update is not None:
         return layer.measured.update
     chosen, device = optimizer_of(optimizer), machine.device
@@ -102,7 +103,7 @@ def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
 
 
 def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
-    """The time of adding a micro-batch's gradients to those before it."""
+    """Seconds to add a micro-batch's gradients to those of earlier micro-batches."""
     if layer.measured is not None and layer.measured.accumulate is not None:
         return layer.measured.accumulate
     work = Work("elementwise", layer.parameter_tensors, Affine(), Affine(3 * layer.gradient_bytes))
@@ -110,9 +111,9 @@ def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
 
 
 class LayerTimes(NamedTuple, Generic[Seconds]):
-    """Seconds of a layer's actions on a micro-batch; sums over layers are those of a stage but for W, see `summed`.
+    """Seconds of a layer's actions on a micro-batch. A stage's are the sums over its layers, but for W: see `summed`.
 
-    `accumulate` is what a backward takes longer where gradients of another micro-batch are there already.
+    `accumulate` is the extra time of a backward that adds its gradients to another micro-batch's.
     """
 
     forward: Seconds
@@ -126,7 +127,7 @@ class LayerTimes(NamedTuple, Generic[Seconds]):
 def layer_times(
     costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str = "sgd"
 ) -> list[LayerTimes[float]]:
-    """Times of each layer for micro-batches of so many examples."""
+    """The seconds of each layer's actions, for micro-batches of `examples`."""
     kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
     return [
         LayerTimes._make(
@@ -141,23 +142,24 @@ def layer_times(
 
 
 def summed(layers: Sequence[LayerTimes[float]]) -> LayerTimes[float]:
-    """A stage of several layers: W is a whole backward above the lowest layer that has a weight gradient."""
+    """The seconds of a stage of these layers; W is a whole backward above its lowest layer with a weight gradient."""
     total = LayerTimes(*(sum(column) for column in zip(*layers, strict=True)))
-    lowest = next((index for index, each in enumerate(layers) if each.weight_gradient), None)
+    lowest = next((index for index, layer in enumerate(layers) if layer.weight_gradient), None)
     if lowest is None:
         return total
-    weights = layers[lowest].weight_gradient + sum(each.backward for each in layers[lowest + 1 :])
+    weights = layers[lowest].weight_gradient + sum(layer.backward for layer in layers[lowest + 1 :])
     return total._replace(weight_gradient=weights)
 
 
-def started(times: LayerTimes[float], start: float, step: float = 0.0) -> LayerTimes[float]:
-    """With what every backward takes once, if it has anything to do, and every step of the optimizer."""
-    once = {"backward": start, "input_gradient": start, "weight_gradient": start, "update": step}
-    return times._replace(**{kind: getattr(times, kind) + more for kind, more in once.items() if getattr(times, kind)})
+def with_starts(times: LayerTimes[float], start: float, step: float = 0.0) -> LayerTimes[float]:
+    """Times with `start` seconds added to every backward and `step` to every update, unless they take none."""
+    added = {"backward": start, "input_gradient": start, "weight_gradient": start, "update": step}
+    begun = {kind: seconds for kind, seconds in added.items() if getattr(times, kind)}
+    return times._replace(**{kind: getattr(times, kind) + seconds for kind, seconds in begun.items()})
 
 
 def with_head(stage: LayerTimes[Seconds], head: LayerTimes[Seconds]) -> LayerTimes[Seconds]:
-    """A stage with a head behind it, which the first sweep of its backward goes through."""
+    """A stage with a head behind it; the head's whole backward is part of the stage's B and I."""
     return LayerTimes(
         forward=stage.forward + head.forward,
         backward=stage.backward + head.backward,
@@ -172,11 +174,10 @@ def with_head(stage: LayerTimes[Seconds], head: LayerTimes[Seconds]) -> LayerTim
 class StageTimes:
     """Seconds of a stage's actions on a micro-batch, and bytes.
 
-    `send` takes the output to the next stage,
-    `send_back` the gradient of the input to the stage before; 0 where there is none, or on the same worker.
-    `all_reduce` is what replicas take to sum their gradients. `input` and `output` bytes travel; `held` bytes are kept
-    of each micro-batch between its forward and its backward; `parameters`, `gradients` and the optimizer's `state`
-    always.
+    `send` are the seconds of sending the output to the next stage, `send_back` of sending the gradient of the input to
+    the stage before; 0 without such a stage, or if it is on the same worker. `all_reduce` are those of the replicas'
+    all-reduce of gradients. `input` and `output` are the bytes of messages, `held` the bytes kept of each micro-batch
+    between its forward and its backward; `parameters`, `gradients` and the optimizer's `state` are always kept.
     """
 
     compute: LayerTimes[float]
@@ -191,7 +192,7 @@ class StageTimes:
     state: float
 
     def seconds(self, kind: str) -> float:
-        """The time of a kind of action; a recompute is a forward."""
+        """Seconds of a kind of action; a recompute takes as long as a forward."""
         forward, backward, inputs, weights, update, _ = self.compute
         times = {"F": forward, "C": forward, "B": backward, "I": inputs, "W": weights, "U": update}
         return {**times, "A": self.all_reduce}.get(kind, 0.0)
@@ -209,49 +210,49 @@ def stage_times(
     heads: Sequence[LayerCost | None] | None = None,
     silent: Collection[int] = (0,),
 ) -> tuple[StageTimes, ...]:
-    """Times of each stage for micro-batches of so many examples.
+    """The seconds and bytes of each stage, for micro-batches of `examples`.
 
-    Stage s holds the layers from bounds[s] up to bounds[s + 1]. `workers` says for each stage which workers hold its
-    replicas, among which the examples are divided; worker s alone unless said otherwise. The slowest replica counts.
-    `dtype` is that of the parameters unless said otherwise. `heads` are rows of what stands behind stages with losses
-    of their own, loss included; None for others and for the last. `silent` stages tell nobody a gradient of their
-    inputs, and compute none. Raises UsageError for what does not fit the cluster.
+    Stage s holds the layers from bounds[s] up to bounds[s + 1]. `workers` lists for each stage the workers that hold
+    its replicas, among which the examples are divided; worker s by default. The slowest replica counts. `dtype` is by
+    default that of the parameters. `heads` has for each stage the row of the head behind it, loss included; None for
+    stages without one, and for the last. `silent` stages compute and send no gradient of their inputs. Raises
+    UsageError for bounds or workers that do not fit, and for an unknown optimizer or dtype.
     """
     of_kind("costs", costs, ModelCosts, "what stretto.cost.layer_costs(...) returned")
     of_kind("cluster", cluster, Cluster, "what stretto.cost.find_cluster(name) returned")
     positive("examples", examples)
     optimizer_of(optimizer)
     stages = costs.stages(bounds)
-    places = [[s] for s in range(len(stages))] if workers is None else [list(each) for each in workers]
-    if len(places) != len(stages) or not all(places) or len({len(each) for each in places}) > 1:
+    places = [[s] for s in range(len(stages))] if workers is None else [list(replicas) for replicas in workers]
+    if len(places) != len(stages) or not all(places) or len({len(replicas) for replicas in places}) > 1:
         raise UsageError(
-            f"workers={places} for {len(stages)} stages: give for each stage its workers, as many as for any other"
+            f"workers={places} for {len(stages)} stages: give the workers of each stage, the same number for all stages"
         )
     share = examples / len(places[0])
-    speeds = speeds_of(costs, cluster, places, share, dtype or costs.dtype, optimizer)
-    behind = heads or [None] * len(stages)
-    heads_costs = ModelCosts(tuple(head for head in behind if head is not None), costs.dtype)
-    head_speeds = speeds_of(heads_costs, cluster, places, share, dtype or costs.dtype, optimizer)
-    found = []
-    for s, (stage, here) in enumerate(zip(stages, places, strict=True)):
-        each = [summed(speeds[worker][bounds[s] : bounds[s + 1]]) for worker in here]
-        replicas = [started(times, costs.start, costs.step) for times in each]
-        compute = LayerTimes(*(max(column) for column in zip(*replicas, strict=True)))
+    layer_speeds = speeds_of(costs, cluster, places, share, dtype or costs.dtype, optimizer)
+    stage_heads = heads or [None] * len(stages)
+    head_costs = ModelCosts(tuple(head for head in stage_heads if head is not None), costs.dtype)
+    head_speeds = speeds_of(head_costs, cluster, places, share, dtype or costs.dtype, optimizer)
+    predicted = []
+    for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
+        bare = [summed(layer_speeds[worker][bounds[s] : bounds[s + 1]]) for worker in replicas]
+        replica_times = [with_starts(times, costs.start, costs.step) for times in bare]
+        compute = LayerTimes(*(max(column) for column in zip(*replica_times, strict=True)))
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
-        head = behind[s]
+        head = stage_heads[s]
         if head is not None:
-            number = sum(each is not None for each in behind[:s])
-            columns = zip(*(head_speeds[worker][number] for worker in here), strict=True)
+            index = sum(lower is not None for lower in stage_heads[:s])
+            columns = zip(*(head_speeds[worker][index] for worker in replicas), strict=True)
             compute = with_head(compute, LayerTimes(*map(max, columns)))
             stage = replace(stage.then(head), output=stage.output)
-        found.append(
+        predicted.append(
             StageTimes(
                 compute=compute,
-                all_reduce=all_reduce_seconds(cluster, here, stage.gradient_bytes),
-                send=message_seconds(cluster, here, places[s + 1], stage.output.at(share))
+                all_reduce=all_reduce_seconds(cluster, replicas, stage.gradient_bytes),
+                send=message_seconds(cluster, replicas, places[s + 1], stage.output.at(share))
                 if s + 1 < len(stages) else 0.0,
-                send_back=message_seconds(cluster, here, places[s - 1], stage.input.at(share)) if s else 0.0,
+                send_back=message_seconds(cluster, replicas, places[s - 1], stage.input.at(share)) if s else 0.0,
                 input=stage.input.at(share),
                 output=stage.output.at(share),
                 held=stage.held.at(share),
@@ -260,14 +261,14 @@ def stage_times(
                 state=optimizer_of(optimizer).states * stage.gradient_bytes,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(predicted)
 
 
 def speeds_of(
     costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str, optimizer: str
 ) -> dict[int, list[LayerTimes[float]]]:
-    """The times of all layers on each worker; workers that are alike share them."""
-    busy = sorted({worker for each in places for worker in each})
+    """The seconds of all layers on each worker, for `share` examples; equal workers share one list."""
+    busy = sorted({worker for replicas in places for worker in replicas})
     known: dict[tuple[str, bool], list[LayerTimes[float]]] = {}
     speeds = {}
     for worker, crowded in zip(busy, cluster.crowded(busy), strict=True):
@@ -279,13 +280,13 @@ def speeds_of(
 
 
 def message_seconds(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int], num_bytes: float) -> float:
-    """A message from each worker to its peer while both ends compute: the slowest; 0 where none changes workers."""
+    """Seconds of the slowest message from a sender to its receiver while both compute; 0 if all stay on one worker."""
     links = [cluster.link(a, b) for a, b in zip(senders, receivers, strict=True) if a != b]
     return max((link.busy_seconds(num_bytes) for link in links), default=0.0)
 
 
 def all_reduce_seconds(cluster: Cluster, workers: Sequence[int], num_bytes: float, *, algorithm: str = "ring") -> float:
-    """An all-reduce among workers by its closed form, on the slowest of the links between them."""
+    """Seconds of an all-reduce among workers, by its closed form on the slowest of the links between them."""
     from stretto.collectives import formulas
 
     link = cluster.slowest_link(workers, num_bytes / len(workers))
@@ -299,11 +300,11 @@ def all_reduce_seconds(cluster: Cluster, workers: Sequence[int], num_bytes: floa
 
 
 def durations_of(times: Sequence[StageTimes], *, accumulate: bool = True) -> "Durations":
-    """The times of actions for `simulate`; with `accumulate` every backward finds gradients to add its own to."""
-    extra = {"B": 1.0, "W": 1.0} if accumulate else {}
+    """The durations of actions for `simulate`; with `accumulate` every backward adds to existing gradients."""
+    additions = {"B": 1.0, "W": 1.0} if accumulate else {}
 
     def duration(action: "Action") -> float:
         stage = times[action.stage]
-        return stage.seconds(action.kind) + extra.get(action.kind, 0.0) * stage.compute.accumulate
+        return stage.seconds(action.kind) + additions.get(action.kind, 0.0) * stage.compute.accumulate
 
     return duration

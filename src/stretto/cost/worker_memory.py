@@ -1,8 +1,8 @@
-"""The most memory of each worker: its list of actions walked through, with what each of them makes, keeps and frees.
+"""The peak memory of each worker: walk through its actions, with the bytes that each of them allocates and frees.
 
-Only a worker's own order counts: what arrives for it stays with its sender until it is asked for. Weights, optimizer's
-state and versions of weights are there all the time, and so are the buffers of the runtime's messages: each channel's
-sender keeps as many as may be under way there, and its receiver has one posted.
+Only a worker's own order of actions counts, as a message stays with its sender until the receiver asks for it. Weights,
+versions of weights and optimizer state are always allocated, and so are message buffers: the sender of a channel keeps
+one for each message that may be in flight, the receiver one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ from stretto.cost.predict import optimizer_of
 from stretto.methods import Method
 from stretto.schedule import Action, Edge, Rules, Schedule
 
-PREFIX = 64.0  # bytes before each message's value
-SMALL = 64.0  # bytes of a value that says little: a loss
-STEADY = 4  # turns after which everything is as ever after, once all micro-batches in flight have entered
+PREFIX = 64.0  # bytes of the header of each message
+SMALL = 64.0  # bytes of a small value: a loss
+STEADY = 4  # turns until the walk repeats, after those that fill the pipeline
 
 
-NONE = Peaks((), (), (), 0.0)  # where nobody has looked
+NONE = Peaks((), (), (), 0.0)  # for layers whose peaks were not measured
 
 
 @dataclass(frozen=True)
 class StageMemory:
     """Bytes of a stage for micro-batches of one size.
 
-    `kept` is what a forward leaves for its backward, the stage's input not included, `forward` the most that a forward
-    takes beside its input. A backward frees what is kept as it goes: `first` and `again` are the most it takes beside
-    what is kept, with no gradients before and with gradients to add to; `inputs` the same of its first half.
+    `kept` is what a forward keeps for its backward, `forward` the peak of a forward, both without the stage's input. A
+    backward frees the kept tensors as it goes: `first_backward` and `later_backward` are its peaks above them, without
+    and with existing gradients to add to; `input_gradient` is the peak of I, `update` of an update.
     """
 
     weights: float
@@ -37,47 +37,56 @@ class StageMemory:
     output: float
     kept: float
     forward: float
-    first: float
-    again: float
-    inputs: float
+    first_backward: float
+    later_backward: float
+    input_gradient: float
     update: float
 
 
 def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, head: LayerCost | None) -> StageMemory:
-    """Of the layers of a stage, loss included; `head` stands behind them."""
+    """The memory of a stage of these layers, loss included, with `head` behind them."""
     whole = rows[0]
     for row in rows[1:]:
         whole = whole.then(row)
-    given, made = whole.input.at(examples), whole.output.at(examples)
-    own = [(row.activation - row.shared).at(examples) for row in rows]
-    own[0] = (rows[0].activation - rows[0].input + rows[0].loose_input).at(examples)
-    kept, before, forward = whole.held.at(examples) - given, 0.0, 0.0
-    if rows[-1].type == "Loss":  # the model's output stays with the stage, whether or not the loss keeps it
+    input_bytes, output_bytes = whole.input.at(examples), whole.output.at(examples)
+    kept_by = [(row.activation - row.shared).at(examples) for row in rows]
+    kept_by[0] = (rows[0].activation - rows[0].input + rows[0].loose_input).at(examples)
+    kept, before, forward = whole.held.at(examples) - input_bytes, 0.0, 0.0
+    if rows[-1].type == "Loss":  # the stage keeps the model's output, whether or not the loss does
         kept += rows[-2].loose_output.at(examples)
-    for row, mine, loose in zip(rows, own, [0.0, *(r.loose_output.at(examples) for r in rows[:-1])], strict=True):
+    loose_inputs = [0.0, *(row.loose_output.at(examples) for row in rows[:-1])]
+    for row, row_kept, loose in zip(rows, kept_by, loose_inputs, strict=True):
         forward = max(forward, before + loose + (row.peaks or NONE).at("forward", examples))
-        before += mine
-    stays = made - rows[-1].loose_output.at(examples)  # the output that the graph keeps: it lives until the end
-    freed, grown = -stays, 0.0
-    first = again = inputs = 0.0
-    for row, mine in reversed(list(zip(rows, own, strict=True))):
+        before += row_kept
+    kept_output = output_bytes - rows[-1].loose_output.at(examples)  # the graph keeps it until the end of the backward
+    freed, gradients = -kept_output, 0.0
+    first = later = inputs = 0.0
+    for row, row_kept in reversed(list(zip(rows, kept_by, strict=True))):
         peaks = row.peaks or NONE
-        first = max(first, peaks.at("backward", examples) + grown - freed)
-        again = max(again, peaks.at("again", examples) - freed)
+        first = max(first, peaks.at("backward", examples) + gradients - freed)
+        later = max(later, peaks.at("again", examples) - freed)
         inputs = max(inputs, peaks.at("again", examples))
-        freed, grown = freed + mine, grown + row.gradient_bytes
+        freed, gradients = freed + row_kept, gradients + row.gradient_bytes
     chosen = optimizer_of(optimizer)
     largest = max((row.peaks.largest for row in rows if row.peaks is not None), default=0.0)
-    found = StageMemory(
-        weights=whole.parameter_bytes, gradients=whole.gradient_bytes, state=chosen.states * whole.gradient_bytes,
-        input=given, output=made, kept=kept, forward=max(forward, kept), first=first, again=again, inputs=inputs,
+    memory = StageMemory(
+        weights=whole.parameter_bytes,
+        gradients=whole.gradient_bytes,
+        state=chosen.states * whole.gradient_bytes,
+        input=input_bytes,
+        output=output_bytes,
+        kept=kept,
+        forward=max(forward, kept),
+        first_backward=first,
+        later_backward=later,
+        input_gradient=inputs,
         update=2 * largest if chosen.states > 1 else 0.0,
-    )  # fmt: skip
-    return found if head is None else with_head(found, head, examples, chosen.states)
+    )
+    return memory if head is None else with_head(memory, head, examples, chosen.states)
 
 
 def with_head(stage: StageMemory, head: LayerCost, examples: float, states: int) -> StageMemory:
-    """The stage with a head behind it."""
+    """The memory of a stage with a head behind it."""
     kept = head.activation.at(examples) - (head.input - head.loose_input).at(examples)
     return StageMemory(
         weights=stage.weights + head.parameter_bytes,
@@ -85,9 +94,9 @@ def with_head(stage: StageMemory, head: LayerCost, examples: float, states: int)
         state=stage.state + states * head.gradient_bytes,
         input=stage.input, output=stage.output, kept=stage.kept + kept,
         forward=max(stage.forward, stage.kept + kept),
-        first=stage.first + head.gradient_bytes + stage.output - kept,
-        again=stage.again + head.gradient_bytes + stage.output - kept,
-        inputs=stage.inputs + head.gradient_bytes + stage.output,
+        first_backward=stage.first_backward + head.gradient_bytes + stage.output - kept,
+        later_backward=stage.later_backward + head.gradient_bytes + stage.output - kept,
+        input_gradient=stage.input_gradient + head.gradient_bytes + stage.output,
         update=stage.update,
     )  # fmt: skip
 
@@ -103,92 +112,95 @@ def peak_bytes(
     optimizer: str = "sgd",
     heads: Sequence[LayerCost | None] | None = None,
 ) -> tuple[float, ...]:
-    """The most bytes of tensors on each worker, the user's own batches not included."""
-    behind = heads or [None] * schedule.num_stages
+    """The peak bytes of tensors on each worker, without the user's own batches."""
+    stage_heads = heads or [None] * schedule.num_stages
     stages = [
-        stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, behind[s])
+        stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s])
         for s in range(schedule.num_stages)
     ]
     versions = method.versions(schedule)
     buffers = channel_bytes(method, schedule, rules, stages)
     peaks = []
     for worker in range(schedule.num_workers):
-        own = [s for s, home in schedule.worker_of.items() if home == worker]
-        always = sum(stages[s].weights + stages[s].state + (versions[s] - 1) * stages[s].gradients for s in own)
-        peaks.append(always + buffers[worker] + MemoryWalk(schedule, rules, stages, worker).peak())
+        held_stages = [s for s, holder in schedule.worker_of.items() if holder == worker]
+        permanent = sum(
+            stages[s].weights + stages[s].state + (versions[s] - 1) * stages[s].gradients for s in held_stages
+        )
+        peaks.append(permanent + buffers[worker] + MemoryWalk(schedule, rules, stages, worker).peak())
     return tuple(peaks)
 
 
 def channel_bytes(
     method: Method, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory]
 ) -> Mapping[int, float]:
-    """Bytes of message buffers that each worker keeps."""
+    """Bytes of each worker's message buffers."""
     from stretto.runtime.channels import SPARE, channels
 
-    found = dict.fromkeys(range(schedule.num_workers), 0.0)
+    buffers = dict.fromkeys(range(schedule.num_workers), 0.0)
     for channel, depth in channels(schedule, rules, method.lag(schedule.num_stages)).items():
         sender, size = schedule.worker_of[channel.stage], PREFIX
         if channel.value in ("activation", "gradient"):
             size += stages[channel.stage].output if channel.value == "activation" else stages[channel.stage].input
         if sender != channel.worker:
-            found[sender] += (depth + SPARE) * size
-            found[channel.worker] += size
-    return found
+            buffers[sender] += (depth + SPARE) * size
+            buffers[channel.worker] += size
+    return buffers
 
 
 class MemoryWalk:
-    """A worker goes through its list; `peak` is the most it held beside what is there all the time."""
+    """A walk through a worker's actions; `peak` gives the peak bytes above those that are always allocated."""
 
     def __init__(self, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory], worker: int) -> None:
         self._schedule, self._rules, self._stages, self._worker = schedule, rules, stages, worker
         self._held: dict[Edge | tuple[str, int], float] = {}
 
     def peak(self) -> float:
-        """Walk until everything repeats."""
-        most = 0.0
-        for n in range(self._schedule.drain + STEADY):
-            for action in self._schedule.turn(self._worker, n):
-                most = max(most, self._run(action))
-        return most
+        """The peak bytes of the walk, which goes on until its turns repeat."""
+        peak = 0.0
+        for turn in range(self._schedule.drain + STEADY):
+            for action in self._schedule.turn(self._worker, turn):
+                peak = max(peak, self._run(action))
+        return peak
 
     def _run(self, action: Action) -> float:
-        """Do an action; the most that was held during it."""
+        """Run an action and return the peak bytes during it."""
         needs = self._rules.needs(action)
         for edge in needs:
             if edge not in self._held:
-                self._held[edge] = self._arriving(edge)
-        most = sum(self._held.values()) + self._inside(action)
+                self._held[edge] = self._received_bytes(edge)
+        peak = sum(self._held.values()) + self._extra_bytes(action)
         for edge in self._rules.makes(action):
-            self._held[edge] = self._made(edge)
+            self._held[edge] = self._made_bytes(edge)
         for edge in self._rules.frees(action, needs):
             self._held.pop(edge, None)
-        grads = ("gradients", action.stage)
+        gradients_key = ("gradients", action.stage)
         if action.kind in "BW":
-            self._held[grads] = self._stages[action.stage].gradients
+            self._held[gradients_key] = self._stages[action.stage].gradients
         elif action.kind == "U":
-            self._held.pop(grads, None)
-        return most
+            self._held.pop(gradients_key, None)
+        return peak
 
-    def _inside(self, action: Action) -> float:
+    def _extra_bytes(self, action: Action) -> float:
         stage = self._stages[action.stage]
-        again = ("gradients", action.stage) in self._held
-        return {"F": stage.forward, "C": stage.forward, "I": stage.inputs, "U": stage.update}.get(
-            action.kind, (stage.again if again else stage.first) if action.kind in "BW" else 0.0
+        has_gradients = ("gradients", action.stage) in self._held
+        return {"F": stage.forward, "C": stage.forward, "I": stage.input_gradient, "U": stage.update}.get(
+            action.kind,
+            (stage.later_backward if has_gradients else stage.first_backward) if action.kind in "BW" else 0.0,
         )
 
-    def _arriving(self, edge: Edge) -> float:
-        # Comes from another worker. What a stage takes stays for as long as its graph: it is counted there.
+    def _received_bytes(self, edge: Edge) -> float:
+        # Of a message from another worker. A stage's input is kept as long as its graph, and is counted there.
         if edge.value == "gradient" and edge.source.stage >= 0:
             return self._stages[edge.source.stage].input
         return 0.0
 
-    def _made(self, edge: Edge) -> float:
-        homes, stage = self._schedule.worker_of, self._stages[edge.source.stage]
+    def _made_bytes(self, edge: Edge) -> float:
+        worker_of, stage = self._schedule.worker_of, self._stages[edge.source.stage]
         if edge.value == "graph":
-            below = homes.get(edge.stage - 1)
-            return stage.kept + (stage.input if below not in (None, self._worker) else 0.0)
+            worker_below = worker_of.get(edge.stage - 1)
+            return stage.kept + (stage.input if worker_below not in (None, self._worker) else 0.0)
         if edge.value == "input":
             return stage.input
-        if edge.value == "gradient" and homes[edge.stage] == self._worker:
+        if edge.value == "gradient" and worker_of[edge.stage] == self._worker:
             return stage.input
         return 0.0

@@ -1,4 +1,4 @@
-"""The best plan of all candidates: in the order of their lower bounds, until none that is left could be better."""
+"""Branch and bound: price candidates in the order of their lower bounds until no other can be better."""
 
 import heapq
 import time
@@ -14,10 +14,11 @@ from stretto.plan.search_space import Candidate, candidates
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A candidate, where its layers are cut, and what is predicted: seconds of a step, bytes of each worker.
+    """A candidate with its stages' bounds and its predicted costs.
 
-    `formula` is what the closed form says of the step, `seconds` what is predicted: by simulation if `simulated`.
-    `value` is what the objective makes of the seconds; less is better. `money` is of a step.
+    `formula` is the closed form's seconds of a step. `seconds` is the prediction: by simulation if `simulated`, else
+    equal to `formula`. `value` is the objective's, less is better. `bytes` has one entry a worker of the pipeline.
+    `money` is the price of a step.
     """
 
     candidate: Candidate
@@ -32,7 +33,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Found:
-    """The best plans, best first; how many candidates there were, how many were priced, and how long that took."""
+    """The best plans, best first; the number of candidates, how many were priced, and the seconds of the search."""
 
     plans: tuple[Plan, ...]
     candidates: int
@@ -42,7 +43,7 @@ class Found:
 
     @property
     def best(self) -> Plan | None:
-        """The first, if any fits."""
+        """The best plan; None if none fits."""
         return self.plans[0] if self.plans else None
 
 
@@ -50,59 +51,62 @@ def search(
     problem: Problem, objective: Objective | None = None, *, keep: int = 1, prices: Prices | None = None,
     among: Callable[[Candidate], bool] = lambda c: True, enough: int | None = None,
 ) -> Found:  # fmt: skip
-    """The `keep` best plans by the closed forms of `price`, each of another candidate; none if nothing fits.
+    """The `keep` best plans by closed forms (`candidate_costs`), each of another candidate; none if nothing fits.
 
-    `among` says which candidates there are; `prices` may be those of the same model and cluster in another problem.
-    With `enough` no more than so many are priced once one fits, the most promising ones: then it may not be the best.
-    Else exact: a candidate is left out only if its lower bound is worse than the last plan that is kept.
+    Only candidates that satisfy `among` are searched. `prices` may come from another problem with the same model and
+    cluster. The search is exact: it leaves out a candidate only if its lower bound is worse than the last plan kept.
+    With `enough`, it stops after pricing that many of the most promising candidates once a plan fits; then the plan may
+    not be the best.
     """
     begin = time.perf_counter()
     aim, prices = objective or Objective(), prices or Prices(problem)
     bounds = Bounds(prices)
-    every = [c for c in candidates(problem) if among(c)]
-    found: list[tuple[float, tuple[object, ...], Plan]] = []
+    all_candidates = [c for c in candidates(problem) if among(c)]
+    best: list[tuple[float, tuple[object, ...], Plan]] = []
     priced = 0
-    for least, c in in_order(every, aim, prices, bounds):
-        if len(found) == keep and (least > found[-1][0] or (enough is not None and priced >= enough)):
+    for least, c in in_order(all_candidates, aim, prices, bounds):
+        if len(best) == keep and (least > best[-1][0] or (enough is not None and priced >= enough)):
             break
         plan = plan_of(c, aim, prices)
         priced += 1
         if plan is not None:
-            found = sorted([*found, (plan.value, c.order, plan)], key=lambda each: each[:2])[:keep]
-    return Found(tuple(plan for _, _, plan in found), len(every), priced, time.perf_counter() - begin, prices)
+            best = sorted([*best, (plan.value, c.order, plan)], key=lambda entry: entry[:2])[:keep]
+    return Found(tuple(plan for _, _, plan in best), len(all_candidates), priced, time.perf_counter() - begin, prices)
 
 
 def in_order(
-    every: Iterable[Candidate], aim: Objective, prices: Prices, bounds: Bounds
+    all_candidates: Iterable[Candidate], aim: Objective, prices: Prices, bounds: Bounds
 ) -> Iterator[tuple[float, Candidate]]:
-    """Candidates whose weights could fit, the most promising first, each with its lower bound."""
+    """(lower bound, candidate) of each candidate whose weights could fit, the least bound first."""
     heap: list[tuple[float, int, bool, Candidate]] = []
-    for index, c in enumerate(every):
+    for index, c in enumerate(all_candidates):
         if bounds.fits(c):
-            room = bounds.bytes(c) / c.pipeline
-            least = room if aim.goal == "memory" else bounds.seconds(c) * aim.factor(c, prices.where(c).price)
-            heap.append((least, index, aim.goal == "memory", c))
+            if aim.goal == "memory":
+                heap.append((bounds.bytes(c) / c.pipeline, index, True, c))
+            else:
+                least = bounds.seconds(c) * aim.factor(c, prices.places_of(c).price)
+                heap.append((least, index, False, c))
     heapq.heapify(heap)
     while heap:
-        least, index, sure, c = heapq.heappop(heap)
-        if sure:
+        least, index, is_tight, c = heapq.heappop(heap)
+        if is_tight:
             yield least, c
         elif bounds.reaches(c):
-            tighter = bounds.tighter(c) * aim.factor(c, prices.where(c).price)
+            tighter = bounds.tighter(c) * aim.factor(c, prices.places_of(c).price)
             heapq.heappush(heap, (max(least, tighter), index, True, c))
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
-    """The best way to cut the layers of a candidate; None if none fits."""
+    """The best plan of a candidate: its layers divided among stages by the objective; None if none fits."""
     rows = prices.tables(c)
     if aim.goal == "memory":
-        rows = within_least(c, prices, rows)
+        rows = within_least_memory(c, prices, rows)
     cut = prices.cut(c, rows)
     return None if cut is None else planned(c, cut.bounds, cut.value, rows, aim, prices)
 
 
-def within_least(c: Candidate, prices: Prices, rows: list[Row]) -> list[Row]:
-    """Loads that are finite only where the worker that takes most takes as little as can be."""
+def within_least_memory(c: Candidate, prices: Prices, rows: list[Row]) -> list[Row]:
+    """The rows with infinite loads for stages of more bytes than the least possible peak of a worker."""
     import numpy as np
 
     least = prices.least_memory(rows)
@@ -113,13 +117,13 @@ def within_least(c: Candidate, prices: Prices, rows: list[Row]) -> list[Row]:
 def planned(
     c: Candidate, bounds: tuple[int, ...], seconds: float, rows: list[Row], aim: Objective, prices: Prices
 ) -> Plan:
-    """The plan with everything that is told of it."""
-    taken = [0.0] * c.pipeline
+    """The plan of a candidate with these bounds, and its costs."""
+    worker_bytes = [0.0] * c.pipeline
     for s, row in enumerate(rows):
-        taken[c.home(s)] += float(row.bytes[bounds[s], bounds[s + 1]])
-    price = prices.where(c).price
-    value = max(taken) if aim.goal == "memory" else seconds * aim.factor(c, price)
+        worker_bytes[c.worker_of(s)] += float(row.bytes[bounds[s], bounds[s + 1]])
+    price = prices.places_of(c).price
+    value = max(worker_bytes) if aim.goal == "memory" else seconds * aim.factor(c, price)
     return Plan(
-        candidate=c, bounds=bounds, formula=seconds, seconds=seconds, value=value, bytes=tuple(taken),
+        candidate=c, bounds=bounds, formula=seconds, seconds=seconds, value=value, bytes=tuple(worker_bytes),
         money=None if price is None else price / 3600 * seconds,
     )  # fmt: skip

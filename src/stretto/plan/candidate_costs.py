@@ -1,14 +1,15 @@
-"""What a candidate costs for every way to cut its layers: tables for `partition`, and the terms of one way.
+"""The closed forms of a candidate's costs, for every way to cut its layers: tables that `partition` reads.
 
-For stage s of S with the layers [i, j), M micro-batches a turn:
+In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j] the value of a stage with the layers
+[i, j). For stage s of S, with M micro-batches a turn on W workers:
 
-    forward    = sum F                        + sums of outputs inside the stage + halos + gathered weights
-    backward   = sum B, W where no            + sums of input gradients + halos + gathered weights, scattered gradients
-                 gradient goes on, I + W split;   + forward where it is run again; + adding up, if M > 1
-                 both: + the runtime's own time of each action + its ends of the messages that it takes and sends
-    x          = what is left of a message to stage s + 1, as long as one back
-    end        = replicas' all-reduce (or what sharding makes of it) + update + a copy of weights that are still needed
-                 + the runtime's own time of an action and, shared by a worker's stages, of a turn and its losses
+    forward    = sum F                        + all-reduces of outputs inside the stage + halos + gathered weights
+    backward   = sum B; W if the stage sends  + all-reduces of input gradients + halos + gathered weights, scattered
+                 no gradient; I + W if split      gradients + forward if recomputed + accumulation if M > 1
+                 both: + the runtime's own time of each action + sending and receiving its messages
+    x          = the transit of a message to stage s + 1, as long as of one back: the time that keeps neither end busy
+    end        = the replicas' all-reduce (or sharding's gather and scatter) + update + a copy of weights still in use
+                 + the runtime's own time of an action and, divided among a worker's stages, of a turn and its losses
     turn       = forward + backward + 2x      messages exposed: 1f1b, zb-h1, interleaved, pipedream and its kin
                  max(forward, x) + max(backward, x)      streamed: gpipe
                  max(forward + backward, x)              hidden: the PB clock, zb-v, methods with losses of their own
@@ -26,12 +27,12 @@ For stage s of S with the layers [i, j), M micro-batches a turn:
                      turn = forward + backward + 2x within a chunk, hidden at its end
                  max(forward + 2x + W + end + forward and I of the stage above)         overlapping(delay=0)
 
-For equal stages the synchronous lines are the schedules' exact times, (M + S - 1) turn + end; unequal stages never
-take longer but for messages that wait for each other, and zb-v's weight gradients, which come in an order that is
-fixed for equal stages. The lines without a drain are exact for any stages while messages take no longer than the work
-that hides them: those of chunked and overlapping whatever they take. Memory of a stage:
+For equal stages the synchronous formulas are the schedules' exact times, (M + S - 1) turn + end. Unequal stages take
+no longer, with two exceptions: messages that wait for each other, and the weight gradients of zb-v, whose order is
+fixed for equal stages. The formulas without a drain are exact for any stages if messages take no longer than the work
+that hides them; those of chunked and overlapping are exact for any messages. Memory of a stage:
 
-    versions x weights + gradients + optimizer's state (shared among replicas where sharded) + held x activations
+    versions x weights + gradients + optimizer state (divided among replicas if sharded) + held x activations
 """
 
 from collections.abc import Hashable, Sequence
@@ -60,82 +61,88 @@ from stretto.plan.places import (
 )
 from stretto.plan.problem import Problem
 from stretto.plan.search_space import Candidate
-from stretto.plan.share import halo_seconds, shared, sums_of
+from stretto.plan.share import halo_seconds, layer_parts, num_all_reduces_of
 
 Table = NDArray[np.float64]
-Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; of a micro-batch, but for `update`
+Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn
 
 
 class Sizes(NamedTuple):
-    """Bytes of the layers [i, j) at [i, j]; `input` at i, `output` at j."""
+    """Bytes of the layers [i, j) at [i, j]; `input` at i, `output` at j. `held` is kept of a micro-batch."""
 
     parameters: Table
     gradients: Table
     state: Table
     held: Table
-    largest: Table  # weights of one layer
+    largest: Table  # the weights of the largest layer
     input: Numbers
     output: Numbers
 
 
 class StageTable(NamedTuple):
-    """A stage that holds [i, j), at [i, j]: seconds of one micro-batch (of a turn from `reduce` on), and bytes.
+    """The costs of a stage that holds the layers [i, j), at [i, j].
 
-    Parts of forward and backward: `ups` and `downs` is what processes that share the stage tell each other; `gather`
-    and `regather` what sharding gathers and scatters; `again` what is run again, `talking` the ends of messages, `own`
-    the runtime's time. Of the backward `late` is what fills a bubble. `telling` are the ends of messages with losses,
-    `stepping` the runtime's time of a turn. `each` bytes are kept of every micro-batch that is held, `once` bytes of
-    one.
+    Seconds of a micro-batch: `forward` and `backward` include `intra_forward` and `intra_backward`, the communication
+    among processes that share the stage; `forward_gather` and `backward_gather`, gathering sharded weights and
+    scattering gradients; `recompute`, the second forward; `message_overhead`, sending and receiving;
+    `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a bubble: W.
+    `transit` is the part of a message to the next stage that keeps neither end busy.
+
+    Seconds of a turn: `all_reduce` among replicas, `update`, `loss_overhead` (sending and receiving losses), and
+    `turn_overhead`, the runtime's own time.
+
+    Bytes: `static_bytes` always, `microbatch_bytes` for each micro-batch held, `recompute_bytes` for the one that is
+    recomputed.
     """
 
     forward: Table
     backward: Table
-    ups: Table
-    downs: Table
-    gather: Table
-    regather: Table
-    again: Table
-    talking: Table
-    own: Table
-    late: Table
-    message: Table
-    reduce: Table
+    intra_forward: Table
+    intra_backward: Table
+    forward_gather: Table
+    backward_gather: Table
+    recompute: Table
+    message_overhead: Table
+    action_overhead: Table
+    deferrable: Table
+    transit: Table
+    all_reduce: Table
     update: Table
-    telling: Table
-    stepping: Table
-    static: Table
-    each: Table
-    once: Table
+    loss_overhead: Table
+    turn_overhead: Table
+    static_bytes: Table
+    microbatch_bytes: Table
+    recompute_bytes: Table
 
     @property
     def end(self) -> Table:
-        """What ends a turn."""
-        return self.reduce + self.update + self.telling + self.stepping
+        """Seconds at the end of a turn."""
+        return self.all_reduce + self.update + self.loss_overhead + self.turn_overhead
 
 
 class Row(NamedTuple):
-    """A stage's tables: seconds it adds to the fill and to the load, bytes it takes.
+    """A stage's tables for `partition`: seconds that it adds to the fill, seconds of its load, and its bytes.
 
-    `before` and `after` are of stages that wait for others: what each takes beside its wait, and what its lower
-    neighbour waits for; None for those that do not.
+    Under methods whose stages wait for the one above them in every turn, `beside_wait` are a stage's seconds without
+    that wait, and `awaited` the seconds that the stage below waits for it; else None.
     """
 
     fill: Table
     load: Table
     bytes: Table
-    before: Table | None = None
-    after: Table | None = None
+    beside_wait: Table | None = None
+    awaited: Table | None = None
 
 
-def between(values: Numbers) -> Table:
-    """Sums over [i, j) at [i, j]."""
+def range_sums(values: Numbers) -> Table:
+    """The sum of the values [i, j), at [i, j]."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     table: Table = sums[None, :] - sums[:, None]
     return table
 
 
 class Prices:
-    """Prices of all candidates of a problem; what several of them share is worked out once."""
+    """The costs of all candidates of a problem; tables that several candidates share are computed once."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -143,56 +150,60 @@ class Prices:
         self.sides = problem.sides or (0,) * len(problem.layers)
         self.places = lru_cache(maxsize=None)(self._places)
         self.layers = lru_cache(maxsize=None)(self._layers)
-        self.rows = lru_cache(maxsize=None)(self._rows)
-        self.inside = lru_cache(maxsize=1024)(self._inside)
+        self.layer_rows = lru_cache(maxsize=None)(self._layer_rows)
+        self.intra_stage = lru_cache(maxsize=1024)(self._intra_stage)
         self.times = lru_cache(maxsize=256)(self._times)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
-        self.losses = lru_cache(maxsize=None)(self._losses)
+        self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
     def _places(self, mesh: Mesh, pipeline: int) -> Places:
         return Places.of(self.problem.cluster, mesh, pipeline)
 
-    def where(self, c: Candidate) -> Places:
-        """The machines and links of a candidate."""
+    def places_of(self, c: Candidate) -> Places:
+        """The devices and links that a candidate runs on."""
         return self.places(c.mesh, c.pipeline)
 
     def _layers(self, tensor: int, space: tuple[int, int]) -> list[LayerCost]:
-        return shared(self.problem.layers, tensor, space, self.sides)
+        return layer_parts(self.problem.layers, tensor, space, self.sides)
 
     def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float) -> Table:
-        """Times of layers on the slowest of some machines: [layers, 6] as `LayerTimes` has them."""
+        """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
         costs, cluster = ModelCosts(tuple(layers), self.dtype), self.problem.cluster
         machines = [Machine(cluster.devices[kind.device], self.dtype, kind.crowded) for kind in kinds]
         times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
-        rows: Table = np.maximum.reduce([np.array(each) for each in times])
-        rows[:, UPDATE] *= 2 if self.problem.masters else 1  # float32 numbers beside weights of two bytes
+        rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
+        rows[:, UPDATE] *= 2 if self.problem.masters else 1  # also updates float32 master weights
         return rows
 
-    def _rows(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Table:
+    def _layer_rows(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Table:
         return self.seconds(self.layers(tensor, space), [kind], examples)
 
     def _times(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Times:
-        forward, backward, inputs, weights, update, accumulate = self.rows(kind, tensor, space, examples).T
-        late, costs = late_weights(weights, backward), self.problem.costs
-        whole, halves = between(backward), between(inputs)
-        whole[0], halves[0] = late[0], 0.0  # nobody waits for the gradient of the data
+        layers, costs = LayerTimes(*self.layer_rows(kind, tensor, space, examples).T), self.problem.costs
+        weight_gradient = weight_gradients_of(layers.weight_gradient, layers.backward)
+        backward, input_gradient = range_sums(layers.backward), range_sums(layers.input_gradient)
+        backward[0], input_gradient[0] = weight_gradient[0], 0.0  # stage 0 computes no gradient of its input
 
-        def begun(table: Table, more: float) -> Table:
-            return np.where(table > 0, table + more, table)
+        def plus(table: Table, seconds: float) -> Table:
+            return np.where(table > 0, table + seconds, table)
 
         return Times(
-            between(forward), begun(whole, costs.start), begun(halves, costs.start), begun(late, costs.start),
-            begun(between(update), costs.step), between(accumulate),
-        )  # fmt: skip
+            forward=range_sums(layers.forward),
+            backward=plus(backward, costs.start),
+            input_gradient=plus(input_gradient, costs.start),
+            weight_gradient=plus(weight_gradient, costs.start),
+            update=plus(range_sums(layers.update), costs.step),
+            accumulate=range_sums(layers.accumulate),
+        )
 
     def slowest(self, c: Candidate, worker: int) -> Times:
-        """Times on the slowest machine of a worker's replicas."""
-        kinds = self.where(c).machines[worker]
-        every = [self.times(kind, c.mesh.tensor, c.mesh.space, c.examples) for kind in kinds]
-        return every[0] if len(every) == 1 else Times(*map(np.maximum.reduce, zip(*every, strict=True)))
+        """Times on the slowest of the devices that hold a worker's replicas."""
+        kinds = self.places_of(c).machines[worker]
+        times = [self.times(kind, c.mesh.tensor, c.mesh.space, c.examples) for kind in kinds]
+        return times[0] if len(times) == 1 else Times(*map(np.maximum.reduce, zip(*times, strict=True)))
 
-    def _losses(self, mesh: Mesh, pipeline: int, last: int) -> tuple[float, ...]:
+    def _loss_seconds(self, mesh: Mesh, pipeline: int, last: int) -> tuple[float, ...]:
         workers = self.places(mesh, pipeline).workers
         return tuple(workers.losses(worker, last) for worker in range(pipeline))
 
@@ -203,181 +214,211 @@ class Prices:
             return np.array([getattr(layer, key).at(examples) for layer in layers])
 
         weights = np.array([layer.parameter_bytes for layer in layers])
-        held = between(amounts("activation") - amounts("shared"))
+        held = range_sums(amounts("activation") - amounts("shared"))
         held += np.append(amounts("shared") + amounts("loose_input"), 0.0)[:, None]
         held += np.concatenate([[0.0], amounts("loose_output")])[None, :]
         return Sizes(
-            between(weights),
-            between(np.array([layer.gradient_bytes for layer in layers])),
-            between(np.array([self.problem.state(layer) for layer in layers])),
+            range_sums(weights),
+            range_sums(np.array([layer.gradient_bytes for layer in layers])),
+            range_sums(np.array([self.problem.state(layer) for layer in layers])),
             held,
-            running_max(weights),
+            range_max(weights),
             np.append(amounts("input"), 0.0),
             np.concatenate([[0.0], amounts("output")]),
         )
 
-    def _inside(self, mesh: Mesh, pipeline: int, worker: int, examples: float) -> tuple[Numbers, Numbers]:
+    def _intra_stage(self, mesh: Mesh, pipeline: int, worker: int, examples: float) -> tuple[Numbers, Numbers]:
         place = self.places(mesh, pipeline)
         layers, links = self.problem.layers, place.parts[worker]
-        times = np.array([sums_of(layer) if mesh.tensor > 1 else 0 for layer in layers], dtype=float)
-        outputs, inputs = (np.array([getattr(x, key).at(examples) for x in layers]) for key in ("output", "input"))
-        forward = times * all_reduce(links, mesh.tensor, outputs, place.gamma)
-        backward = times * all_reduce(links, mesh.tensor, inputs, place.gamma)
+        num_all_reduces = np.array(
+            [num_all_reduces_of(layer) if mesh.tensor > 1 else 0 for layer in layers], dtype=float
+        )
+        outputs, inputs = (
+            np.array([getattr(layer, key).at(examples) for layer in layers]) for key in ("output", "input")
+        )
+        forward = num_all_reduces * all_reduce(links, mesh.tensor, outputs, place.gamma)
+        backward = num_all_reduces * all_reduce(links, mesh.tensor, inputs, place.gamma)
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, links, examples)
             forward, backward = forward + halos, backward + halos
         return forward, backward
 
     def stage(self, c: Candidate, s: int) -> StageTable:
-        """Stage s for all [i, j)."""
-        worker, place, versions = c.home(s), self.where(c), c.planned.versions(c.at(s))
-        workers, stages_per_worker = place.workers, c.planning.stages_per_worker
-        t, z = self.slowest(c, worker), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
-        static, gradients, each = z.parameters * versions + z.state, z.gradients, z.held
-        if s and not c.returns(s - 1):
-            t = t._replace(backward=t.weight_gradient)
+        """The costs of stage s for all [i, j)."""
+        worker, places, versions = c.worker_of(s), self.places_of(c), c.planned.versions(c.stage_at(s))
+        workers, stages_per_worker = places.workers, c.planning.stages_per_worker
+        times, sizes = self.slowest(c, worker), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        static, gradients, held = sizes.parameters * versions + sizes.state, sizes.gradients, sizes.held
+        if s and not c.receives_gradient(s - 1):
+            times = times._replace(backward=times.weight_gradient)
         if s in c.gradients.heads:
             head = self.head(c, worker)
-            t = with_head(t, head.times)
-            static, gradients, each = static + head.static, gradients + head.gradients, each + head.held
-        ups, downs = (between(values) for values in self.inside(c.mesh, c.pipeline, worker, c.examples))
-        backward = t.input_gradient + t.weight_gradient if c.planning.split and s else t.backward
+            times = with_head(times, head.times)
+            static, gradients, held = static + head.static, gradients + head.gradients, held + head.held
+        intra = self.intra_stage(c.mesh, c.pipeline, worker, c.examples)
+        intra_forward, intra_backward = (range_sums(values) for values in intra)
+        backward = times.input_gradient + times.weight_gradient if c.planning.split and s else times.backward
         if c.microbatches > 1:
-            backward = backward + t.accumulate
-        none, action = np.zeros_like(ups), workers.per_action(worker)
-        again, once = (t.forward + ups, each) if c.recomputes(s) else (none, none)
-        update = t.update + (workers.copying(worker, 1.0) * gradients if versions > 1 else 0.0)
-        among, links = c.mesh.data * c.mesh.space[0] * c.mesh.space[1], place.replicas[worker]
-        links = links if c.mesh.space == (1, 1) else (*links, *place.parts[worker])
-        made = StageTable(
-            t.forward + ups, backward + downs + again, ups, downs, none, none, again, none, none, t.weight_gradient,
-            none + message(c.link(s, place), z.output), all_reduce(links, among, gradients, place.gamma), update,
-            none + self.losses(c.mesh, c.pipeline, c.home(c.stages - 1))[worker] / stages_per_worker,
-            none + action + workers.per_step(worker) / stages_per_worker, static + gradients,
-            none + z.input[:, None] if c.recomputes(s) else each, once,
-        )  # fmt: skip
-        return self.run(c, s, made if c.shard == "none" else self.sharded(c, s, made))
+            backward = backward + times.accumulate
+        zeros = np.zeros_like(intra_forward)
+        recompute = times.forward + intra_forward if c.recomputes(s) else zeros
+        copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
+        replicas, links = c.mesh.data * c.mesh.space[0] * c.mesh.space[1], places.replicas[worker]
+        links = links if c.mesh.space == (1, 1) else (*links, *places.parts[worker])
+        losses = self.loss_seconds(c.mesh, c.pipeline, c.worker_of(c.stages - 1))[worker]
+        computing = StageTable(
+            forward=times.forward + intra_forward,
+            backward=backward + intra_backward + recompute,
+            intra_forward=intra_forward,
+            intra_backward=intra_backward,
+            forward_gather=zeros,
+            backward_gather=zeros,
+            recompute=recompute,
+            message_overhead=zeros,
+            action_overhead=zeros,
+            deferrable=times.weight_gradient,
+            transit=zeros + message(c.link(s, places), sizes.output),
+            all_reduce=all_reduce(links, replicas, gradients, places.gamma),
+            update=times.update + copy,
+            loss_overhead=zeros + losses / stages_per_worker,
+            turn_overhead=zeros + workers.per_action(worker) + workers.per_step(worker) / stages_per_worker,
+            static_bytes=static + gradients,
+            microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else held,
+            recompute_bytes=held if c.recomputes(s) else zeros,
+        )
+        return self.with_runtime(c, s, computing if c.shard == "none" else self.with_sharding(c, s, computing))
 
-    def run(self, c: Candidate, s: int, bare: StageTable) -> StageTable:
-        """The stage with what the runtime takes for its actions, and for their messages."""
-        place, z = self.where(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
-        action, below, above = place.workers.per_action(c.home(s)), c.link(s - 1, place), c.link(s, place)
-        ups = receiving(below, z.input)[:, None] + sending(above, z.output)
-        given = sending(below, z.input)[:, None] * c.returns(s - 1)
-        taken = receiving(above, z.input) * c.returns(s)
-        several = c.backwards(s)
-        back = several + c.recomputes(s)
-        later = taken if several == 2 and not c.planned.drains else 0.0  # who has it from its own head sends it before
-        return bare._replace(
-            forward=bare.forward + ups + action, backward=bare.backward + given + taken + back * action,
-            talking=bare.talking + ups + given + taken, own=bare.own + (1 + back) * action,
-            late=bare.late + later + (action if several == 2 else 0.0),
-        )  # fmt: skip
+    def with_runtime(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
+        """The stage with the runtime's own time of its actions, and the time of sending and receiving its messages."""
+        places, sizes = self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        per_action, below, above = places.workers.per_action(c.worker_of(s)), c.link(s - 1, places), c.link(s, places)
+        forward_messages = receiving(below, sizes.input)[:, None] + sending(above, sizes.output)
+        send_gradient = sending(below, sizes.input)[:, None] * c.receives_gradient(s - 1)
+        receive_gradient = receiving(above, sizes.input) * c.receives_gradient(s)
+        num_backwards = c.num_backward_actions(s)
+        num_actions = num_backwards + c.recomputes(s)
+        # A stage with a head of its own sends that head's gradient down before it receives the one from above.
+        deferred_receive = receive_gradient if num_backwards == 2 and not c.planned.drains else 0.0
+        return stage._replace(
+            forward=stage.forward + forward_messages + per_action,
+            backward=stage.backward + send_gradient + receive_gradient + num_actions * per_action,
+            message_overhead=stage.message_overhead + forward_messages + send_gradient + receive_gradient,
+            action_overhead=stage.action_overhead + (1 + num_actions) * per_action,
+            deferrable=stage.deferrable + deferred_receive + (per_action if num_backwards == 2 else 0.0),
+        )
 
-    def sharded(self, c: Candidate, s: int, whole: StageTable) -> StageTable:
-        """The stage with weights, gradients and state shared among replicas."""
-        worker, place, z = c.home(s), self.where(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
-        gather = gathering(place.replicas[worker], c.mesh.data, z.parameters)
-        scatter = scattering(place.replicas[worker], c.mesh.data, z.gradients, place.gamma)
-        update = whole.update / c.mesh.data
+    def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
+        """The stage with weights, gradients and optimizer state sharded among replicas."""
+        worker, places, sizes = c.worker_of(s), self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        gather = gathering(places.replicas[worker], c.mesh.data, sizes.parameters)
+        scatter = scattering(places.replicas[worker], c.mesh.data, sizes.gradients, places.gamma)
+        update = stage.update / c.mesh.data
         if c.shard == "fully-shard":
-            static = z.parameters + z.gradients + (z.parameters + z.state) / c.mesh.data
-            return whole._replace(reduce=gather + scatter, update=update, static=static)
-        once_more = gather * c.recomputes(s)
-        return whole._replace(
-            forward=whole.forward + gather, backward=whole.backward + gather + scatter + once_more, gather=gather,
-            regather=gather + scatter, again=whole.again + once_more, reduce=np.zeros_like(update), update=update,
-            static=(z.parameters + z.gradients + z.state) / c.mesh.data + 2 * z.largest,
-        )  # fmt: skip
+            static = sizes.parameters + sizes.gradients + (sizes.parameters + sizes.state) / c.mesh.data
+            return stage._replace(all_reduce=gather + scatter, update=update, static_bytes=static)
+        recompute_gather = gather * c.recomputes(s)
+        return stage._replace(
+            forward=stage.forward + gather,
+            backward=stage.backward + gather + scatter + recompute_gather,
+            forward_gather=gather,
+            backward_gather=gather + scatter,
+            recompute=stage.recompute + recompute_gather,
+            all_reduce=np.zeros_like(update),
+            update=update,
+            static_bytes=(sizes.parameters + sizes.gradients + sizes.state) / c.mesh.data + 2 * sizes.largest,
+        )
 
     def head(self, c: Candidate, worker: int) -> "Head":
-        """What a head behind layer j - 1 adds, at [0, j]."""
+        """The costs of a head behind layer j - 1, at [0, j]."""
         heads = self.problem.heads
         assert heads is not None, "methods with heads are tried only where their costs are known"
-        rows = self.seconds(heads, self.where(c).machines[worker], c.examples)
+        rows = self.seconds(heads, self.places_of(c).machines[worker], c.examples)
 
-        def behind(values: Sequence[float] | Numbers) -> Table:
+        def at_end(values: Sequence[float] | Numbers) -> Table:
             table: Table = np.concatenate([[0.0], np.asarray(values)])[None, :]
             return table
 
         return Head(
-            Times(*map(behind, rows.T)),
-            behind([head.parameter_bytes + self.problem.state(head) for head in heads]),
-            behind([head.gradient_bytes for head in heads]),
-            behind([head.activation.at(c.examples) for head in heads]),
+            Times(*map(at_end, rows.T)),
+            at_end([head.parameter_bytes + self.problem.state(head) for head in heads]),
+            at_end([head.gradient_bytes for head in heads]),
+            at_end([head.activation.at(c.examples) for head in heads]),
         )
 
     def tables(self, c: Candidate) -> list[Row]:
-        """Fill, load and bytes of every stage; loads are infinite where a worker's memory is too small."""
-        place, method, heads, rows = self.where(c), c.planned, c.gradients.heads, []
+        """The row of every stage; loads are infinite where the worker's memory is too small."""
+        place, method, heads, rows = self.places_of(c), c.planned, c.gradients.heads, []
         planning, last = method.planning, c.stages - 1
-        losses = self.losses(c.mesh, c.pipeline, c.home(last))
+        losses = self.loss_seconds(c.mesh, c.pipeline, c.worker_of(last))
         known: dict[Hashable, tuple[StageTable, Table, Table]] = {}
         for s in range(c.stages):
-            worker, at = c.home(s), c.at(s)
+            worker, stage_at = c.worker_of(s), c.stage_at(s)
             key = (
                 place.machines[worker], *(tuple(map(id, links[worker])) for links in (place.replicas, place.parts)),
-                id(c.link(s - 1, place)), id(c.link(s, place)), c.returns(s - 1), c.returns(s),
-                losses[worker], s == 0, s == last, method.versions(at), c.recomputes(s), s in heads,
+                id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
+                losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s), s in heads,
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
-                fill, load = times_of(c, s, stage)
+                fill, load = fill_and_load(c, s, stage)
                 known[key] = stage, np.where(self.valid, fill, inf), np.where(self.valid, load, inf)
             stage, fill, load = known[key]
-            taken = stage.static + planning.held(at) * stage.each + stage.once
-            room = place.memory[worker] / planning.stages_per_worker
-            both = waits_of(c, s, stage) if planning.waits else (None, None)
-            rows.append(Row(fill, np.where(taken <= room, load, inf), taken, *both))
+            stage_bytes = stage.static_bytes + planning.held(stage_at) * stage.microbatch_bytes + stage.recompute_bytes
+            memory = place.memory[worker] / planning.stages_per_worker
+            wait = wait_terms(c, s, stage) if planning.waits else (None, None)
+            rows.append(Row(fill, np.where(stage_bytes <= memory, load, inf), stage_bytes, *wait))
         return rows
 
     def cut(self, c: Candidate, rows: Sequence[Row]) -> Partition | None:
-        """The fastest way to cut the layers; None if none fits."""
+        """The fastest partition of the layers; None if none fits."""
         load = [row.load for row in rows]
         if c.planning.waits:
-            before = [row.before for row in rows if row.before is not None]
-            after = [row.after for row in rows if row.after is not None]
-            return partition_waiting(load, before, after, waiting(c), onward=c.planning.waits == "chunk")
-        return partition(load, [row.fill for row in rows] if fills(c) else None)
+            beside_wait = [row.beside_wait for row in rows if row.beside_wait is not None]
+            awaited = [row.awaited for row in rows if row.awaited is not None]
+            return partition_waiting(load, beside_wait, awaited, waiting_stages(c), onward=c.planning.waits == "chunk")
+        return partition(load, [row.fill for row in rows] if adds_fill(c) else None)
 
     def least_memory(self, rows: Sequence[Row]) -> Partition | None:
-        """The way to cut the layers that needs least memory, whether or not it fits."""
+        """The partition that needs least memory on its fullest worker, whether or not it fits."""
         return partition([np.where(self.valid, row.bytes, inf) for row in rows])
 
-    def at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
-        """Every stage where the layers are cut: numbers instead of tables."""
+    def stages_at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
+        """Every stage's costs for one partition: numbers instead of tables."""
         return [StageTable(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
 
     def terms(self, c: Candidate, bounds: Sequence[int]) -> dict[str, float]:
-        """What a step's seconds are made of: those of the busiest stage, and the bubble that filling makes.
+        """The seconds of a step by term (see TERMS): those of the busiest stage, and the bubble of the fill.
 
-        Messages are their ends, and what of them nothing hides.
+        "messages" are the seconds of sending and receiving, and the transit that no computation hides.
         """
-        own = self.at(c, bounds)
-        priced = [times_of(c, s, stage) for s, stage in enumerate(own)]
-        busiest = max(range(len(own)), key=lambda s: priced[s][1])
-        x, load = own[busiest], priced[busiest][1]
+        stages = self.stages_at(c, bounds)
+        fills, loads = zip(*(fill_and_load(c, s, stage) for s, stage in enumerate(stages)), strict=True)
+        busiest = max(range(len(stages)), key=lambda s: loads[s])
+        stage, load = stages[busiest], loads[busiest]
         turns, ends = c.microbatches * c.planning.stages_per_worker, c.planning.stages_per_worker
         parts = dict.fromkeys(TERMS, 0.0) | {
-            "computing again": turns * x.again,
-            "inside stages": turns * (x.ups + x.downs),
-            "gathering weights": turns * (x.gather + x.regather),
-            "all-reduce": ends * x.reduce,
-            "update": ends * x.update,
-            "runtime": turns * x.own + ends * x.stepping,
+            "computing again": turns * stage.recompute,
+            "inside stages": turns * (stage.intra_forward + stage.intra_backward),
+            "gathering weights": turns * (stage.forward_gather + stage.backward_gather),
+            "all-reduce": ends * stage.all_reduce,
+            "update": ends * stage.update,
+            "runtime": turns * stage.action_overhead + ends * stage.turn_overhead,
         }
-        total = load + (sum(each for each, _ in priced) if fills(c) else 0.0)
+        total = load + (sum(fills) if adds_fill(c) else 0.0)
         if c.planning.waits:
-            total = max(load, waited([waits_of(c, s, stage) for s, stage in enumerate(own)], waiting(c), c))
-        work = turns * (x.forward + x.backward) + ends * x.end
-        parts["messages"] = turns * (turn_of(c, x) - x.forward - x.backward + x.talking) + ends * x.telling
-        parts["computing"] = work - turns * x.talking - ends * x.telling - sum(parts.values()) + parts["messages"]
+            total = max(load, longest_turn([wait_terms(c, s, x) for s, x in enumerate(stages)], waiting_stages(c), c))
+        work = turns * (stage.forward + stage.backward) + ends * stage.end
+        exposed = microbatch_seconds(c, stage) - stage.forward - stage.backward
+        sending_losses = ends * stage.loss_overhead
+        parts["messages"] = turns * (exposed + stage.message_overhead) + sending_losses
+        computing = work - turns * stage.message_overhead - sending_losses
+        parts["computing"] = computing - sum(parts.values()) + parts["messages"]
         parts["bubble"] = total - sum(parts.values())
         return {name: float(value) for name, value in parts.items()}
 
 
 class Head(NamedTuple):
-    """What a head adds to a stage."""
+    """The costs that a head adds to a stage."""
 
     times: Times
     static: Table
@@ -392,85 +433,92 @@ TERMS = (
 UPDATE = 4  # the column of `LayerTimes`
 
 
-def fills(c: Candidate) -> bool:
-    """Whether the sum of fills is part of a step; interleaved has it in its load."""
+def adds_fill(c: Candidate) -> bool:
+    """Whether a step includes the sum of fills; with several stages a worker, the load includes it."""
     return c.planned.drains and c.planning.stages_per_worker == 1
 
 
-def turn_of(c: Candidate, x: StageTable) -> Table:
-    """What a micro-batch keeps a stage busy for, messages that nothing hides included."""
-    work = x.forward + x.backward
+def microbatch_seconds(c: Candidate, stage: StageTable) -> Table:
+    """Seconds of a micro-batch on a stage, with the transit that no computation hides."""
+    work = stage.forward + stage.backward
     if c.planning.messages == "exposed":
-        return work + 2 * x.message
+        return work + 2 * stage.transit
     if c.planning.messages == "streamed":
-        return np.maximum(x.forward, x.message) + np.maximum(x.backward, x.message)
-    return np.maximum(work, x.message)
+        return np.maximum(stage.forward, stage.transit) + np.maximum(stage.backward, stage.transit)
+    return np.maximum(work, stage.transit)
 
 
-def waiting(c: Candidate) -> list[bool]:
-    """Of each stage, whether it waits for the one above it in every turn."""
-    return [c.returns(s) for s in range(c.stages)]
+def waiting_stages(c: Candidate) -> list[bool]:
+    """For each stage, whether it waits for the stage above it in every turn."""
+    return [c.receives_gradient(s) for s in range(c.stages)]
 
 
-def waits_of(c: Candidate, s: int, x: StageTable) -> tuple[Table, Table]:
-    """Of a stage that may wait for the one above it: what it takes beside, and what the one below it waits for."""
-    work = x.forward + x.backward
+def wait_terms(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table]:
+    """A stage's `Row.beside_wait` and `Row.awaited`, under methods whose stages wait for the one above them."""
+    work = stage.forward + stage.backward
     if c.planning.waits == "hop":
-        return x.forward + 2 * x.message + x.late + x.end, work - x.late
-    turn = np.maximum(work, x.message) if not c.returns(s) else work + 2 * x.message
-    return turn + x.end, turn
+        return stage.forward + 2 * stage.transit + stage.deferrable + stage.end, work - stage.deferrable
+    turn = np.maximum(work, stage.transit) if not c.receives_gradient(s) else work + 2 * stage.transit
+    return turn + stage.end, turn
 
 
-def waited(stages: Sequence[tuple[Table, Table]], waits: Sequence[bool], c: Candidate) -> Table:
-    """The longest that a stage takes from one turn to the next, those included that it waits for."""
+def longest_turn(stages: Sequence[tuple[Table, Table]], is_waiting: Sequence[bool], c: Candidate) -> Table:
+    """The seconds from one turn to the next of the slowest stage, waits included."""
     longest = wait = np.zeros(())
-    for (before, after), is_waiting in reversed(list(zip(stages, waits, strict=True))):
-        given = wait if is_waiting else np.zeros(())
-        longest = np.maximum(longest, before + given)
-        wait = after + (given if c.planning.waits == "chunk" else 0.0)
+    for (beside_wait, awaited), waits in reversed(list(zip(stages, is_waiting, strict=True))):
+        own_wait = wait if waits else np.zeros(())
+        longest = np.maximum(longest, beside_wait + own_wait)
+        wait = awaited + (own_wait if c.planning.waits == "chunk" else 0.0)
     return longest
 
 
-def times_of(c: Candidate, s: int, x: StageTable) -> tuple[Table, Table]:
-    """Fill and load of a stage, as the text above has them."""
-    turn, end, work = turn_of(c, x), x.end, x.forward + x.backward
+def fill_and_load(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table]:
+    """The fill and the load of a stage, by the formulas at the top of this file."""
+    turn, end, work = microbatch_seconds(c, stage), stage.end, stage.forward + stage.backward
     if c.planning.fills_bubble:
-        inputs = x.backward - x.late
-        least = np.maximum.reduce([x.forward, inputs, x.forward + inputs - x.late])
+        input_gradient = stage.backward - stage.deferrable
+        least = np.maximum.reduce([stage.forward, input_gradient, stage.forward + input_gradient - stage.deferrable])
         bubble = 0.0 * work if not s else least if c.microbatches >= c.stages else work
-        return bubble + 2 * x.message, c.microbatches * turn + end
+        return bubble + 2 * stage.transit, c.microbatches * turn + end
     if c.planning.order == "v":
-        ahead = (c.pipeline - 1) * (gap(x) + 5 * x.message)
-        return work, 2 * c.microbatches * turn + ahead + 2 * end
-    several = c.planning.stages_per_worker
+        filling = (c.pipeline - 1) * (zb_v_gap(stage) + 5 * stage.transit)
+        return work, 2 * c.microbatches * turn + filling + 2 * end
+    stages_per_worker = c.planning.stages_per_worker
     if c.planning.order == "breadth first":
-        return work, phase(c, x.forward, x.message) + phase(c, x.backward, x.message) + several * end
-    if several > 1:
-        return work, (c.microbatches * several + c.pipeline - 1) * turn + several * end
-    count = c.microbatches - 1 if c.planned.drains else c.microbatches
-    return work + 2 * x.message, count * turn + end
+        forwards = breadth_first_phase(c, stage.forward, stage.transit)
+        backwards = breadth_first_phase(c, stage.backward, stage.transit)
+        return work, forwards + backwards + stages_per_worker * end
+    if stages_per_worker > 1:
+        return work, (c.microbatches * stages_per_worker + c.pipeline - 1) * turn + stages_per_worker * end
+    num_turns = c.microbatches - 1 if c.planned.drains else c.microbatches
+    return work + 2 * stage.transit, num_turns * turn + end
 
 
-def gap(x: StageTable) -> Table:
-    """What each further worker adds to the idle time of zb-v, for equal stages and 2W-1 micro-batches or more.
+def zb_v_gap(stage: StageTable) -> Table:
+    """The idle seconds that each further worker adds to zb-v, for equal stages and at least 2W - 1 micro-batches.
 
-    Read off simulations, and tested against them.
+    Fitted to simulations, and tested against them.
     """
-    f, i, w = x.forward, x.backward - x.late, x.late
-    found: Table = np.maximum.reduce([f, i, w, 2 * f - i, 2 * (np.maximum(f, i) - w)])
-    return found
+    forward, inputs, weights = stage.forward, stage.backward - stage.deferrable, stage.deferrable
+    gap: Table = np.maximum.reduce(
+        [forward, inputs, weights, 2 * forward - inputs, 2 * (np.maximum(forward, inputs) - weights)]
+    )
+    return gap
 
 
-def phase(c: Candidate, each: Table, message: Table) -> Table:
-    """All forwards, or all backwards, of looped-bfs: a worker takes up its next stage when the first one is through."""
-    beat, loops = np.maximum(each, message), c.planning.stages_per_worker - 1
-    again = np.maximum(c.microbatches * beat, c.pipeline * (each + message))
-    found: Table = loops * again + (c.microbatches - 1) * beat + c.pipeline * each + (c.pipeline - 1) * message
-    return found
+def breadth_first_phase(c: Candidate, work: Table, transit: Table) -> Table:
+    """Seconds of all forwards, or all backwards, of looped-bfs.
+
+    A worker runs all micro-batches of one of its stages, then of the next. `work` is of one micro-batch.
+    """
+    pace, loops = np.maximum(work, transit), c.planning.stages_per_worker - 1
+    loop = np.maximum(c.microbatches * pace, c.pipeline * (work + transit))
+    seconds: Table = loops * loop + (c.microbatches - 1) * pace + c.pipeline * work + (c.pipeline - 1) * transit
+    return seconds
 
 
-def late_weights(weights: Numbers, backward: Numbers) -> Table:
-    """W of [i, j): that of the lowest layer with something to train, and whole backwards of those above it."""
+def weight_gradients_of(weights: Numbers, backward: Numbers) -> Table:
+    """W of [i, j): the weight gradient of its lowest layer that has one, and whole backwards of the layers above."""
     layers = len(weights)
     lowest = np.full(layers + 1, layers)
     for layer in reversed(range(layers)):
@@ -479,12 +527,12 @@ def late_weights(weights: Numbers, backward: Numbers) -> Table:
     begin = np.append(weights, 0.0)[lowest]
     above = sums[None, :] - sums[np.minimum(lowest + 1, layers)][:, None]
     columns = np.arange(layers + 1)
-    found: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
-    return found
+    table: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
+    return table
 
 
-def running_max(values: Numbers) -> Table:
-    """The largest of [i, j) at [i, j]."""
+def range_max(values: Numbers) -> Table:
+    """The largest of the values [i, j), at [i, j]."""
     layers = len(values)
     table = np.zeros((layers + 1, layers + 1))
     for i in range(layers):

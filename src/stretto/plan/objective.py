@@ -1,4 +1,4 @@
-"""What a plan is to be best in: time, money, memory, or the time to a loss."""
+"""The objective of a plan: least time a step, money, memory, or time to a loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ GOALS: tuple[Goal, ...] = ("step", "money", "memory", "loss")
 
 
 class Penalty(NamedTuple):
-    """How many times as many steps a method takes to a loss as backprop does, and where that is from.
+    """The steps that a method takes to a loss, over those of backprop, and the source of that factor.
 
-    A measured one has a standard `error` over seeds (None with a single seed) and what it was measured at: the number
-    of `losses` that train the model and the mean `delay` over stages, in updates. "extrapolated": measured at others.
+    A "measured" penalty has a standard `error` over seeds (None for a single seed), the number of `losses` that trained
+    the model, and the mean `delay` over stages, in updates. "extrapolated" is from a measurement at other values.
     """
 
     factor: float
@@ -27,41 +27,39 @@ class Penalty(NamedTuple):
     delay: float = 0.0
 
     def at(self, candidate: Candidate) -> "Penalty":
-        """For a candidate: what it takes longer grows with the delay; for losses of other parts nothing is known."""
+        """The penalty of a candidate: its excess over 1 grows with the delay; for other losses it is kept as it is."""
         delay = mean_delay(candidate)
         if self.source != "measured" or (num_losses(candidate), delay) == (self.losses, self.delay):
             return self
-        more = self.factor - 1
-        times = delay / self.delay if self.delay and more > 0 else 1.0
-        error = None if self.error is None else times * self.error
-        return self._replace(factor=1 + times * more, source="extrapolated", error=error)
+        excess = self.factor - 1
+        ratio = delay / self.delay if self.delay and excess > 0 else 1.0
+        error = None if self.error is None else ratio * self.error
+        return self._replace(factor=1 + ratio * excess, source="extrapolated", error=error)
 
 
-PER_UPDATE, LOCAL = (
-    0.02,
-    0.5,
-)  # assumed: 2 % more steps for each update of mean delay, half as many again for own losses
+PER_UPDATE = 0.02  # assumed: 2 % more steps for each update of mean delay
+LOCAL = 0.5  # assumed: half as many steps again for stages with losses of their own
 
 
 def mean_delay(candidate: Candidate) -> float:
-    """How old gradients are, mean over stages."""
-    return sum(candidate.planning.delay(candidate.at(s)) for s in range(candidate.stages)) / candidate.stages
+    """The delay of gradients in updates, mean over stages."""
+    return sum(candidate.planning.delay(candidate.stage_at(s)) for s in range(candidate.stages)) / candidate.stages
 
 
 def num_losses(candidate: Candidate) -> int:
-    """How many losses train the model."""
+    """The number of losses that train the model."""
     return 1 + len(candidate.gradients.heads)
 
 
 def assumed(candidate: Candidate) -> Penalty:
-    """Where nobody has measured: a guess that grows with delay; synchronous methods are plain training, exactly."""
+    """The penalty of a method not measured: a guess that grows with delay; exactly 1 for synchronous methods."""
     if candidate.planned.drains or candidate.stages == 1:
         return Penalty(1.0, "law")
     return Penalty(1 + PER_UPDATE * mean_delay(candidate) + LOCAL * (candidate.planned.family == "local"), "assumed")
 
 
 def check_known(method: str) -> None:
-    """Refuse a penalty of a method that no plan can have."""
+    """Raise UsageError for a penalty of a method that plans do not know."""
     try:
         planned(method)
     except UsageError as error:
@@ -70,11 +68,11 @@ def check_known(method: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What counts. Steps to the loss: S_min (1 + B_crit / B) x penalty (McCandlish et al. 2018).
+    """The quantity that a plan minimises. Steps to a loss: S_min (1 + B_crit / B) x penalty (McCandlish et al. 2018).
 
-    `critical_batch` is the batch size at which both time and examples are twice what they need be, `least_steps` the
-    steps of an infinite batch. `penalties` are by method, given; then `measured` ones, of which the one at the nearest
-    delay counts; others are assumed.
+    `critical_batch` (B_crit) is the batch size that takes twice the least steps and twice the least examples;
+    `least_steps` (S_min) are the steps of an infinite batch. A method's penalty is taken from `penalties`, else from
+    `measured`, at the nearest number of losses and delay, else assumed. Raises UsageError for values out of range.
     """
 
     goal: Goal = "step"
@@ -100,22 +98,22 @@ class Objective:
                 raise UsageError(f"penalty {method}={penalty.factor:g}: choose a positive number, 1 for none")
 
     def penalty(self, candidate: Candidate) -> Penalty:
-        """Of a candidate's method; with a single stage every method is plain training."""
+        """The penalty of a candidate's method; 1 for a single stage, where every method is plain training."""
         if candidate.stages == 1:
             return Penalty(1.0, "law")
         given, measured = self.penalties.get(candidate.method), self.measured.get(candidate.method, ())
         if given is not None or not measured:
             return given or assumed(candidate)
         losses, delay = num_losses(candidate), mean_delay(candidate)
-        return min(measured, key=lambda each: (abs(each.losses - losses), abs(each.delay - delay))).at(candidate)
+        return min(measured, key=lambda known: (abs(known.losses - losses), abs(known.delay - delay))).at(candidate)
 
     def steps(self, candidate: Candidate) -> float:
-        """Steps to the loss."""
+        """Steps to the loss that a candidate takes."""
         critical = self.critical_batch or 0.0
         return self.least_steps * (1 + critical / candidate.batch) * self.penalty(candidate).factor
 
     def factor(self, candidate: Candidate, price: float | None) -> float:
-        """What a candidate's seconds are multiplied by: per example; in money; in steps. `price` is money an hour."""
+        """The factor from seconds of a step to the objective's value; `price` is money an hour. Raises UsageError."""
         if self.goal == "money":
             if price is None:
                 raise UsageError("money: the price of a device is not known; add price_per_hour to the cluster's file")

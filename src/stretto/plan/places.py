@@ -1,4 +1,4 @@
-"""Which devices and links a plan's stages meet: read off the cluster, workers placed as a mesh places processes."""
+"""The devices and links that a plan's stages run on: a cluster's workers, placed as a mesh places processes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Numbers = NDArray[np.float64]
 
 
 class DeviceKind(NamedTuple):
-    """A device by its name, and whether others on its node compute at the same time."""
+    """A device by its name, and whether other workers of its node compute at the same time."""
 
     device: str
     crowded: bool
@@ -23,20 +23,24 @@ class DeviceKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """Of each worker of the pipeline: machines, memory, link to the next worker, links among replicas, among parts."""
+    """The devices and links of each worker of a pipeline.
+
+    Worker w runs on devices of the kinds `machines[w]`, with `memory[w]` bytes each. It sends to the next worker over
+    `ahead[w]`, and reaches its replicas over `replicas[w]` and the other parts of its stages over `parts[w]`.
+    """
 
     workers: Workers
-    machines: tuple[tuple[DeviceKind, ...], ...]  # different ones only; the slowest counts
+    machines: tuple[tuple[DeviceKind, ...], ...]
     memory: tuple[float, ...]
-    price: float | None  # an hour, all of them
+    price: float | None  # money an hour of all workers; None if not known
     ahead: tuple[Link, ...]
     replicas: tuple[tuple[Link, ...], ...]
     parts: tuple[tuple[Link, ...], ...]
-    gamma: float  # seconds a byte that is added
+    gamma: float  # seconds to add a byte
 
     @classmethod
     def of(cls, cluster: Cluster, mesh: Mesh, pipeline: int) -> "Places":
-        """On the first workers of a cluster."""
+        """The places of a mesh of pipelines on the first workers of a cluster."""
         placement = Placement(mesh, pipeline)
         busy = range(placement.size)
         crowded = cluster.crowded(busy)
@@ -45,61 +49,64 @@ class Places:
             for worker in range(pipeline)
         )
         workers = Workers(cluster, ranks)
-        groups = [[placement.replicas_of(worker, part) for part in range(mesh.inside)] for worker in range(pipeline)]
-        inside = [[placement.parts_of(replica, worker) for replica in range(mesh.data)] for worker in range(pipeline)]
+        replicas = [[placement.replicas_of(worker, part) for part in range(mesh.inside)] for worker in range(pipeline)]
+        parts = [[placement.parts_of(replica, worker) for replica in range(mesh.data)] for worker in range(pipeline)]
 
-        def machines(own: Sequence[int]) -> tuple[DeviceKind, ...]:
-            kinds = (DeviceKind(cluster.groups[cluster.place(rank).group].device, crowded[rank]) for rank in own)
-            return tuple(dict.fromkeys(kinds))
+        def kinds(worker_ranks: Sequence[int]) -> tuple[DeviceKind, ...]:
+            names = (cluster.groups[cluster.place(rank).group].device for rank in worker_ranks)
+            return tuple(dict.fromkeys(map(DeviceKind, names, (crowded[rank] for rank in worker_ranks))))
+
+        def links_within(groups: Sequence[Sequence[int]]) -> tuple[Link, ...]:
+            return distinct(link for group in groups for link in cluster.links_among(group))
 
         return cls(
             workers,
-            tuple(machines(own) for own in ranks),
-            tuple(min(cluster.device(rank).memory for rank in own) for own in ranks),
+            tuple(kinds(worker_ranks) for worker_ranks in ranks),
+            tuple(min(cluster.device(rank).memory for rank in worker_ranks) for worker_ranks in ranks),
             cluster.price_per_hour(busy),
             tuple(workers.link(w, (w + 1) % pipeline) for w in range(pipeline)) if pipeline > 1 else (),
-            tuple(distinct(link for among in each for link in cluster.links_among(among)) for each in groups),
-            tuple(distinct(link for among in each for link in cluster.links_among(among)) for each in inside),
+            tuple(map(links_within, replicas)),
+            tuple(map(links_within, parts)),
             max(cluster.device(rank).reduction_seconds_per_byte for rank in busy),
-        )  # fmt: skip
+        )
 
 
 def distinct(links: Iterable[Link]) -> tuple[Link, ...]:
-    """Each link once."""
+    """The links without repetitions."""
     return tuple({id(link): link for link in links}.values())
 
 
 def message(link: Link | None, num_bytes: Numbers) -> Numbers:
-    """What is left of a message between two workers while both ends compute; nothing where there is no link."""
+    """Seconds of a message that keep neither end busy, while both compute; 0 without a link."""
     if link is None:
         return np.zeros_like(num_bytes)
-    latency, per_byte = link.way
+    latency, per_byte = link.transit
     return latency + num_bytes * per_byte
 
 
 def sending(link: Link | None, num_bytes: Numbers) -> Numbers:
-    """What a message takes of its sender."""
+    """Seconds that a message keeps its sender busy."""
     return np.zeros_like(num_bytes) if link is None else link.send + num_bytes * link.send_per_byte
 
 
 def receiving(link: Link | None, num_bytes: Numbers) -> Numbers:
-    """What a message takes of its receiver."""
+    """Seconds that a message keeps its receiver busy."""
     return np.zeros_like(num_bytes) if link is None else link.receive + num_bytes * link.receive_per_byte
 
 
-def gathering(links: Sequence[Link], among: int, num_bytes: Numbers) -> Numbers:
-    """Half a ring: P-1 messages of N/P bytes, over the slowest link; nothing where there is nothing to gather."""
-    if among == 1 or not links:
+def gathering(links: Sequence[Link], processes: int, num_bytes: Numbers) -> Numbers:
+    """Seconds of a ring all-gather: P - 1 messages of N / P bytes on the slowest link; 0 for no bytes."""
+    if processes == 1 or not links:
         return np.zeros_like(num_bytes)
-    times = [(among - 1) * (link.latency + num_bytes / among / link.bandwidth) for link in links]
+    times = [(processes - 1) * (link.latency + num_bytes / processes / link.bandwidth) for link in links]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
 
 
-def scattering(links: Sequence[Link], among: int, num_bytes: Numbers, gamma: float) -> Numbers:
-    """The other half, which adds up."""
-    return gathering(links, among, num_bytes) + (among - 1) / among * num_bytes * gamma
+def scattering(links: Sequence[Link], processes: int, num_bytes: Numbers, gamma: float) -> Numbers:
+    """Seconds of a ring reduce-scatter: as a gather, plus the additions."""
+    return gathering(links, processes, num_bytes) + (processes - 1) / processes * num_bytes * gamma
 
 
-def all_reduce(links: Sequence[Link], among: int, num_bytes: Numbers, gamma: float) -> Numbers:
-    """A ring: both halves."""
-    return gathering(links, among, num_bytes) + scattering(links, among, num_bytes, gamma)
+def all_reduce(links: Sequence[Link], processes: int, num_bytes: Numbers, gamma: float) -> Numbers:
+    """Seconds of a ring all-reduce: a gather and a scatter."""
+    return gathering(links, processes, num_bytes) + scattering(links, processes, num_bytes, gamma)

@@ -1,4 +1,4 @@
-"""A plan as a TOML file: what `stretto train --plan` runs and `stretto show --plan` draws, and what is predicted."""
+"""A plan as a TOML file, which `stretto train --plan` runs and `stretto show --plan` draws."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ TRAIN, PLAN, PREDICTED = "train", "plan", "predicted"
 def content(
     plan: Plan, prices: Prices, aim: Objective, *, model: str, trained: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """All that is known of a plan. `trained` are the settings of its model, if `stretto train` can train it."""
+    """The contents of a plan's file. `trained` are the settings of its model, if `stretto train` can train it."""
     c, problem = plan.candidate, prices.problem
     penalty = aim.penalty(c)
     known: dict[str, Any] = {
@@ -43,8 +43,8 @@ def content(
             "seconds_per_step": plan.seconds,
             "by": "simulation" if plan.simulated else "closed form",
             "closed_form_seconds": plan.formula,
-            "bytes_per_worker": [round(each) for each in plan.bytes],
-            "memory_per_worker": [round(each) for each in prices.where(c).memory],
+            "bytes_per_worker": [round(num_bytes) for num_bytes in plan.bytes],
+            "memory_per_worker": [round(num_bytes) for num_bytes in prices.places_of(c).memory],
             "examples_per_second": c.batch / plan.seconds,
             "seconds": {name.replace(" ", "_"): value for name, value in terms(plan, prices).items()},
         },
@@ -63,20 +63,20 @@ def content(
 
 
 def settings(plan: Plan) -> dict[str, Any]:
-    """What `stretto train` needs to know beside the model."""
+    """The settings of `stretto train` that a plan sets: all but the model's."""
     c = plan.candidate
     axes: dict[str, Any] = {"data_parallel": c.mesh.data, "tensor": c.mesh.tensor, "space": list(c.mesh.space)}
-    given = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
+    used_axes = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
     shard = {} if c.shard == "none" else {"sync": c.shard}
     workers = {"workers": c.workers} if c.workers > 1 else {}
     return {
-        "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **given, **shard,
+        "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **used_axes, **shard,
         "batch_size": c.batch,
     }  # fmt: skip
 
 
 def script(plan: Plan, bounds: Sequence[int]) -> str:
-    """What trains a user's own model so, on as many processes as the plan has workers. Its `bounds` are the model's."""
+    """A line of Python that trains a user's own model by the plan; `bounds` are those of the model's layers."""
     c = plan.candidate
     lengths = {"data": c.mesh.data, "tensor": c.mesh.tensor, "space": c.mesh.space}
     axes = ", ".join(f"{axis}={length}" for axis, length in lengths.items() if length not in (1, (1, 1)))
@@ -87,7 +87,7 @@ def script(plan: Plan, bounds: Sequence[int]) -> str:
 
 
 def to_toml(known: Mapping[str, Any]) -> str:
-    """As text."""
+    """The contents of a plan's file as TOML text."""
     import tomli_w
 
     return "# Written by stretto plan. Seconds, bytes; money in the unit of the cluster's prices.\n" + tomli_w.dumps(
@@ -96,7 +96,7 @@ def to_toml(known: Mapping[str, Any]) -> str:
 
 
 def read_plan(file: Path) -> dict[str, Any]:
-    """A plan from its file. Raises UsageError where there is none."""
+    """The contents of a plan's file. Raises UsageError if it cannot be read or is no plan."""
     try:
         known = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -111,7 +111,7 @@ def read_plan(file: Path) -> dict[str, Any]:
 
 
 def training_of(file: Path) -> dict[str, Any]:
-    """The settings that a plan has for `stretto train`. Raises UsageError if it has none."""
+    """The settings for `stretto train` in a plan's file. Raises UsageError if it has none."""
     known = read_plan(file)
     if TRAIN not in known:
         raise UsageError(
@@ -122,20 +122,20 @@ def training_of(file: Path) -> dict[str, Any]:
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """What two plans differ in: key, the one's, the other's."""
-    flat, also = flattened(one), flattened(other)
-    keys = [key for key in dict.fromkeys((*flat, *also)) if not key.startswith(f"{TRAIN}.")]
-    return [(key, flat.get(key), also.get(key)) for key in keys if flat.get(key) != also.get(key)]
+    """(key, first value, second value) of each key in which two plans differ."""
+    first, second = flattened(one), flattened(other)
+    keys = [key for key in dict.fromkeys((*first, *second)) if not key.startswith(f"{TRAIN}.")]
+    return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
 
 
-def flattened(nest: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Tables within tables as one, keys joined by dots."""
-    found: dict[str, Any] = {}
+def flattened(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one dict, keys joined by dots."""
+    flat: dict[str, Any] = {}
     for key, value in nest.items():
-        found |= flattened(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return found
+        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def split_points(bounds: Sequence[int], names: Sequence[str]) -> dict[str, str]:
-    """Where torch.distributed.pipelining's `pipeline(split_spec=...)` is to begin a stage, by the name of a layer."""
+    """The `split_spec` of torch.distributed.pipelining's `pipeline`: the layers that stages begin with."""
     return {names[bound]: "beginning" for bound in bounds[1:-1]}

@@ -1,4 +1,4 @@
-"""The methods that plans choose from: those of the table of methods, each with what it says of itself."""
+"""The methods that plans choose from: the table of methods, each with its own closed forms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
 class GradientFlow(NamedTuple):
-    """Which stages have a loss beside the model's own, and which get a gradient from the one above them."""
+    """The stages with a head of their own, and for each stage whether it receives a gradient from the stage above."""
 
     heads: frozenset[int]
     arrive: tuple[bool, ...]
-    everywhere: bool  # whether every stage but the last one gets one
+    everywhere: bool  # whether every stage but the last receives one
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedMethod:
-    """A method under the name that plans have for it: `base` with the `options` that are not for a plan to choose.
+    """A method under its name in plans: `base` with the `options` that a plan does not choose.
 
-    `family`, `drains` (whether every minibatch is finished before the next one enters) and `optimizers` (those that it
-    works with, any if there are none) repeat the method's, as a search asks for them very often.
+    `family`, `drains` (whether every minibatch ends before the next one enters) and `optimizers` (the ones it works
+    with; any if empty) repeat the method's, as a search reads them very often.
     """
 
     base: str
@@ -41,14 +41,14 @@ class PlannedMethod:
 
     @classmethod
     def of(cls, chosen: Method, planning: Planning, *options: str) -> "PlannedMethod":
-        """A method under some options."""
+        """A method with options that a plan does not choose."""
         return cls(
             base=chosen.name, options=options, method=chosen, planning=planning, family=chosen.family,
             drains=chosen.synchronous, optimizers=chosen.cure.optimizers,
         )  # fmt: skip
 
     def versions(self, at: StageAt) -> float:
-        """How many versions of its weights a stage keeps."""
+        """The number of versions of its weights that a stage keeps."""
         if self.method.weights == "stash":
             return ceil(self.planning.delay(at)) + 1
         return 2 if self.method.weights == "double-buffered" and at.stages > 1 else 1
@@ -58,23 +58,23 @@ class PlannedMethod:
         return not self.optimizers or optimizer in self.optimizers
 
     def suits(self, workers: int) -> bool:
-        """Whether plans try the method on so many workers of a pipeline."""
+        """Whether plans try the method on a pipeline of this many workers."""
         fewest, most = self.planning.workers
         return fewest <= workers and (most is None or workers <= most)
 
     def written(self, *chosen: str) -> str:
-        """The method with options that a plan has chosen, as `stretto.method` reads it."""
+        """The method with the options that a plan chose, as `stretto.method` reads it."""
         return with_options(self.base, [*chosen, *self.options])
 
 
 def with_options(name: str, options: Sequence[str]) -> str:
-    """A name and its options."""
+    """A name and its options: "gpipe(microbatches=4)"."""
     return f"{name}({', '.join(options)})" if options else name
 
 
 @cache
 def gradients(planned: PlannedMethod, workers: int, losses: int) -> GradientFlow:
-    """How far gradients travel among the stages of so many workers; `losses` train a chunk of the stages each."""
+    """The gradient flow of a method on a pipeline of `workers`; `losses` train a chunk of the stages each."""
     option, stages = planned.planning.losses, workers * planned.planning.stages_per_worker
     reach = method(planned.written(*([f"{option}={losses}"] if option else []))).reach(stages)
     arrive = tuple(bool(reach.arriving(stage)) for stage in range(stages))
@@ -82,59 +82,61 @@ def gradients(planned: PlannedMethod, workers: int, losses: int) -> GradientFlow
 
 
 def catalogue() -> Mapping[str, PlannedMethod]:
-    """Every method of the table that says how to plan it, in all its variants, by name; family by family."""
+    """Every method of the table that has closed forms, in all its variants, by name; family by family."""
     return _catalogue(tuple(METHODS))
 
 
 @cache
 def _catalogue(names: tuple[str, ...]) -> Mapping[str, PlannedMethod]:
-    found: dict[str, PlannedMethod] = {}
+    entries: dict[str, PlannedMethod] = {}
     for name in names:
         planning = method(name).planning
         for index, options in enumerate(planning.variants if planning else ()):
-            text = with_options(name, [options] if options else [])
-            chosen = method(text)
+            title = with_options(name, [options] if options else [])
+            chosen = method(title)
             assert chosen.planning is not None, "all variants of a method can be planned, or none"
-            found[text if index else name] = PlannedMethod.of(chosen, chosen.planning, *([options] if options else []))
-    return {name: each for family in FAMILIES for name, each in found.items() if each.family == family}
+            entries[title if index else name] = PlannedMethod.of(
+                chosen, chosen.planning, *([options] if options else [])
+            )
+    return {name: entry for family in FAMILIES for name, entry in entries.items() if entry.family == family}
 
 
 @cache
 def planned(name: str) -> PlannedMethod:
-    """The method that plans call `name`: one of the catalogue, or any other with options that plans leave alone.
+    """The method with this name in plans: one of the catalogue, or another with options that plans do not choose.
 
-    Raises UsageError for what is no method, and for a method that does not say how to plan it.
+    Raises UsageError for an unknown method, and for a method without closed forms.
     """
     known = catalogue()
     if name in known:
         return known[name]
-    bare, options = parse(name)
-    if bare not in (*METHODS, *FROM_FILES) and ":" not in bare:
+    base, options = parse(name)
+    if base not in (*METHODS, *FROM_FILES) and ":" not in base:
         raise UsageError(f"cannot plan for method {name!r}: {nearest(name, [*known, *FAMILIES, 'all'])}")
     chosen = method(name)
     planning = chosen.planning
     if planning is None:
         raise UsageError(
-            f"cannot plan for method {name!r}: it does not say what plans have to know of it (planning= of its Method, "
-            "see CONTRIBUTING.md); stretto simulate and stretto compare tell what it takes"
+            f"cannot plan for method {name!r}: its Method has no closed forms (planning=..., see CONTRIBUTING.md). "
+            "Add them, or predict it with stretto simulate or stretto compare"
         )
     for key in options:
         if key in (planning.cut, planning.losses, "recompute", *PHASES):
             raise UsageError(f"cannot plan for method {name!r}: {key} is for the plan to choose; leave it out")
-    twin = next((other for other, each in known.items() if str(each.method) == str(chosen)), None)
-    if twin is not None:
-        raise UsageError(f"cannot plan for method {name!r} by this name: plans call it {twin!r}")
+    same = next((other for other, entry in known.items() if str(entry.method) == str(chosen)), None)
+    if same is not None:
+        raise UsageError(f"cannot plan for method {name!r} by this name: plans call it {same!r}")
     written = str(chosen).removeprefix(chosen.name)[1:-1]
     return PlannedMethod.of(chosen, planning, *([written] if written else []))
 
 
 def names_of(words: Sequence[str]) -> tuple[str, ...]:
-    """Names of methods from names, families and "all". Raises UsageError for what is neither."""
-    found: list[str] = []
+    """The names of methods, with families and "all" expanded. Raises UsageError for an unknown name."""
+    names: list[str] = []
     for word in words:
         if word in (*FAMILIES, "all"):
-            found += [name for name, each in catalogue().items() if word in (each.family, "all")]
+            names += [name for name, known in catalogue().items() if word in (known.family, "all")]
         else:
             planned(word)
-            found.append(word)
-    return tuple(dict.fromkeys(found))
+            names.append(word)
+    return tuple(dict.fromkeys(names))

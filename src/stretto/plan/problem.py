@@ -1,4 +1,4 @@
-"""What is planned: a model, a cluster, and which ways to train are allowed."""
+"""The problem that a plan solves: a model, a cluster, and the ways to train that may be tried."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,14 +14,14 @@ SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A model on the first `workers` of a cluster.
+    """A model to train on the first `workers` of a cluster, and the choices that a plan may make.
 
-    `batch_sizes` are those of a step. `methods` are names, families ("synchronous", "asynchronous", "local") or "all".
-    `recompute`, `shards`, `tensors` and `spaces` say what may be tried; tensor and space never both. `heads[l]` is
-    what an auxiliary head behind layer l costs; methods with losses of their own need them. `sides[l]` is the number
-    of rows (and columns) of the image that layer l takes, 0 where it takes none; space needs them.
-    `masters`: the optimizer keeps float32 copies of weights of 2 bytes, and float32 numbers of its own.
-    `all_workers`: no plan for fewer.
+    `batch_sizes` are numbers of examples of a step. `methods` are names, families ("synchronous", "asynchronous",
+    "local") or "all". `recompute`, `shards`, `tensors` and `spaces` list the values to try; tensor and space are never
+    combined. `microbatches` and `stages` list the numbers allowed, None for any. `heads[l]` is the cost of an auxiliary
+    head behind layer l, which local methods need. `sides[l]` is the number of rows (and columns) of layer l's input
+    image, 0 for no image; space needs them. With `masters`, the optimizer keeps float32 copies of 2-byte weights, and
+    float32 state. With `all_workers`, every plan uses all workers. Raises UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -45,7 +45,7 @@ class Problem:
     def __post_init__(self) -> None:
         optimizer_of(self.optimizer)
         names_of(self.methods)
-        for name in (each for each in self.methods if each not in (*FAMILIES, "all")):
+        for name in (word for word in self.methods if word not in (*FAMILIES, "all")):
             optimizers = planned(name).optimizers
             if optimizers and self.optimizer not in optimizers:
                 raise UsageError(
@@ -64,31 +64,31 @@ class Problem:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The methods that the optimizer drives.
+        """The methods to try: those that work with the optimizer.
 
-        Those with heads only where it is known what heads cost, and where no stages share weights.
+        Local methods only if the costs of heads are known and no layers share weights.
         """
-        local = self.heads is not None and not self.costs.ties
-        every = (name for name in names_of(self.methods) if planned(name).drives(self.optimizer))
-        return tuple(name for name in every if local or planned(name).family != "local")
+        allow_local = self.heads is not None and not self.costs.ties
+        fitting = (name for name in names_of(self.methods) if planned(name).drives(self.optimizer))
+        return tuple(name for name in fitting if allow_local or planned(name).family != "local")
 
     @cached_property
     def plain(self) -> tuple[str, ...]:
-        """Those of them that are tried on a single worker."""
+        """The methods among `names` that are tried on a single worker."""
         return tuple(name for name in self.names if planned(name).suits(1))
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
-        """The layers; the loss belongs to the last one."""
+        """The layers; the loss is merged into the last one."""
         *rows, last = self.costs.layers
         return (*rows[:-1], rows[-1].then(last)) if last.type == "Loss" and rows else self.costs.layers
 
     def state(self, layer: LayerCost) -> float:
-        """Bytes that the optimizer keeps of a layer."""
+        """Bytes of optimizer state for a layer."""
         states = optimizer_of(self.optimizer).states
         numbers = layer.gradient_bytes / (layer.parameter_bytes / layer.parameters) if layer.parameters else 0
         return 4 * (1 + states) * numbers if self.masters else states * layer.gradient_bytes
 
     def but(self, **changes: object) -> "Problem":
-        """The same with other limits."""
+        """A copy of the problem with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The best few plans again, by the forecast's simulation of their schedules instead of closed forms."""
+"""Predict the best few plans again: by simulating their schedules instead of closed forms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,41 +9,41 @@ from stretto.methods import method
 from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import TERMS, Prices, StageTable
 from stretto.plan.search_space import Candidate
-from stretto.plan.share import shared
+from stretto.plan.share import layer_parts
 
-MOST = 4000  # actions of a turn whose simulation takes no longer than a search
+MOST = 4000  # actions of a turn; the simulation of so many takes no longer than a search
 
 
 def refined(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
-    """The plans, best first; unchanged where a schedule has so many actions that its simulation would take long."""
+    """The plans by their simulated seconds, best first; unchanged if a schedule has more than MOST actions."""
     if any(actions(plan) > MOST for plan in plans):
         return tuple(plans)
     return tuple(sorted((simulated(plan, prices) for plan in plans), key=lambda plan: (plan.value, plan.formula)))
 
 
 def actions(plan: Plan) -> int:
-    """About how many actions a turn has."""
+    """The approximate number of actions of a turn."""
     return 3 * plan.candidate.stages * plan.candidate.microbatches
 
 
 def simulated(plan: Plan, prices: Prices) -> Plan:
-    """The plan with the time of a turn in the long run."""
+    """The plan with the simulated seconds of a turn in the long run."""
     seconds = turn_seconds(pricer_of(plan, prices))
-    share = seconds / plan.formula
-    money = None if plan.money is None else plan.money * share
-    value = plan.value if plan.value == max(plan.bytes) else plan.value * share
+    ratio = seconds / plan.formula
+    money = None if plan.money is None else plan.money * ratio
+    value = plan.value if plan.value == max(plan.bytes) else plan.value * ratio
     return replace(plan, seconds=seconds, value=value, money=money, simulated=True)
 
 
 def pricer_of(plan: Plan, prices: Prices) -> Pricer:
-    """What every action of a plan takes: as `forecast` prices it, and what replicas and parts of stages add."""
+    """The Pricer of a plan: as in `forecast`, with the communication of replicas and of parts of stages added."""
     c, problem = plan.candidate, prices.problem
-    workers, chosen, costs = prices.where(c).workers, method(str(c)), problem.costs
-    ends = [*plan.bounds[:-1], len(costs.layers)]  # the loss is the last stage's
+    workers, chosen, costs = prices.places_of(c).workers, method(str(c)), problem.costs
+    ends = [*plan.bounds[:-1], len(costs.layers)]  # the last stage holds the loss
     tied = costs.tied(ends)
     schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
     sides = (*prices.sides, *[0] * (len(costs.layers) - len(prices.sides)))
-    rows = replace(costs, layers=tuple(shared(costs.layers, c.mesh.tensor, c.mesh.space, sides)))
+    rows = replace(costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides)))
     has_head = set(rules.reach.heads[:-1])
     times = stage_times(
         rows, ends, problem.cluster, c.examples * len(workers.ranks[0]),
@@ -53,64 +53,67 @@ def pricer_of(plan: Plan, prices: Prices) -> Pricer:
                for s, end in enumerate(plan.bounds[1:])],
         silent=silent(rules, c.stages),
     )  # fmt: skip
-    parts = prices.at(c, plan.bounds)
-    stages = [with_parts(each, x, c, masters=problem.masters) for each, x in zip(times, parts, strict=True)]
+    tables = prices.stages_at(c, plan.bounds)
+    stages = [
+        with_parts(seconds, table, c, masters=problem.masters) for seconds, table in zip(times, tables, strict=True)
+    ]
     return Pricer(chosen, schedule, rules, workers, stages, tied)
 
 
-def with_parts(times: StageTimes, x: StageTable, c: Candidate, *, masters: bool) -> StageTimes:
-    """The times of a stage with what replicas tell each other, and what processes do that share it."""
-    downs, alone = float(x.downs + x.regather), times.compute
-    compute = alone._replace(
-        forward=alone.forward + float(x.ups + x.gather),
-        backward=alone.backward + downs,
-        input_gradient=alone.input_gradient + downs,
-        update=alone.update * (2 if masters else 1) / (1 if c.shard == "none" else c.mesh.data) + float(x.reduce),
+def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, masters: bool) -> StageTimes:
+    """The times of a stage with its replicas' all-reduce and the communication among processes that share it."""
+    communication, bare = float(stage.intra_backward + stage.backward_gather), times.compute
+    update = bare.update * (2 if masters else 1) / (1 if c.shard == "none" else c.mesh.data)
+    compute = bare._replace(
+        forward=bare.forward + float(stage.intra_forward + stage.forward_gather),
+        backward=bare.backward + communication,
+        input_gradient=bare.input_gradient + communication,
+        update=update + float(stage.all_reduce),
     )
     return replace(times, compute=compute)
 
 
 def terms(plan: Plan, prices: Prices) -> Mapping[str, float]:
-    """What a plan's seconds are made of: they add up to them.
+    """The terms of a plan's seconds, which add up to them.
 
-    Of a simulated one: what the busiest worker does in a turn. Messages are what the turn is longer than it would be
-    if messages took no time and kept nobody busy; the bubble is what the busiest worker would wait even then.
+    For a simulated plan they are those of the busiest worker in a turn. "messages" is how much longer the turn is than
+    with free messages; "bubble" is how long the busiest worker would wait even then.
     """
     if not plan.simulated:
         return prices.terms(plan.candidate, plan.bounds)
     pricer = pricer_of(plan, prices)
-    unheard = turn_seconds(replace(pricer, workers=pricer.workers.silent))
-    stages = prices.at(plan.candidate, plan.bounds)
-    every = [done_by(worker, pricer, stages) for worker in range(pricer.workers.number)]
-    busiest = max(every, key=lambda each: sum(each.values()))
-    waits = {"messages": plan.seconds - unheard, "bubble": unheard - sum(busiest.values())}
+    without_messages = turn_seconds(replace(pricer, workers=pricer.workers.silent))
+    stages = prices.stages_at(plan.candidate, plan.bounds)
+    workloads = [work_terms(worker, pricer, stages) for worker in range(pricer.workers.number)]
+    busiest = max(workloads, key=lambda work: sum(work.values()))
+    waits = {"messages": plan.seconds - without_messages, "bubble": without_messages - sum(busiest.values())}
     return dict.fromkeys(TERMS, 0.0) | busiest | waits
 
 
-def done_by(worker: int, pricer: Pricer, stages: Sequence[StageTable]) -> dict[str, float]:
-    """What a worker does in a turn, ends of messages left out, in the terms of closed forms."""
-    found = dict.fromkeys(TERMS, 0.0)
+def work_terms(worker: int, pricer: Pricer, stages: Sequence[StageTable]) -> dict[str, float]:
+    """The seconds of a worker's actions in a turn by term, without sending and receiving messages."""
+    seconds = dict.fromkeys(TERMS, 0.0)
     for action in pricer.schedule.body[worker]:
-        parts, x = pricer.parts[pricer.work(action)], stages[action.stage]
-        found["runtime"] += parts.runtime
+        action_seconds, stage = pricer.parts[pricer.work(action)], stages[action.stage]
+        seconds["runtime"] += action_seconds.runtime
         if action.kind == "U":
-            found["all-reduce"] += float(x.reduce)
-            found["update"] += parts.stage - float(x.reduce) + parts.copy
+            seconds["all-reduce"] += float(stage.all_reduce)
+            seconds["update"] += action_seconds.stage - float(stage.all_reduce) + action_seconds.copy
         elif action.kind == "C":
-            found["computing again"] += parts.stage
+            seconds["computing again"] += action_seconds.stage
         else:
-            inside, gathers = beside(action.kind, x)
-            found["inside stages"] += inside
-            found["gathering weights"] += gathers
-            found["computing"] += parts.stage - inside - gathers
-    return found
+            inside, gathering = communication_of(action.kind, stage)
+            seconds["inside stages"] += inside
+            seconds["gathering weights"] += gathering
+            seconds["computing"] += action_seconds.stage - inside - gathering
+    return seconds
 
 
-def beside(kind: str, x: StageTable) -> tuple[float, float]:
-    """Of a forward's or a backward's time, what processes that share the stage tell each other, and what is gathered.
+def communication_of(kind: str, stage: StageTable) -> tuple[float, float]:
+    """The seconds of a forward or backward in communication inside the stage, and in gathering and scattering.
 
-    Where a backward is I and W, I has all of it.
+    Where a backward is I and W, they are part of I.
     """
     if kind == "F":
-        return float(x.ups), float(x.gather)
-    return (float(x.downs), float(x.regather)) if kind in "BI" else (0.0, 0.0)
+        return float(stage.intra_forward), float(stage.forward_gather)
+    return (float(stage.intra_backward), float(stage.backward_gather)) if kind in "BI" else (0.0, 0.0)

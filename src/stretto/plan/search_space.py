@@ -1,4 +1,4 @@
-"""Everything that is tried: data x pipeline x tensor x space x method x micro-batches x recompute x sharding."""
+"""The search space: data x pipeline x tensor x space x method x micro-batches x recompute x sharding."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -13,9 +13,10 @@ from stretto.plan.problem import Problem
 
 
 class Candidate(NamedTuple):
-    """One way to train, but for where the layers are cut. `pipeline` is the number of workers that hold stages.
+    """One way to train, before its layers are divided among stages.
 
-    `microbatches` are those of a turn, `batch` the examples of a step; `losses` train a chunk of the stages each.
+    `pipeline` is the number of workers in a replica's pipeline, `batch` the number of examples a step, `microbatches`
+    the number a turn. The model is trained by `losses` losses, each of which trains one chunk of the stages.
     """
 
     pipeline: int
@@ -29,106 +30,106 @@ class Candidate(NamedTuple):
 
     @property
     def planned(self) -> PlannedMethod:
-        """Its method."""
+        """The method, with what plans know of it."""
         return planned(self.method)
 
     @property
     def planning(self) -> Planning:
-        """The closed forms of its method."""
+        """The closed forms of the method."""
         return planned(self.method).planning
 
     @property
     def gradients(self) -> GradientFlow:
-        """How far gradients travel."""
+        """Which stages have heads, and which get gradients from the stage above."""
         return gradients(planned(self.method), self.pipeline, self.losses)
 
     @property
     def workers(self) -> int:
-        """All of them."""
+        """The number of workers: pipeline x replicas x processes that share a stage."""
         return self.pipeline * self.mesh.data * self.mesh.inside
 
     @property
     def stages(self) -> int:
-        """How many parts the model is cut into."""
+        """The number of stages."""
         return self.pipeline * self.planning.stages_per_worker
 
     @property
     def examples(self) -> float:
-        """Of a micro-batch of one replica."""
+        """Examples of one replica's micro-batch."""
         return self.batch / (self.mesh.data * self.microbatches)
 
     @property
     def order(self) -> tuple[object, ...]:
-        """What decides between equals: fewer workers, shorter pipelines, simpler ways."""
+        """A sort key among plans of equal value: fewer workers first, then shorter pipelines, then simpler ways."""
         return (self.workers, *self._replace(mesh=self.mesh.tensor), self.mesh.space)  # type: ignore[arg-type]
 
-    def at(self, stage: int) -> StageAt:
-        """What closed forms are asked about."""
+    def stage_at(self, stage: int) -> StageAt:
+        """The stage, as an argument of the method's closed forms."""
         return StageAt(stage, self.stages, self.microbatches)
 
-    def home(self, stage: int) -> int:
-        """The worker that a stage lives on."""
+    def worker_of(self, stage: int) -> int:
+        """The worker of the pipeline that holds a stage."""
         if self.planning.order == "v" and stage >= self.pipeline:
             return 2 * self.pipeline - 1 - stage
         return stage % self.pipeline
 
-    def way(self, stage: int) -> int | None:
-        """The worker behind which lies the link from a stage to the next one; None where both live on one worker."""
-        here, there = self.home(stage), self.home(stage + 1)
-        return None if here == there else min(here, there) if self.planning.order == "v" else here
+    def link_index(self, stage: int) -> int | None:
+        """The index into `Places.ahead` of the link from a stage to the next; None if one worker holds both."""
+        sender, receiver = self.worker_of(stage), self.worker_of(stage + 1)
+        return None if sender == receiver else min(sender, receiver) if self.planning.order == "v" else sender
 
     def link(self, stage: int, places: Places) -> Link | None:
-        """What lies between a stage and the next one; None where both live on one worker, or where there is none."""
+        """The link from a stage to the next; None if one worker holds both, or if there is no such stage."""
         if not 0 <= stage < self.stages - 1:
             return None
-        way = self.way(stage)
-        return None if way is None else places.ahead[way]
+        index = self.link_index(stage)
+        return None if index is None else places.ahead[index]
 
-    def returns(self, stage: int) -> bool:
-        """Whether a gradient comes to a stage from the one above it."""
+    def receives_gradient(self, stage: int) -> bool:
+        """Whether a stage receives a gradient from the stage above it."""
         return stage >= 0 and self.gradients.arrive[stage]
 
-    def backwards(self, stage: int) -> int:
-        """How many actions the backward of a micro-batch is."""
+    def num_backward_actions(self, stage: int) -> int:
+        """The number of actions that a stage's backward of a micro-batch consists of: B, or I and W."""
         return 2 if self.planning.split and (stage or not self.planned.drains) else 1
 
     def recomputes(self, stage: int) -> bool:
-        """Whether a stage runs its forwards again: where it keeps more than one micro-batch, else nothing is gained."""
-        return self.recompute and self.planning.held(self.at(stage)) > 1
+        """Whether a stage recomputes its forwards: only if it holds several micro-batches, else it saves nothing."""
+        return self.recompute and self.planning.held(self.stage_at(stage)) > 1
 
     def __str__(self) -> str:
-        """The method as `stretto.method` reads it."""
+        """The method with its options, as `stretto.method` reads it."""
         chosen = {self.planning.cut: self.microbatches, self.planning.losses: self.losses}
         options = [f"{option}={value}" for option, value in chosen.items() if option is not None]
         return self.planned.written(*options, *(["recompute=True"] if self.recompute else []))
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
-    """All of them, each once."""
+    """Every candidate of a problem, each once."""
     counts = [problem.workers] if problem.all_workers else divisors(problem.workers)
     for workers in counts:
-        for tensor, space in inner(problem, workers):
+        for tensor, space in inner_axes(problem, workers):
             outer = workers // (tensor * space[0] * space[1])
             for pipeline, batch in product(divisors(outer), problem.batch_sizes):
                 data = outer // pipeline
                 if batch % data == 0:
                     mesh = Mesh(data=data, tensor=tensor, space=space)
-                    yield from ways(problem, Candidate(pipeline, mesh, batch))
+                    yield from methods_on(problem, Candidate(pipeline, mesh, batch))
 
 
-def inner(problem: Problem, workers: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """How processes may share a stage: its weights or its images."""
-    most = max(group.workers for group in problem.cluster.groups)
+def inner_axes(problem: Problem, workers: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """The (tensor, space) axes that may divide a stage's weights, or its images."""
+    node_size = max(group.workers for group in problem.cluster.groups)
     for tensor in problem.tensors:
-        if workers % tensor == 0 and (tensor <= most or tensor == 1):
+        if workers % tensor == 0 and (tensor <= node_size or tensor == 1):
             yield tensor, (1, 1)
     for height, width in problem.spaces if problem.sides else ():
         if height * width > 1 and workers % (height * width) == 0:
             yield 1, (height, width)
 
 
-def ways(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
-    """The methods on given axes, with their options."""
+def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
+    """The candidates on given axes: methods with all their options."""
     for method in problem.names:
         tried = planned(method)
         stages = axes.pipeline * tried.planning.stages_per_worker
@@ -136,28 +137,29 @@ def ways(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
             continue
         if problem.stages is not None and stages not in problem.stages:
             continue
-        apart = stages == 1 or not problem.costs.ties  # no weights that several stages use
+        untied = stages == 1 or not problem.costs.ties  # no stages share weights
         shards = (
             problem.shards
-            if tried.drains and apart and shareable(axes.mesh)
-            else [x for x in problem.shards if x == "none"]
+            if tried.drains and untied and shareable(axes.mesh)
+            else [shard for shard in problem.shards if shard == "none"]
         )
-        chunks = range(2, stages) if tried.planning.losses else (1,)  # one is backprop, as many as stages greedy
+        # A single loss is backprop, one for each stage is greedy.
+        chunks = range(2, stages) if tried.planning.losses else (1,)
         for count, losses in product(counts_of(problem, axes, method), chunks):
-            found = axes._replace(method=method, microbatches=count, losses=losses)
-            gains = tried.drains and found._replace(recompute=True).recomputes(0)
+            candidate = axes._replace(method=method, microbatches=count, losses=losses)
+            can_recompute = tried.drains and candidate._replace(recompute=True).recomputes(0)
             for recompute, shard in product(problem.recompute, shards):
-                if gains or not recompute:
-                    yield found._replace(recompute=recompute, shard=shard)
+                if can_recompute or not recompute:
+                    yield candidate._replace(recompute=recompute, shard=shard)
 
 
 def shareable(mesh: Mesh) -> bool:
-    """Whether replicas have something to share: weights that stand still while they are used, whole in each of them."""
+    """Whether weights can be sharded among replicas: there are several, and each holds whole weights."""
     return mesh.data > 1 and mesh.space == (1, 1)
 
 
 def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:
-    """Into how many micro-batches a replica's share of a minibatch may be cut."""
+    """The numbers of micro-batches that a replica's share of a minibatch may be divided into."""
     planning, share = planned(method).planning, axes.batch // axes.mesh.data
     if planning.cut is None:
         yield 1
@@ -166,12 +168,12 @@ def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:
         if problem.microbatches is not None and count not in problem.microbatches:
             continue
         if count == 1 and axes.pipeline == 1 and any(planned(name).planning.cut is None for name in problem.plain):
-            continue  # plain training, by another name
+            continue  # the same as plain training
         if planning.allows(count, axes.pipeline):
             yield count
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, rising."""
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return [*small, *(number // each for each in reversed(small) if each * each != number)]
+    """All divisors of a number, ascending."""
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return [*small, *(number // divisor for divisor in reversed(small) if divisor * divisor != number)]

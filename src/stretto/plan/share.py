@@ -1,4 +1,4 @@
-"""What layers cost when several processes share each of them: tensor cuts weights and work, space cuts images."""
+"""The costs of layers that several processes share: tensor divides weights and work, space divides images."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,33 +8,33 @@ from stretto.cost.layer_table import Affine, LayerCost, Measured, Work, Works
 
 
 def by_tensor(layer: LayerCost, parts: int) -> LayerCost:
-    """A process's part of a layer whose weights are cut in `parts`; its input and output stay whole."""
+    """The cost of one process's part of a layer whose weights are divided in `parts`; input and output stay whole."""
     if parts == 1 or not layer.parameters:
         return layer
     inside = layer.activation - layer.shared
-    done = {key: works(getattr(layer, key), parts, fixed=True) for key in PASSES}
+    passes = {key: part_of_works(getattr(layer, key), parts, fixed=True) for key in PASSES}
     return replace(
         layer,
-        **done,  # type: ignore[arg-type]
+        **passes,  # type: ignore[arg-type]
         parameters=layer.parameters // parts,
         parameter_bytes=layer.parameter_bytes / parts,
         gradient_bytes=layer.gradient_bytes / parts,
-        activation=layer.shared + scaled(inside, parts, fixed=True),
-        measured=measured(layer.measured, parts, fixed=True),
+        activation=layer.shared + part_of_amount(inside, parts, fixed=True),
+        measured=part_of_times(layer.measured, parts, fixed=True),
     )
 
 
 def by_space(layer: LayerCost, parts: int, side: int) -> LayerCost:
-    """A process's slab of a layer that takes an image of `side` rows; its weights stay whole."""
+    """The cost of one process's slab of a layer whose input image has `side` rows; weights stay whole."""
     if parts == 1 or not side:
         return layer
-    done = {key: works(getattr(layer, key), parts, fixed=False) for key in PASSES}
-    kept = {key: scaled(getattr(layer, key), parts, fixed=False) for key in SIZES}
+    passes = {key: part_of_works(getattr(layer, key), parts, fixed=False) for key in PASSES}
+    sizes = {key: part_of_amount(getattr(layer, key), parts, fixed=False) for key in SIZES}
     return replace(
         layer,
-        **done,  # type: ignore[arg-type]
-        **kept,  # type: ignore[arg-type]
-        measured=measured(layer.measured, parts, fixed=False),
+        **passes,  # type: ignore[arg-type]
+        **sizes,  # type: ignore[arg-type]
+        measured=part_of_times(layer.measured, parts, fixed=False),
     )
 
 
@@ -42,21 +42,26 @@ PASSES = ("forward", "backward", "input_gradient", "weight_gradient")
 SIZES = ("activation", "shared", "input", "output", "loose_input", "loose_output")
 
 
-def works(passes: Works, parts: int, *, fixed: bool) -> Works:
-    """A part of what operators do; how often they are called stays."""
+def part_of_works(passes: Works, parts: int, *, fixed: bool) -> Works:
+    """One part of a pass's work; each part calls every operator."""
     return tuple(
-        Work(w.operator, w.calls, scaled(w.flops, parts, fixed=fixed), scaled(w.bytes, parts, fixed=fixed))
+        Work(
+            w.operator,
+            w.calls,
+            part_of_amount(w.flops, parts, fixed=fixed),
+            part_of_amount(w.bytes, parts, fixed=fixed),
+        )
         for w in passes
     )
 
 
-def scaled(amount: Affine, parts: int, *, fixed: bool) -> Affine:
-    """A part of what grows with the examples, and of the rest if that is cut too."""
+def part_of_amount(amount: Affine, parts: int, *, fixed: bool) -> Affine:
+    """One part of an amount: of its growth with examples, and of its fixed term if `fixed`."""
     return Affine(amount.fixed / parts if fixed else amount.fixed, amount.each / parts)
 
 
-def measured(times: Measured | None, parts: int, *, fixed: bool) -> Measured | None:
-    """Measured times: what does not grow with the examples is starting operators, which every part does."""
+def part_of_times(times: Measured | None, parts: int, *, fixed: bool) -> Measured | None:
+    """One part of measured times; the fixed terms are the starts of operators, which every part has."""
     if times is None:
         return None
 
@@ -73,8 +78,8 @@ def measured(times: Measured | None, parts: int, *, fixed: bool) -> Measured | N
     )
 
 
-def sums_of(layer: LayerCost) -> int:
-    """All-reduces of a layer cut by its weights in a forward: one a pair of cut operators (Shoeybi et al. 2019).
+def num_all_reduces_of(layer: LayerCost) -> int:
+    """The number of all-reduces in the forward of a layer under tensor parallelism (Shoeybi et al. 2019).
 
     A block has two, one behind attention and one behind its MLP; another layer with weights one.
     """
@@ -86,22 +91,24 @@ def sums_of(layer: LayerCost) -> int:
 def halo_seconds(
     layers: Sequence[LayerCost], sides: Sequence[int], space: tuple[int, int], links: Sequence[Link], examples: float
 ) -> list[float]:
-    """Of each layer the rows and columns that it takes from both neighbours: one each (3 x 3 kernels), in turn."""
-    link = max(links, key=lambda each: each.seconds(1e6))
+    """Seconds of each layer's halo exchange: one row and column (3 x 3 kernels) from each neighbour, one by one."""
+    link = max(links, key=lambda link: link.seconds(1e6))
     height, width = space
-    found = []
+    seconds = []
     for layer, side in zip(layers, sides, strict=True):
         calls = sum(work.calls for work in layer.forward if work.operator in HALOS) if side else 0
-        rows = [across for parts, across in ((height, width), (width, height)) if parts > 1]
+        rows = [other_axis for parts, other_axis in ((height, width), (width, height)) if parts > 1]
         size = layer.input.at(examples) / side if side else 0.0
-        found.append(sum(2 * calls * link.seconds(size / across) for across in rows))
-    return found
+        seconds.append(sum(2 * calls * link.seconds(size / other_axis) for other_axis in rows))
+    return seconds
 
 
 HALOS = ("convolution", "pooling")
 
 
-def shared(layers: Sequence[LayerCost], tensor: int, space: tuple[int, int], sides: Sequence[int]) -> list[LayerCost]:
-    """Each process's part of all layers."""
+def layer_parts(
+    layers: Sequence[LayerCost], tensor: int, space: tuple[int, int], sides: Sequence[int]
+) -> list[LayerCost]:
+    """The cost of one process's part of each layer."""
     slabs = space[0] * space[1]
     return [by_space(by_tensor(layer, tensor), slabs, side) for layer, side in zip(layers, sides, strict=True)]

@@ -102,18 +102,18 @@ class StageCut:
         )
 
     def name(self, unit: int) -> str:
-        """A unit, for messages."""
+        """The pieces of a unit, for messages."""
         return self.parts.name(self.units[unit], self.units[unit + 1])
 
     def into(self, num_stages: int) -> "StageCut":
-        """The same units in so many stages, as even as can be."""
+        """The same units cut into `num_stages` stages, as even as possible."""
         return replace(self, chosen=self.parts.choose(self.costs.values, self.units, num_stages))
 
     def stages(self) -> list[nn.Module]:
         """The stages. Raises UsageError if they do not compute what the model does."""
-        made = self.parts.cut(self.bounds)
-        self.parts.verify(made)
-        return made
+        stages = self.parts.cut(self.bounds)
+        self.parts.verify(stages)
+        return stages
 
 
 def measured(parts: SplitParts, inputs: Inputs | None, by: str) -> StageCut:

@@ -36,7 +36,7 @@ def output_held_back() -> Iterator[None]:
 
 
 def torch_handlers() -> "list[logging.StreamHandler[Any]]":
-    """The handlers of torch's loggers that write to a terminal (another kind writes traces to files), each once."""
+    """The plain stream handlers of torch's loggers, which write to a terminal, each once."""
     loggers = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
     handlers = [handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers]
     return [handler for handler in dict.fromkeys(handlers) if type(handler) is logging.StreamHandler]

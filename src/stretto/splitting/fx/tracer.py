@@ -185,7 +185,7 @@ def asserted(code: CodeType, offset: int, operation: str) -> bool | None:
     `operation` is the name of the operation that made the value. From CPython 3.13 on a comparison tests its own
     result. A comparison of tuples also tests there whether elements are equal, which the assert does not demand.
     """
-    instructions = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "NOP")]
+    instructions = [entry for entry in dis.get_instructions(code) if entry.opname not in ("EXTENDED_ARG", "NOP")]
 
     def at(offset: int) -> int:
         return bisect_left(instructions, offset, key=lambda instruction: instruction.offset)
