@@ -79,8 +79,8 @@ class AnyInput:
 def aligned(trained: fx.Graph, evaluated: fx.Graph) -> tuple[fx.Graph, fx.Graph, list[Pair]]:
     """Both graphs, and pairs of operations with equal signatures, in the order of both."""
     trained_nodes, evaluated_nodes = operations(trained), operations(evaluated)
-    signatures = [list(map(signature, nodes)) for nodes in (trained_nodes, evaluated_nodes)]
-    blocks = SequenceMatcher(None, *signatures, autojunk=False).get_matching_blocks()
+    signatures, others = list(map(signature, trained_nodes)), list(map(signature, evaluated_nodes))
+    blocks = SequenceMatcher(None, signatures, others, autojunk=False).get_matching_blocks()
     pairs = [(trained_nodes[a + k], evaluated_nodes[b + k]) for a, b, size in blocks for k in range(size)]
     return trained, evaluated, pairs
 
