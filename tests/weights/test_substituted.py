@@ -59,7 +59,7 @@ def test_forward_and_backward_see_the_values_of_their_rules(name):
         disturb(weights, module)
         output.backward(cotangent)
         weights.collect(version)
-        assert not weights._behind
+        assert not weights._backward_values
         wanted_output, wanted = by_hand(name, module, before, behind.values(module), inputs, cotangent)
         torch.testing.assert_close(output.detach(), wanted_output, rtol=1e-12, atol=1e-12)
         assert_close(found(module, inputs), wanted)

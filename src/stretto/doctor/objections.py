@@ -16,7 +16,7 @@ from stretto.errors import UsageError
 from stretto.nn.batch import call, like
 from stretto.weights import check, guard
 from stretto.weights.origins import tensors_in
-from stretto.weights.probe import changes_with
+from stretto.weights.probe import backward_reads
 from stretto.weights.stash import Stash
 from stretto.weights.substituted import Substituted
 from stretto.weights.value_rules import CurrentRule, WeightPrediction
@@ -52,12 +52,12 @@ def survey(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
 def find_copies(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     """Objections to submodules whose forward copies weights: seen in its operations, or by changing a weight."""
     objections: dict[str, check.Objection] = {}
-    _, read = check.watched(module, fresh(inputs), objections=objections)
+    _, read = check.watched_call(module, fresh(inputs), objections=objections)
     parameters = dict(module.named_parameters())
     for name in read if guard.available() else ():
         owner, _, parameter = name.rpartition(".")
         known = any(concerns(submodule, owner) for submodule in objections)
-        if not known and parameters[name].ndim > 1 and not changes_with(module, inputs, name):
+        if not known and parameters[name].ndim > 1 and not backward_reads(module, inputs, name):
             objections[owner] = (HIDDEN_COPY[0].format(parameter), HIDDEN_COPY[1])
     return [
         Objection(name, MECHANISMS if why == check.RECOMPUTED else ("live", "predicted"), *why)

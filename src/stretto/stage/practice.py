@@ -20,7 +20,7 @@ from stretto.weights.rounded import Rounded
 from stretto.weights.value_rules import (
     Correction,
     CurrentRule,
-    PartOf,
+    Interpolated,
     Rule,
     StepPrediction,
     VelocityPrediction,
@@ -133,11 +133,11 @@ def build_recompute_rule(
         return None
     if isinstance(wanted, CorrectionWanted):
         assert isinstance(backward, CorrectionWanted), "a recompute is corrected where its backward is"
-        return PartOf(back, wanted.span(place) / backward.span(place))
+        return Interpolated(back, wanted.span(place) / backward.span(place))
     if wanted.form == "weight":
         assert forward is not None, "a recompute is predicted where its forward is"
         whole = forward.horizon(place)
-        return PartOf(ahead, wanted.horizon(place) / whole if whole else 0.0)
+        return Interpolated(ahead, wanted.horizon(place) / whole if whole else 0.0)
     return built(wanted)
 
 

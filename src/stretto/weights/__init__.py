@@ -10,7 +10,7 @@ from stretto.weights.synchronous import Plain
 from stretto.weights.value_rules import (
     Correction,
     CurrentRule,
-    PartOf,
+    Interpolated,
     Rule,
     StepPrediction,
     VelocityPrediction,
@@ -26,8 +26,8 @@ __all__ = [
     "Current",
     "CurrentRule",
     "DoubleBuffered",
+    "Interpolated",
     "Live",
-    "PartOf",
     "Plain",
     "Predicted",
     "Rule",

@@ -1,13 +1,12 @@
 """Will a backward read the weights themselves, or copies that its forward made of them?
 
-Where weights change between a forward and its backward, a copy is silently read as it was: bf16 autocast casts the
-weight, `weight_norm` computes it, a compiled graph keeps what its compiler chose. `run` follows the weights through one
-forward and refuses such a module. It looks at what is computed and saved, not at the kinds of layers: a weight that is
-added, multiplied, normalised with or looked up is saved as it is, and passes.
+Where weights change between a forward and its backward, a copy silently keeps the old values: bf16 autocast casts the
+weight, `weight_norm` computes it, a compiled graph keeps what its compiler chose. `checked_call` follows the weights
+through one forward and refuses such a module. It looks at the tensors that are computed and saved, not at the types of
+layers: a weight that is added, multiplied, normalised with or looked up is saved as it is, and passes.
 
-A copy of weights is told from an activation by what it was computed from: weights and constants only. Whatever anything
-of the input went into is an activation, which a backward must see as its forward left it. A copy matters only if a
-backward reads it.
+A copy of weights is computed from weights and constants only. A tensor that depends on the input is an activation,
+which a backward must see as its forward left it. A copy matters only if a backward reads it.
 """
 
 import inspect
@@ -23,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stretto.errors import UsageError
 from stretto.nn.batch import call
 from stretto.weights import guard
-from stretto.weights.origins import Copy, Origin, Origins, place, tensors_in
+from stretto.weights.origins import Copy, Origin, Origins, storage_address, tensors_in
 
 STASH = "choose a method with weights='stash', such as pb(stash=True) or pipedream"
 CAST = f"keep its weights in that dtype with float32 masters instead of autocast, or {STASH}"
@@ -35,7 +34,7 @@ HOOKED = "what it saves for the backward goes through saved_tensors_hooks, which
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the weights through the operations of a forward, and looks at each tensor that a graph saves."""
+    """Follows the weights through the operations of a forward, and checks each tensor that the graph saves."""
 
     def __init__(
         self,
@@ -46,36 +45,36 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.origins = Origins()
-        self.inside = [""]  # the submodules that are being run
-        self.read: set[int] = set()  # the storages of weights that the backward will read
-        self.names = {place(p): name for name, p in module.named_parameters() if p.requires_grad}
-        self.origins.kinds.update((place(tensor), Origin.INPUT) for tensor in tensors_in(inputs))
-        self.origins.kinds.update((where, Origin.WEIGHT) for where in self.names)
+        self.submodules = [""]  # the stack of submodules being called, by name
+        self.read: set[int] = set()  # storage addresses of the weights that the backward will read
+        self.names = {storage_address(p): name for name, p in module.named_parameters() if p.requires_grad}
+        self.origins.kinds.update((storage_address(tensor), Origin.INPUT) for tensor in tensors_in(inputs))
+        self.origins.kinds.update((address, Origin.WEIGHT) for address in self.names)
         self._module = module
         self._hook = hook
         self._objections = objections
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and note what came out of what."""
+        """Run an operation and record which tensors its results were computed from."""
         self._refuse_detours()
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
-        given = list(tensors_in([args, *kwargs.values()]))
-        self.origins.record(func.overloadpacket.__name__, given, list(tensors_in([made])), self.inside[-1])
-        return made
+        result = func(*args, **kwargs)
+        operands = list(tensors_in([args, *kwargs.values()]))
+        self.origins.record(func.overloadpacket.__name__, operands, list(tensors_in([result])), self.submodules[-1])
+        return result
 
     def saved(self, tensor: Tensor) -> None:
-        """A graph saves `tensor` for its backward. Raises UsageError if it is a copy of weights."""
+        """Note that the graph saves `tensor` for the backward. Raises UsageError if it is a copy of weights."""
         kind = self.origins.of(tensor)
         if kind == Origin.WEIGHT:
-            self.read.add(place(tensor))
+            self.read.add(storage_address(tensor))
         elif kind == Origin.COPY:
-            copy = self.origins.copies[place(tensor)]
+            copy = self.origins.copies[storage_address(tensor)]
             owner = copy.module.partition("parametrizations")
-            self.refuse(owner[0].rstrip(".") if owner[1] else self.inside[-1], *explain(copy))
+            self.refuse(owner[0].rstrip(".") if owner[1] else self.submodules[-1], *explain(copy))
 
     def refuse(self, name: str, reason: str, remedy: str) -> None:
-        """Raise UsageError for a submodule; where objections are collected, note the first one to it and go on."""
+        """Raise UsageError for a submodule; where objections are collected, keep its first one and go on."""
         if self._objections is None:
             refuse(name, self._module, reason, remedy)
         self._objections.setdefault(name, (reason, remedy))
@@ -83,15 +82,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _refuse_detours(self) -> None:
         hook = guard.innermost_hook()
         if hook is not None and is_checkpoint(hook):
-            self.refuse(self.inside[-1], *RECOMPUTED)
+            self.refuse(self.submodules[-1], *RECOMPUTED)
         if hook not in (self._hook, None):
-            self.refuse(self.inside[-1], *HOOKED)
+            self.refuse(self.submodules[-1], *HOOKED)
         if inside_compiled():
-            self.refuse(self.inside[-1], *COMPILED)
+            self.refuse(self.submodules[-1], *COMPILED)
 
 
 def explain(copy: Copy) -> tuple[str, str]:
-    """Why a copy was made, as far as its operation tells, and what to do about it."""
+    """The reason for a copy, as far as its operation tells, and the remedy."""
     if copy.operation == "_to_copy":
         dtype = str(copy.dtype).removeprefix("torch.")
         return f"its weight is cast to {dtype} in the forward (autocast?)", CAST
@@ -106,37 +105,37 @@ def explain(copy: Copy) -> tuple[str, str]:
 
 
 def refuse(name: str, module: nn.Module, reason: str, remedy: str) -> NoReturn:
-    """Raise UsageError: the submodule of that name cannot have other weights in its backward."""
+    """Raise UsageError: the weights of submodule `name` cannot change between its forward and its backward."""
     kind = type(dict(module.named_modules())[name]).__name__  # a ScriptModule has no get_submodule
     raise UsageError(f"{name or 'the stage'} ({kind}): {REFUSED} {reason}; {remedy}")
 
 
-def run(
+def checked_call(
     module: nn.Module,
     inputs: Sequence[Any],
     pack: Callable[[Tensor], Any] | None = None,
     unpack: Callable[[Any], Tensor] | None = None,
 ) -> Any:
-    """The module's output, once it is sure that the backward reads the weights themselves. Raises UsageError else.
+    """Call the module and return its output. Raises UsageError unless its backward reads the weights themselves.
 
-    `pack` and `unpack` are what the graph is to save and how it gets it back, as for `saved_tensors_hooks`. Not more
-    than one forward is run, so norms and random numbers are where a plain forward leaves them.
+    `pack` and `unpack` are those of `saved_tensors_hooks`. Exactly one forward is run, so running statistics and random
+    number generators end as after a plain forward.
     """
-    return watched(module, inputs, pack, unpack)[0]
+    return watched_call(module, inputs, pack, unpack)[0]
 
 
-def watched(
+def watched_call(
     module: nn.Module,
     inputs: Sequence[Any],
     pack: Callable[[Tensor], Any] | None = None,
     unpack: Callable[[Any], Tensor] | None = None,
     objections: dict[str, Objection] | None = None,
 ) -> tuple[Any, list[str]]:
-    """As `run`; and the names of the weights that the backward will read.
+    """As `checked_call`, and the names of the weights that the backward will read.
 
-    Where a dictionary is given for `objections`, no module is refused: it gets the first objection to each, by name.
+    With a dictionary `objections` no submodule is refused: it receives the first objection to each, by name.
     """
-    torch.clear_autocast_cache()  # a cast of before would come from nowhere
+    torch.clear_autocast_cache()  # else a weight cast before this call would look like a constant
 
     def save(tensor: Tensor) -> Any:
         watch.saved(tensor)
@@ -144,37 +143,37 @@ def watched(
 
     watch = Watch(module, inputs, save, objections)
     with ExitStack() as stack:
-        for name, part in module.named_modules():
-            if is_compiled(part):
+        for name, submodule in module.named_modules():
+            if is_compiled(submodule):
                 watch.refuse(name, *COMPILED)
-            if not isinstance(part, torch.jit.ScriptModule):
-                stack.enter_context(inside(watch, name, part))
-        stack.enter_context(saved_tensors_hooks(save, unpack if unpack is not None else lambda kept: kept))
+            if not isinstance(submodule, torch.jit.ScriptModule):
+                stack.enter_context(track_submodule(watch, name, submodule))
+        stack.enter_context(saved_tensors_hooks(save, unpack if unpack is not None else lambda tensor: tensor))
         stack.enter_context(watch)
         output = call(module, inputs)
     for detour in detours(output):
         watch.refuse("", *detour)
-    return output, [watch.names[where] for where in watch.read]
+    return output, [watch.names[address] for address in watch.read]
 
 
-def inside(watch: Watch, name: str, part: nn.Module) -> AbstractContextManager[object]:
-    """While it lasts, `watch.inside` ends in the submodule's name whenever that runs."""
+def track_submodule(watch: Watch, name: str, submodule: nn.Module) -> AbstractContextManager[object]:
+    """Inside this context `watch.submodules` ends in `name` whenever the submodule is being called."""
 
     def enter(*_: Any) -> None:
-        watch.inside.append(name)
+        watch.submodules.append(name)
 
     def leave(*_: Any) -> None:
-        watch.inside.pop()
+        watch.submodules.pop()
 
     stack = ExitStack()
-    stack.callback(part.register_forward_pre_hook(enter).remove)
-    stack.callback(part.register_forward_hook(leave).remove)
+    stack.callback(submodule.register_forward_pre_hook(enter).remove)
+    stack.callback(submodule.register_forward_hook(leave).remove)
     return stack
 
 
 def detours(output: Any) -> Iterator[Objection]:
-    """Compiled functions and checkpoints that are part of the graph of `output`."""
-    for node in nodes(output):
+    """An objection for each compiled function and checkpoint in the graph of `output`."""
+    for node in graph_nodes(output):
         kind = node.name()
         if "CompiledFunction" in kind or "DifferentiableGraph" in kind:
             yield COMPILED
@@ -183,7 +182,7 @@ def detours(output: Any) -> Iterator[Objection]:
 
 
 def inside_compiled() -> bool:
-    """Whether the caller was called by a compiled function: while operations are watched, it runs uncompiled."""
+    """Whether a compiled function is on the call stack: under a dispatch mode it runs uncompiled."""
     frame: Any = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "compile_wrapper" and "_dynamo" in frame.f_code.co_filename:
@@ -193,32 +192,33 @@ def inside_compiled() -> bool:
 
 
 def is_checkpoint(hook: Callable[[Any], Any]) -> bool:
-    """Whether it is torch.utils.checkpoint that packs what autograd saves."""
+    """Whether the saved-tensors hook `hook` is one of torch.utils.checkpoint."""
     return getattr(hook, "__module__", "") == "torch.utils.checkpoint"
 
 
-def unrecomputed(module: nn.Module, call: Callable[[], Any]) -> Any:
-    """What `call`, a forward of the module on other tensors than its parameters, returns. Raises UsageError if a
-    checkpoint is part of it: in the backward it would run on the parameters.
+def call_refusing_checkpoints(module: nn.Module, call: Callable[[], Any]) -> Any:
+    """The output of `call`, a forward of the module on other tensors than its parameters.
+
+    Raises UsageError if a checkpoint is part of it: its recompute in the backward would run on the parameters.
     """
 
-    def look(*_: Any) -> None:
+    def refuse_checkpoint(*_: Any) -> None:
         if not torch.compiler.is_compiling():
             hook = guard.innermost_hook()
             if hook is not None and is_checkpoint(hook):
                 refuse("", module, *RECOMPUTED)
 
     with ExitStack() as stack:
-        for part in uncompiled(module):
-            stack.callback(part.register_forward_pre_hook(look).remove)
+        for submodule in uncompiled(module):
+            stack.callback(submodule.register_forward_pre_hook(refuse_checkpoint).remove)
         output = call()
-    if any("CheckpointFunction" in node.name() for node in nodes(output)):
+    if any("CheckpointFunction" in node.name() for node in graph_nodes(output)):
         refuse("", module, *RECOMPUTED)
     return output
 
 
 def uncompiled(module: nn.Module) -> Iterator[nn.Module]:
-    """The module and its submodules, without those that are compiled and what is in them."""
+    """The module and its submodules, without compiled ones and their submodules."""
     if not is_compiled(module):
         yield module
         for child in module.children():
@@ -226,33 +226,36 @@ def uncompiled(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile or TorchScript has taken a module over."""
+    """Whether a module is compiled by torch.compile or TorchScript."""
     compiled = type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
     return compiled or isinstance(module, torch.jit.ScriptModule)
 
 
-def nodes(output: Any) -> Iterator[Any]:
-    """The nodes of the graph that ends in `output`, each once."""
-    left = [tensor.grad_fn for tensor in tensors_in([output])]
+def graph_nodes(output: Any) -> Iterator[Any]:
+    """The nodes of the autograd graph of `output`, each once."""
+    pending = [tensor.grad_fn for tensor in tensors_in([output])]
     seen = set()
-    while left:
-        node = left.pop()
+    while pending:
+        node = pending.pop()
         if node is not None and node not in seen:
             seen.add(node)
             yield node
-            left += [following for following, _ in node.next_functions]
+            pending += [next_node for next_node, _ in node.next_functions]
 
 
-def circumstances(module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What decides which operations a forward is made of, as far as one can tell: `run` anew where it differs."""
-    kinds: list[Any] = []
+def forward_conditions(module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The mode, dtypes, devices and autocast settings of a forward. Where they differ it may run other operations.
+
+    A forward under new conditions has to be checked again (`checked_call`).
+    """
+    conditions: list[Any] = []
     casts: dict[str, torch.dtype | None] = {}
     for value in inputs:
         if isinstance(value, Tensor):
             device = value.device.type
-            kinds += (device, value.dtype, value.requires_grad)
+            conditions += (device, value.dtype, value.requires_grad)
             if device not in casts:
                 casts[device] = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         else:
-            kinds.append(None)
-    return module.training, torch.is_grad_enabled(), *kinds, *casts.values()
+            conditions.append(None)
+    return module.training, torch.is_grad_enabled(), *conditions, *casts.values()

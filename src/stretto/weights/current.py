@@ -10,9 +10,9 @@ from stretto.weights.weights import Weights
 
 
 class Current(Weights):
-    """No copies and no versions: right wherever no update falls between a forward and its backward.
+    """No copies and no versions: correct where no update falls between a forward and its backward.
 
-    Should one fall there all the same, PyTorch refuses the backward ("modified by an inplace operation").
+    If an update does fall there, PyTorch refuses the backward ("modified by an inplace operation").
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -21,7 +21,7 @@ class Current(Weights):
         self._leaves: list[Tensor] = list(self._named.values())
 
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
-        """Call the module."""
+        """The module's output, and None: there is one version of the weights only."""
         assert behind == 0, f"weights {behind} updates back are asked for; only the current ones exist"
         return call(self.module, inputs), None
 
@@ -30,23 +30,23 @@ class Current(Weights):
         return self._leaves
 
     def collect(self, version: Any) -> None:
-        """Gradients are already where they belong."""
+        """Do nothing: the backward has filled the parameters' own `.grad`."""
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no values but the parameters are kept."""
 
     def update(self, step: Callable[[], object]) -> None:
-        """Nothing is kept."""
+        """Call `step`; no earlier values are kept."""
         step()
 
     def forward_values(self, version: Any) -> Mapping[str, Tensor]:
-        """The parameters."""
+        """The trainable parameters, by name."""
         return self._named
 
     def backward_values(self, version: Any) -> Mapping[str, Tensor]:
-        """The parameters."""
+        """The trainable parameters, by name."""
         return self.forward_values(version)
 
     def held(self, versions: Iterable[Any]) -> Iterator[Tensor]:
-        """Nothing but the parameters."""
+        """No tensors: only the module holds the weights."""
         return iter(())

@@ -1,4 +1,4 @@
-"""A backward sees the weights as they stand when it runs, not as its forward saw them; nothing is copied."""
+"""A backward sees the weights current when it runs, not those that its forward saw; nothing is copied."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -28,26 +28,27 @@ class Live(Current):
         self._by_name = not guard.available()
 
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
-        """Call the module. Raises UsageError if its backward would not see the current weights."""
+        """The module's output, and None. Raises UsageError if its backward would not see the current weights."""
         assert behind == 0, f"weights {behind} updates back are asked for; only the current ones exist"
-        circumstances = check.circumstances(self.module, inputs)
+        conditions = check.forward_conditions(self.module, inputs)
         pack = Reads(self._named).pack if self._by_name else None
-        if circumstances not in self._checked:
-            output = check.run(self.module, inputs, pack, self._unpack)
-            self._checked.add(circumstances)
+        if conditions not in self._checked:
+            output = check.checked_call(self.module, inputs, pack, self._unpack)
+            self._checked.add(conditions)
             return output, None
-        if pack is None and guard.innermost_hook() is not None:  # around the stage; those inside it, `run` has seen
+        # A hook set around the stage; `checked_call` has seen hooks set inside it.
+        if pack is None and guard.innermost_hook() is not None:
             check.refuse("", self.module, *check.HOOKED)
         with saved_tensors_hooks(pack, self._unpack) if pack is not None else nullcontext():
             return call(self.module, inputs), None
 
     def update(self, step: Callable[[], object]) -> None:
-        """Change the weights under the graphs in flight. Raises UsageError if they are replaced, not changed."""
-        before = [parameter.data_ptr() for parameter in self._leaves]
+        """Change the weights that graphs in flight hold. Raises UsageError if `step` gives a parameter new storage."""
+        addresses = [parameter.data_ptr() for parameter in self._leaves]
         with nullcontext() if self._by_name else guard.unnoticed(self._leaves):
             step()
-        if before != [parameter.data_ptr() for parameter in self._leaves]:
+        if addresses != [parameter.data_ptr() for parameter in self._leaves]:
             raise UsageError(f"the optimizer gave a parameter new storage; change it in place, or {check.STASH}")
 
-    def _unpack(self, kept: Tensor | Read) -> Tensor:
-        return kept.of(self._named[kept.name].detach()) if isinstance(kept, Read) else kept
+    def _unpack(self, saved: Tensor | Read) -> Tensor:
+        return saved.of(self._named[saved.name].detach()) if isinstance(saved, Read) else saved

@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Origin(IntEnum):
-    """What a tensor was computed from; the higher wins."""
+    """What a tensor was computed from: of several operands, the highest value counts."""
 
     CONSTANT = 0
-    ZEROS = 1  # as the first state of a recurrence: a product with a weight is an activation
+    ZEROS = 1  # such as the first state of a recurrence: its product with a weight is an activation
     WEIGHT = 2
     COPY = 3  # computed from weights and constants
     INPUT = 4
@@ -21,7 +21,7 @@ class Origin(IntEnum):
 
 @dataclass
 class Copy:
-    """A tensor computed from weights: by which operation, in which submodule."""
+    """A tensor computed from weights: the operation, the name of the submodule, and the tensor's dtype."""
 
     operation: str
     module: str
@@ -35,19 +35,19 @@ KEEPS_ZEROS = ("clone", "zero_")
 
 @dataclass
 class Origins:
-    """What each storage was computed from. A storage given back and used anew is judged anew when it is written."""
+    """The origin of each storage, by its address. A reused address gets a new origin when it is written."""
 
     kinds: dict[int, Origin] = field(default_factory=dict)
     copies: dict[int, Copy] = field(default_factory=dict)
 
     def of(self, tensor: Tensor) -> Origin:
         """What a tensor was computed from."""
-        return self.kinds.get(place(tensor), Origin.CONSTANT)
+        return self.kinds.get(storage_address(tensor), Origin.CONSTANT)
 
-    def record(self, operation: str, given: list[Tensor], made: list[Tensor], module: str) -> None:
-        """An operation has been run."""
-        kinds = [self.of(tensor) for tensor in given]
-        places = {place(tensor) for tensor in given}
+    def record(self, operation: str, operands: list[Tensor], results: list[Tensor], module: str) -> None:
+        """Record the origins of an operation's results; `module` names the submodule that ran it."""
+        kinds = [self.of(tensor) for tensor in operands]
+        addresses = {storage_address(tensor) for tensor in operands}
         highest = max(kinds, default=Origin.CONSTANT)
         if operation in MAKES_ZEROS and highest == Origin.CONSTANT:
             highest = Origin.ZEROS
@@ -55,20 +55,20 @@ class Origins:
             highest = Origin.INPUT
         elif highest == Origin.WEIGHT:
             highest = Origin.COPY
-        for index, tensor in enumerate(made):
-            where = place(tensor)
-            kept = where in places or operation in (*MAKES_ZEROS, *KEEPS_ZEROS)
-            kind = Origin.CONSTANT if highest == Origin.ZEROS and not kept else highest
-            if operation == "_cudnn_rnn" and index == 4:  # the buffer into which it packs weights of separate storage
+        for index, tensor in enumerate(results):
+            address = storage_address(tensor)
+            still_zeros = address in addresses or operation in (*MAKES_ZEROS, *KEEPS_ZEROS)
+            kind = Origin.CONSTANT if highest == Origin.ZEROS and not still_zeros else highest
+            if operation == "_cudnn_rnn" and index == 4:  # the buffer into which cuDNN packs weights
                 kind = Origin.COPY
-            if self.kinds.get(where) != Origin.WEIGHT and where:
-                self.kinds[where] = kind
-                if kind == Origin.COPY and not (where in places and where in self.copies):
-                    self.copies[where] = Copy(operation, module, tensor.dtype)
+            if self.kinds.get(address) != Origin.WEIGHT and address:
+                self.kinds[address] = kind
+                if kind == Origin.COPY and not (address in addresses and address in self.copies):
+                    self.copies[address] = Copy(operation, module, tensor.dtype)
 
 
-def place(tensor: Tensor) -> int:
-    """Where a tensor's storage lies: the same for all its views; 0 if it has none."""
+def storage_address(tensor: Tensor) -> int:
+    """The address of a tensor's storage, the same for all its views; 0 if the tensor is not strided."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 

@@ -11,10 +11,10 @@ from stretto.weights.value_rules import Rule
 
 
 class Predicted(Stash):
-    """`Predicted(module, rule)`: a stash of the rule's values, made once for all forwards between two updates.
+    """`Predicted(module, rule)`: a stash of the rule's values, computed once for all forwards between two updates.
 
-    Kosson et al. 2021 (arXiv 2003.11666), linear weight prediction with weight stashing. Where the rule answers with
-    the parameter itself, this is `Stash`, storage shared and copied only if a graph still holds it.
+    Kosson et al. 2021 (arXiv 2003.11666), linear weight prediction with weight stashing. Where the rule returns the
+    parameter itself, this is `Stash`: the version shares its storage, which is copied only if a graph still holds it.
     """
 
     def __init__(self, module: nn.Module, rule: Rule) -> None:
@@ -23,19 +23,19 @@ class Predicted(Stash):
 
     @torch.no_grad()
     def standing(self) -> Version:
-        """The rule's values as of now."""
+        """The version with the rule's values for the current weights; all forwards until the next update share it."""
         if self._standing is None:
             values = {name: self.rule.value(name, p).data for name, p in self._parameters.items()}
             self._standing = Version({name: nn.Parameter(value) for name, value in values.items()})
         return self._standing
 
     def forget(self) -> None:
-        """Start from the parameters as they are."""
+        """Drop the version, and the rule's record of past updates."""
         super().forget()
         self.rule.forget()
 
     def update(self, step: Callable[[], object]) -> None:
-        """Tell the rule."""
+        """As for `Stash`; calls the rule's `before` and `after` around it."""
         with torch.no_grad():
             self.rule.before(self._parameters)
         super().update(step)
@@ -43,18 +43,18 @@ class Predicted(Stash):
             self.rule.after(self._parameters)
 
     def held(self, versions: Iterable[Version]) -> Iterator[Tensor]:
-        """What the rule keeps too."""
+        """As for `Stash`, and the rule's tensors."""
         yield from super().held(versions)
         yield from self.rule.held()
 
     def ahead(self) -> float:
-        """The rule's horizon."""
+        """The rule's horizon, in updates."""
         return self.rule.ahead()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rule keeps, for a checkpoint."""
+        """The rule's state, under "forward" as for `Substituted`."""
         return {"forward": self.rule.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Load the rule's state from `state_dict`."""
         self.rule.load_state_dict(state["forward"])

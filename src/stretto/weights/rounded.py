@@ -1,4 +1,4 @@
-"""A rule worked out on float32 masters: the difference of two low-precision weights is mostly rounding."""
+"""A rule computed on float32 master weights: the difference of two low-precision weights is mostly rounding error."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from stretto.weights.value_rules import Parameters, Rule
 
 
 class Rounded(Rule):
-    """`Rounded(rule, masters)`: what `rule` answers for a parameter's master, rounded to the parameter's dtype.
+    """`Rounded(rule, masters)`: the values of `rule` for a parameter's master, rounded to the parameter's dtype.
 
-    The rule meets the tensors that the optimizer steps, as it would without masters, so it knows nothing of them.
+    The rule gets the tensors that the optimizer steps, as it would without masters, and needs no code for them.
     """
 
     def __init__(self, rule: Rule, masters: Masters) -> None:
@@ -21,38 +21,38 @@ class Rounded(Rule):
         self._masters = masters
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
-        """The parameter where the rule answers with its master."""
+        """The rule's value for the master, in the parameter's dtype; the parameter if the rule returns the master."""
         master = self._masters.of(parameter)
         value = self.rule.value(name, master)
         return parameter if value is master else value.to(parameter.dtype)
 
     def before(self, parameters: Parameters) -> None:
-        """Tell the rule."""
-        self.rule.before(self._mastered(parameters))
+        """Pass the masters to the rule's `before`."""
+        self.rule.before(self._masters_of(parameters))
 
     def after(self, parameters: Parameters) -> None:
-        """Tell the rule."""
-        self.rule.after(self._mastered(parameters))
+        """Pass the masters to the rule's `after`."""
+        self.rule.after(self._masters_of(parameters))
 
     def ahead(self) -> float:
-        """The rule's horizon."""
+        """The rule's horizon, in updates."""
         return self.rule.ahead()
 
     def held(self) -> Iterator[Tensor]:
-        """What the rule keeps."""
+        """The rule's tensors."""
         return self.rule.held()
 
     def forget(self) -> None:
-        """Tell the rule."""
+        """Drop the rule's record of past updates."""
         self.rule.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rule keeps."""
+        """The rule's state, of the masters."""
         return self.rule.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Load the rule's state from `state_dict`."""
         self.rule.load_state_dict(state)
 
-    def _mastered(self, parameters: Parameters) -> Parameters:
+    def _masters_of(self, parameters: Parameters) -> Parameters:
         return {name: self._masters.of(parameter) for name, parameter in parameters.items()}

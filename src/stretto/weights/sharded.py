@@ -1,4 +1,4 @@
-"""Weights of which each replica keeps a share, whole while passes need them (torch's FSDP2)."""
+"""Weights sharded over the replicas, and gathered while forwards and backwards need them (torch's FSDP2)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +10,11 @@ from stretto.weights.current import Current
 
 
 class Sharded(Current):
-    """The weights as they stand, gathered from all replicas; a backward leaves each share's sum of gradients.
+    """The current weights, gathered from all replicas; a backward reduce-scatters their gradients.
 
-    Of the `per_update` backwards before an update only the last one gives the weights up and adds gradients up over the
-    replicas, so that an update costs one gathering and one sum; or all do (`reshard`), which keeps least in memory.
-    `split` says that the backward comes as I and W: I leaves no gradients.
+    Only the last of the `per_update` backwards before an update frees the gathered weights and sums gradients over the
+    replicas: an update costs one all-gather and one reduce-scatter. With `reshard` every backward does both, for the
+    least memory. With `split` a backward comes as I and W, and I leaves no gradients.
     """
 
     def __init__(self, module: nn.Module, per_update: int, *, split: bool, reshard: bool) -> None:
@@ -22,30 +22,30 @@ class Sharded(Current):
         self._groups = groups_of(module)
         self._per_update, self._split, self._reshard = per_update, split, reshard
         self._done = 0  # backwards since the last update
-        self._ends = True  # whether the next backward ends with shares
-        self._expect(weights=not split)
+        self._reduces = True  # whether the next backward sums gradients over the replicas
+        self._prepare_backward(weights=not split)
 
-    def _expect(self, *, weights: bool) -> None:
-        ends = weights and (self._reshard or self._done + 1 == self._per_update)
-        if ends != self._ends:
-            self._ends = ends
+    def _prepare_backward(self, *, weights: bool) -> None:
+        reduces = weights and (self._reshard or self._done + 1 == self._per_update)
+        if reduces != self._reduces:
+            self._reduces = reduces
             for group in self._groups:
-                group.set_requires_gradient_sync(ends, recurse=False)
-                group.set_reshard_after_backward(ends or self._reshard, recurse=False)
+                group.set_requires_gradient_sync(reduces, recurse=False)
+                group.set_reshard_after_backward(reduces or self._reshard, recurse=False)
 
     def leaves(self, version: Any) -> list[Tensor]:
-        """The whole weights: the next backward is for them."""
-        self._expect(weights=True)
+        """The gathered weights, whose gradients the next backward fills."""
+        self._prepare_backward(weights=True)
         return list(gathered(self.module))
 
     def collect(self, version: Any) -> None:
-        """One backward less to come."""
+        """Count the backward, and prepare for the next one."""
         self._done += 1
-        self._expect(weights=not self._split)
+        self._prepare_backward(weights=not self._split)
 
     def update(self, step: Callable[[], object]) -> None:
-        """Each replica steps its share."""
+        """Free the gathered weights and call `step`, which changes this replica's shard of them."""
         release(self.module)
         step()
         self._done = 0
-        self._expect(weights=not self._split)
+        self._prepare_backward(weights=not self._split)

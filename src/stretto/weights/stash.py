@@ -14,9 +14,9 @@ from stretto.weights.weights import Weights
 
 @dataclass(slots=True)
 class Version:
-    """Leaves that share storage with the parameters for as long as those stand, and how many graphs hold them.
+    """Leaves that share storage with the parameters until the next update, and how many graphs hold them.
 
-    A forward that will be recomputed holds them like a graph.
+    A forward that will be recomputed counts as a graph.
     """
 
     leaves: dict[str, nn.Parameter]
@@ -35,33 +35,33 @@ class Stash(Weights):
         super().__init__(module)
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._standing: Version | None = None
-        self._checked = False  # a checkpoint in the module would run anew on the parameters, not on the leaves
+        self._checked = False  # a checkpoint in the module would recompute on the parameters, not on the leaves
 
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
-        """Run the module on the leaves of the standing version."""
+        """Run the module on the leaves of the current version."""
         assert behind == 0, f"weights {behind} updates back are asked for; a stash keeps those of forwards only"
         return self.run_on(self.standing(), inputs)
 
     def standing(self) -> Version:
-        """The version of the parameters as they are now; all forwards until the next update share it."""
+        """The version with the current weights; all forwards until the next update share it."""
         if self._standing is None:
             self._standing = Version({name: nn.Parameter(p.data) for name, p in self._parameters.items()})
         return self._standing
 
     def run_on(self, version: Version, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
-        """Run the module on a version's leaves; the graph holds it until `collect`.
+        """Run the module on a version's leaves; the graph holds the version until `collect`.
 
-        The first time, raises UsageError for a module that recomputes in its backward.
+        The first call raises UsageError for a module that recomputes in its backward.
         """
         version.graphs += 1
         if self._checked:
             return self._call(version, inputs), version
-        output = check.unrecomputed(self.module, lambda: self._call(version, inputs))
+        output = check.call_refusing_checkpoints(self.module, lambda: self._call(version, inputs))
         self._checked = True
         return output, version
 
     def recompute(self, inputs: Sequence[Tensor], version: Version) -> tuple[Any, Any]:
-        """Run the module on the very leaves that its forward saw."""
+        """Run the module again on the leaves that its forward saw."""
         return self._call(version, inputs), version
 
     def _call(self, version: Version, inputs: Sequence[Tensor]) -> Any:
@@ -70,7 +70,7 @@ class Stash(Weights):
         return functional_call(self.module, dict(version.leaves), tuple(inputs))
 
     def leaves(self, version: Version) -> list[Tensor]:
-        """The version's own leaves."""
+        """The version's leaves."""
         return list(version.leaves.values())
 
     def collect(self, version: Version) -> None:
@@ -85,11 +85,11 @@ class Stash(Weights):
             self._standing = None
 
     def forget(self) -> None:
-        """Start from the parameters as they are."""
+        """Drop the current version: the next forward reads the parameters."""
         self._standing = None
 
     def update(self, step: Callable[[], object]) -> None:
-        """Leave the storage to the graphs that hold it, if any does, and change a copy."""
+        """Leave the storage to the graphs that hold it, if any, and let `step` change a copy of the weights."""
         if self._standing is not None:
             for name, parameter in self._parameters.items():
                 if self._standing.leaves[name].data_ptr() == parameter.data_ptr():
@@ -98,15 +98,15 @@ class Stash(Weights):
         step()
 
     def forward_values(self, version: Version) -> Mapping[str, Tensor]:
-        """The version's own leaves."""
+        """The version's leaves, by the parameter's name."""
         return version.leaves
 
     def backward_values(self, version: Version) -> Mapping[str, Tensor]:
-        """The version's own leaves."""
+        """The version's leaves, by the parameter's name."""
         return version.leaves
 
     def held(self, versions: Iterable[Version]) -> Iterator[Tensor]:
-        """The leaves of every version that lives."""
+        """The leaves of these versions and of the current one."""
         for version in (*versions, self._standing):
             if version is not None:
                 yield from version.leaves.values()

@@ -1,4 +1,4 @@
-"""A forward sees the weights of one rule, its backward those of another, at the time when the backward runs."""
+"""A forward sees the values of one rule; its backward sees those of another, computed when the backward runs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,17 +18,18 @@ from stretto.weights.weights import Weights
 class Substituted(Weights):
     """`Substituted(module, forward_rule, backward_rule=None, recompute_rule=None)`.
 
-    No backward rule means the weights as they then stand, no recompute rule that a second forward sees them as well.
+    Without a backward rule the backward reads the weights current when it runs; without a recompute rule so does a
+    recompute.
 
-    Predicted forward and current backward is Pipelined Backpropagation with linear weight prediction, two predictions
-    SpecTrain, current forward and corrected backward PipeMare's T2. (For the backward to see what its forward saw,
-    take `Predicted`.)
+    A predicted forward with a current backward is Pipelined Backpropagation with linear weight prediction; two
+    predictions are SpecTrain; a current forward with a corrected backward is PipeMare's T2. (For a backward that sees
+    the values of its forward, take `Predicted`.)
 
-    While the module runs, its parameters hold the forward rule's values. The graph keeps no weights: where it would
-    save one it gets a `Read`, and the backward gets the backward rule's value for it. So graphs in flight cost no
-    copies; at most one copy lives from a forward to the next update, one from a recompute, one from a backward to
-    `collect`, each only where a rule answers with other values than the parameter's. The first forward is checked as in
-    `Live`.
+    While the module runs, its parameters hold the forward rule's values. The graph saves no weights: it saves a `Read`
+    in place of each, and the backward gets the backward rule's value for it. So graphs in flight cost no copies. At
+    most three copies of the weights exist: one from a forward to the next update, one from a recompute, and one from a
+    backward to `collect`, each only where a rule returns other values than the parameter's. The first forward is
+    checked as in `Live`.
     """
 
     def __init__(
@@ -48,28 +49,28 @@ class Substituted(Weights):
         if recompute_rule is not None:
             self._by_pass["recompute"] = recompute_rule
         self._rules = list(dict.fromkeys(self._by_pass.values()))
-        self._values: dict[Rule, tuple[list[tuple[nn.Parameter, Tensor]], Reads]] = {}  # since the last update
-        self._behind: dict[str, Tensor] = {}
+        self._values: dict[Rule, tuple[list[tuple[nn.Parameter, Tensor]], Reads]] = {}  # until the next update
+        self._backward_values: dict[str, Tensor] = {}  # until `collect`
         self._checked: set[tuple[Any, ...]] = set()
 
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
-        """Run the module on the forward rule's values. Raises UsageError if its backward cannot have other ones."""
+        """Run the module on the forward rule's values. Raises UsageError if its backward cannot read other values."""
         assert behind == 0, f"weights {behind} updates back are asked for; only those of the rule exist"
         return self._run(self.forward_rule, inputs)
 
     def recompute(self, inputs: Sequence[Tensor], version: Any) -> tuple[Any, Any]:
-        """Run the module on the recompute rule's values, refusing as `forward` does."""
+        """Run the module on the recompute rule's values. Raises UsageError as `forward` does."""
         return self._run(self.recompute_rule, inputs)
 
     def _run(self, rule: Rule, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
-        circumstances = check.circumstances(self.module, inputs)
+        conditions = check.forward_conditions(self.module, inputs)
         if rule not in self._values:
-            self._values[rule] = self._look(rule)
-        others, reads = self._values[rule]
-        with exchanged(others):
-            if circumstances not in self._checked:
-                output = check.run(self.module, inputs, reads.pack, self._unpack)
-                self._checked.add(circumstances)
+            self._values[rule] = self._evaluate(rule)
+        replacements, reads = self._values[rule]
+        with replaced_data(replacements):
+            if conditions not in self._checked:
+                output = check.checked_call(self.module, inputs, reads.pack, self._unpack)
+                self._checked.add(conditions)
                 return output, None
             with saved_tensors_hooks(reads.pack, self._unpack):
                 return call(self.module, inputs), None
@@ -79,20 +80,20 @@ class Substituted(Weights):
         return self._leaves
 
     def collect(self, version: Any) -> None:
-        """Gradients are already where they belong."""
-        self._behind.clear()
+        """Drop the backward's values; the backward has filled the parameters' own `.grad`."""
+        self._backward_values.clear()
 
     def forget(self) -> None:
-        """Start from the parameters as they are."""
+        """Drop all values, and the rules' record of past updates."""
         self._values.clear()
-        self._behind.clear()
+        self._backward_values.clear()
         for rule in self._rules:
             rule.forget()
 
     def update(self, step: Callable[[], object]) -> None:
-        """Tell the rules; what was computed from the weights of before is no longer right."""
+        """Drop the values of the old weights; call each rule's `before` and `after` around `step`."""
         self._values.clear()
-        self._behind.clear()
+        self._backward_values.clear()
         with torch.no_grad():
             for rule in self._rules:
                 rule.before(self._parameters)
@@ -103,72 +104,72 @@ class Substituted(Weights):
 
     @torch.no_grad()
     def forward_values(self, version: Any) -> Mapping[str, Tensor]:
-        """The forward rule's values."""
+        """The forward rule's values, by the parameter's name."""
         rule = self.forward_rule
-        others, _ = self._values[rule] if rule in self._values else self._look(rule)
-        values = {id(parameter): value for parameter, value in others}
+        replacements, _ = self._values[rule] if rule in self._values else self._evaluate(rule)
+        values = {id(parameter): value for parameter, value in replacements}
         return {name: values.get(id(p), p) for name, p in self._parameters.items()}
 
     @torch.no_grad()
     def backward_values(self, version: Any) -> Mapping[str, Tensor]:
-        """The backward rule's values."""
-        return {name: self._value_behind(name) for name in self._parameters}
+        """The backward rule's values, by the parameter's name."""
+        return {name: self._backward_value(name) for name in self._parameters}
 
     def held(self, versions: Iterable[Any]) -> Iterator[Tensor]:
-        """The values that are ready for the next pass, and what the rules keep."""
-        yield from self._behind.values()
-        for others, _ in self._values.values():
-            yield from (value for _, value in others)
+        """The rules' values computed since the last update, and the rules' own tensors."""
+        yield from self._backward_values.values()
+        for replacements, _ in self._values.values():
+            yield from (value for _, value in replacements)
         for rule in self._rules:
             yield from rule.held()
 
     def ahead(self) -> float:
-        """The forward rule's horizon."""
+        """The forward rule's horizon, in updates."""
         return self.forward_rule.ahead()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rules keep, for a checkpoint."""
+        """Each rule's state, by its pass: forward, backward, recompute."""
         return {name: rule.state_dict() for name, rule in self._by_pass.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Load each rule's state from `state_dict`."""
         for name, rule in self._by_pass.items():
             rule.load_state_dict(state[name])
 
     @torch.no_grad()
-    def _look(self, rule: Rule) -> tuple[list[tuple[nn.Parameter, Tensor]], Reads]:
+    def _evaluate(self, rule: Rule) -> tuple[list[tuple[nn.Parameter, Tensor]], Reads]:
         values = {name: like(rule.value(name, p), p) for name, p in self._parameters.items()}
-        others = [(p, values[name]) for name, p in self._parameters.items() if values[name] is not p]
-        return others, Reads(values)
+        replacements = [(p, values[name]) for name, p in self._parameters.items() if values[name] is not p]
+        return replacements, Reads(values)
 
     @torch.no_grad()
-    def _unpack(self, kept: Tensor | Read) -> Tensor:
-        if not isinstance(kept, Read):
-            return kept
-        if kept.name not in self._behind:
-            self._behind[kept.name] = self._value_behind(kept.name)
-        return kept.of(self._behind[kept.name])
+    def _unpack(self, saved: Tensor | Read) -> Tensor:
+        if not isinstance(saved, Read):
+            return saved
+        if saved.name not in self._backward_values:
+            self._backward_values[saved.name] = self._backward_value(saved.name)
+        return saved.of(self._backward_values[saved.name])
 
-    def _value_behind(self, name: str) -> Tensor:
-        known, parameter = self._behind.get(name), self._parameters[name]
-        return like(self.backward_rule.value(name, parameter), parameter).detach() if known is None else known
+    def _backward_value(self, name: str) -> Tensor:
+        cached, parameter = self._backward_values.get(name), self._parameters[name]
+        return like(self.backward_rule.value(name, parameter), parameter).detach() if cached is None else cached
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """The value, with the parameter's strides: a `Read` of one is then a `Read` of the other."""
+    """The value with the parameter's strides, so that a `Read` of the parameter also describes a view of the value."""
     if value.stride() == parameter.stride():
         return value
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
 @contextmanager
-def exchanged(others: Sequence[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
-    """While it lasts, parameters hold other values. The parameters' own storage is put back, not copied."""
-    own = [parameter.data for parameter, _ in others]
+def replaced_data(replacements: Sequence[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
+    """Inside this context each parameter holds its replacement; afterwards it has its own storage again, uncopied."""
+    originals = [parameter.data for parameter, _ in replacements]
     try:
-        for parameter, value in others:
+        for parameter, value in replacements:
             parameter.data = value
         yield
     finally:
-        for (parameter, _), data in zip(others, own, strict=True):
+        for (parameter, _), data in zip(replacements, originals, strict=True):
             parameter.data = data

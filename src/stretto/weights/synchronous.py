@@ -1,4 +1,4 @@
-"""The weights as they stand, for a while: a synchronous phase of a method that otherwise has others."""
+"""The current weights in a synchronous phase of a method that otherwise stashes or predicts weights."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,28 +10,28 @@ from stretto.weights.weights import Weights
 
 
 class Plain(Current):
-    """Forward and backward as in plain training, while `other`, whose turn will come, goes on to follow the updates."""
+    """Forward and backward as in plain training, while `other`, the weights of other phases, follows the updates."""
 
     def __init__(self, other: Weights) -> None:
         super().__init__(other.module)
         self.other = other
 
     def forget(self) -> None:
-        """The other one forgets."""
+        """Make `other` drop its versions."""
         self.other.forget()
 
     def update(self, step: Callable[[], object]) -> None:
-        """The other one keeps what it will need."""
+        """Let `step` change the parameters through `other`, which keeps what its later phases need."""
         self.other.update(step)
 
     def held(self, versions: Iterable[Any]) -> Iterator[Tensor]:
-        """What the other one keeps."""
+        """The tensors that `other` keeps."""
         return self.other.held(())
 
     def state_dict(self) -> dict[str, Any]:
-        """What the other one knows."""
+        """The state of `other`."""
         return self.other.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the other one go on from there."""
+        """Load the state of `other`."""
         self.other.load_state_dict(state)

@@ -1,8 +1,8 @@
-"""Rules for the values of a weight: as it is, as it will be, as it was.
+"""Rules for the values of a weight: current, predicted or past ones.
 
-A rule answers `value(name, parameter)`: the parameter itself where it stands for its own values (nothing is copied
-then), else a new tensor. `Substituted` and `Predicted` call `before` and `after` around each update, so a rule can keep
-what it needs of the past; nothing else is kept. `state_dict` holds it for a checkpoint; `updates` counts the updates.
+`value(name, parameter)` returns the parameter itself where the rule uses its current values (then nothing is copied),
+else a new tensor. `Substituted` and `Predicted` call `before` and `after` around each update, in which a rule keeps
+what it needs of past weights; `state_dict` holds that for a checkpoint. `updates` counts the updates.
 """
 
 import math
@@ -18,14 +18,14 @@ from stretto.optim.coming_rates import FutureRates, Scheduler
 from stretto.optim.direction import check_direction, moved
 from stretto.optim.momentum import check_momentum
 
-Horizon = float | Callable[[int], float]  # how many updates ahead; or a function of the updates so far
+Horizon = float | Callable[[int], float]  # how many updates ahead, or a function from the updates so far to that
 Parameters = Mapping[str, Tensor]
 
 
 class Rule(ABC):
-    """Which values stand for a parameter."""
+    """The values that a forward, backward or recompute reads in place of a parameter's own."""
 
-    horizon: Horizon = 0.0  # of a prediction
+    horizon: Horizon = 0.0  # of a prediction, in updates
 
     def __init__(self) -> None:
         self.updates = 0
@@ -35,14 +35,14 @@ class Rule(ABC):
         """The values to use now: `parameter` itself, or a new tensor of its size. Called without gradients."""
 
     def before(self, parameters: Parameters) -> None:  # noqa: B027 (most rules keep nothing)
-        """The optimizer is about to change the parameters."""
+        """Called before the optimizer changes the parameters, by name."""
 
     def after(self, parameters: Parameters) -> None:
-        """The optimizer has changed them."""
+        """Called after the optimizer has changed the parameters, by name."""
         self.updates += 1
 
     def ahead(self) -> float:
-        """How many updates ahead of the current weights the values of now are; 0 for a rule that does not predict."""
+        """How many updates ahead of the current weights the rule's values are; 0 for a rule that does not predict."""
         return horizon_at(self.horizon, self.updates)
 
     def held(self) -> Iterator[Tensor]:
@@ -52,23 +52,23 @@ class Rule(ABC):
                 yield from kept.values()
 
     def forget(self) -> None:
-        """The parameters have been set: what is known of their past no longer holds."""
+        """Drop all that is known of past updates: the parameters have been set from outside."""
         self.updates = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs in order to go on from here: tensors by the parameter's name."""
+        """The number of updates, and the tensors kept of past weights, by the parameter's name."""
         return {"updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Load what `state_dict` returned."""
         self.updates = state["updates"]
 
 
 class CurrentRule(Rule):
-    """The weights as they stand."""
+    """The current weights."""
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
-        """The parameter."""
+        """The parameter itself."""
         return parameter
 
 
@@ -89,7 +89,7 @@ class VelocityPrediction(Rule):
         self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
-        """`w - lr h v`."""
+        """`w - lr h v`; the parameter itself where h is 0 or the optimizer has no velocity yet."""
         ahead = horizon_at(self.horizon, self.updates)
         velocity = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
         if ahead == 0 or velocity is None:
@@ -103,7 +103,8 @@ class StepPrediction(Rule):
 
     PipeOptim (Guan et al. 2023, arXiv 2312.00839) and, for Adam, XPipe (Guan et al. 2019, arXiv 1911.04610): the step
     is SGD's velocity, Adam's `m_hat / (sqrt(v_hat) + eps)`, and for AdamW the weight decay beside it. The rates are
-    those of the coming updates, as the scheduler will set them. Keeps nothing. Raises UsageError for other optimizers.
+    those of the coming updates, as the scheduler will set them. Copies no weights. Raises UsageError for other
+    optimizers.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, horizon: Horizon, scheduler: Scheduler | None = None) -> None:
@@ -116,7 +117,7 @@ class StepPrediction(Rule):
         self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
-        """`w - (lr_1 + ... + lr_h) step`."""
+        """`w - (lr_1 + ... + lr_h) step`; the parameter itself where h is 0 or the optimizer has no state yet."""
         ahead = horizon_at(self.horizon, self.updates)
         state = self._state(parameter)
         if ahead == 0 or not state:
@@ -131,7 +132,7 @@ class StepPrediction(Rule):
 
 
 class WeightPrediction(Rule):
-    """The last update, continued: `w + h (w_t - w_{t-1})`, whatever the optimizer; w before the first update.
+    """The last update repeated h times: `w + h (w_t - w_{t-1})`, for any optimizer; w before the first update.
 
     The weight form of linear weight prediction (Kosson et al. 2021, arXiv 2003.11666). Keeps the weights before the
     last update: one copy.
@@ -143,14 +144,14 @@ class WeightPrediction(Rule):
         self._former: dict[str, Tensor] = {}
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
-        """`w + h (w_t - w_{t-1})`."""
+        """`w + h (w_t - w_{t-1})`; the parameter itself where h is 0 or no update is known."""
         ahead = horizon_at(self.horizon, self.updates)
         if ahead == 0 or name not in self._former:
             return parameter
-        return torch.lerp(self._former[name], parameter, 1 + ahead)  # from the end: w - (w - former) * -h
+        return torch.lerp(self._former[name], parameter, 1 + ahead)  # torch computes w - (w - former) * -h
 
     def before(self, parameters: Parameters) -> None:
-        """Keep the weights."""
+        """Copy the weights."""
         if self.horizon != 0:
             remember(self._former, parameters)
 
@@ -160,7 +161,7 @@ class WeightPrediction(Rule):
         self._former.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights before the last update."""
+        """The number of updates, and the weights before the last one under "former"."""
         return {**super().state_dict(), "former": dict(self._former)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -180,25 +181,25 @@ class Correction(Rule):
     def __init__(self, span: float, *, decay: float = math.exp(-2)) -> None:
         super().__init__()
         if span < 0 or not 0 < decay < 1:
-            raise UsageError(f"a correction wants span >= 0 and 0 < decay < 1, not span={span}, decay={decay}")
+            raise UsageError(f"a correction needs span >= 0 and 0 < decay < 1, not span={span}, decay={decay}")
         self.span = span
         self.gamma = decay ** (1 / span) if span else 0.0
         self._delta: dict[str, Tensor] = {}
         self._former: dict[str, Tensor] = {}
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
-        """`w - span delta`."""
+        """`w - span delta`; the parameter itself where span is 0 or no update is known."""
         if self.span == 0 or name not in self._delta:
             return parameter
         return torch.add(parameter, self._delta[name], alpha=-self.span)
 
     def before(self, parameters: Parameters) -> None:
-        """Keep the weights until the optimizer is done."""
+        """Copy the weights, until `after` has subtracted them."""
         if self.span:
             remember(self._former, parameters)
 
     def after(self, parameters: Parameters) -> None:
-        """Average the update."""
+        """Average the update into delta."""
         super().after(parameters)
         for name, former in self._former.items():
             change = torch.sub(parameters[name], former, out=former)
@@ -213,7 +214,7 @@ class Correction(Rule):
         self._delta.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The average."""
+        """The number of updates, and the average update under "delta"."""
         return {**super().state_dict(), "delta": dict(self._delta)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,11 +223,11 @@ class Correction(Rule):
         self._delta = {name: tensor.clone() for name, tensor in state["delta"].items()}
 
 
-class PartOf(Rule):
-    """`part` of the way that another rule goes, 0 to 1: from the weights as they stand towards its values.
+class Interpolated(Rule):
+    """Between the current weights and the values of another rule: `part` 0 is the current weights, 1 the rule's.
 
-    What a recompute sees, which comes between a forward that looks ahead and its backward, or between a forward and a
-    backward that looks back. It keeps nothing of its own.
+    For a recompute, which runs between a predicted forward and its backward, or between a forward and its corrected
+    backward. Shares the other rule's tensors and keeps none.
     """
 
     def __init__(self, rule: Rule, part: float) -> None:
@@ -243,12 +244,12 @@ class PartOf(Rule):
 
 
 def horizon_at(horizon: Horizon, updates: int) -> float:
-    """How many updates ahead to look after so many updates."""
+    """The horizon after `updates` updates, itself in updates."""
     return horizon(updates) if callable(horizon) else horizon
 
 
 def remember(copies: dict[str, Tensor], parameters: Parameters) -> None:
-    """Copy the parameters, into the tensors of an earlier copy where there is one."""
+    """Copy the parameters into `copies`, into the tensors of an earlier copy if there is one."""
     for name, parameter in parameters.items():
         if name in copies:
             copies[name].copy_(parameter)
