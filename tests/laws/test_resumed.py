@@ -188,11 +188,11 @@ def test_an_outer_step_begins_where_replicas_were_alike(tmp_path):
     [
         ("local-sgd", 2, "local-sgd", 3, r".*'local-sgd' by 2 replicas.* has 3: go on with mesh=Mesh\(data=2\)"),
         ("diloco", 3, "diloco", 1, r".*by 3 replicas.*this trainer has 1: go on with .*\(--data-parallel 3\)"),
-        ("diloco", 2, "local-sgd", 2, r".*sync='diloco'.*sync='local-sgd' goes on from: go on with sync='diloco'"),
-        ("local-sgd", 2, "all-reduce", 2, r"saved with sync='local-sgd'.*sync='all-reduce' goes on from"),
-        ("local-sgd", 2, "local-sgd", 1, r"saved with sync='local-sgd'.*sync='all-reduce' goes on from"),
-        ("all-reduce", 2, "parameter-server", 2, r"saved with sync='all-reduce'.*sync='parameter-server' goes on from"),
-        ("parameter-server", 2, "all-reduce", 1, r".*sync='all-reduce' goes on from.* with sync='parameter-server'"),
+        ("diloco", 2, "local-sgd", 2, r".*sync='diloco'.*sync='local-sgd' cannot go on from: go on with sync='diloco'"),
+        ("local-sgd", 2, "all-reduce", 2, r"saved with sync='local-sgd'.*sync='all-reduce' cannot go on from"),
+        ("local-sgd", 2, "local-sgd", 1, r"saved with sync='local-sgd'.*sync='all-reduce' cannot go on from"),
+        ("all-reduce", 2, "parameter-server", 2, r"saved with sync='all-reduce'.*'parameter-server' cannot go on from"),
+        ("parameter-server", 2, "all-reduce", 1, r".*'all-reduce' cannot go on from.* with sync='parameter-server'"),
         ("parameter-server", 1, "parameter-server", 2, r".*by 1 replicas.*this trainer has 2"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How replicas of a pipeline stay together: choices, by name. No torch."""
+"""How the replicas of a pipeline keep their weights together: strategies, by name. No torch."""
 
 from stretto.replicas.parameter_server.order import Order
 from stretto.replicas.strategies import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer, Sync, find

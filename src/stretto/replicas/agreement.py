@@ -1,4 +1,4 @@
-"""What the copies of a stage do when they meet: add up gradients, or merge weights."""
+"""What the replicas of a stage do when they meet: sum gradients, or merge weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,32 +15,32 @@ from stretto.replicas.strategies import AllReduce, DiLoCo, FullyShard, LocalSGD,
 
 
 class Agreement(ABC):
-    """One copy of a stage's part in it."""
+    """One replica's side of the meetings of a stage."""
 
-    remembers = False  # whether it knows anything of the past that a checkpoint must hold
-    staleness: int | None = None  # how many updates of others came before the last one, where it is asynchronous
-    steps = False  # whether an update without gradients has to be told to others all the same
+    remembers = False  # whether a checkpoint must hold its state
+    staleness: int | None = None  # staleness of the last update, in updates; None where updates are synchronous
+    steps = False  # whether an update without gradients must still be sent to the other replicas
 
     def __init__(self, peers: ReplicaReducer) -> None:
         self._peers = peers
 
     @abstractmethod
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """Before update number `updates` (A), or when so many have been made (M); `then` follows changed weights."""
+        """Meet before update number `updates` (A), or after so many updates (M); call `then` if weights change."""
 
     def sum(self, parameters: Sequence[Tensor], updates: int) -> None:
-        """Before update number `updates`, where replicas also meet after it (AM)."""
+        """Sum gradients before update number `updates`, where replicas also meet after it (AM)."""
         self.meet(parameters, updates, lambda: None)
 
-    def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (they are)
-        """Training pauses: copies are the same from here on."""
+    def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (most are equal)
+        """Make the weights of all replicas equal for a pause of training; call `then` if weights change."""
 
     def norms(self, own: Tensor) -> Tensor:
-        """The norms of gradients, from those of what this copy has of each."""
+        """The gradients' norms [parameters], from the norms of the parts of them that this replica holds."""
         return own
 
     def add_counts(self, counts: Sequence[Tensor], then: Then) -> None:
-        """Make counts of a minibatch's parts those of the whole, in place, then call `then`; here a part is a whole."""
+        """Sum counts over the replicas that share a minibatch, in place, then call `then`; here each has its own."""
         then()
 
     @property
@@ -49,61 +49,61 @@ class Agreement(ABC):
         return True
 
     def forget(self) -> None:
-        """A meeting that has begun will not come to its end."""
+        """Abandon a meeting that has begun."""
         self._peers.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of past meetings."""
+        """What a checkpoint must hold of past meetings."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most know nothing)
-        """Go on from `state_dict`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most have no state)
+        """Load what `state_dict` returned."""
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError, TypeError or KeyError for what is no state of this one."""
+        """Raise ValueError, TypeError or KeyError unless `load_state_dict` can load `state`."""
         check_like(state, self.state_dict(), "state")
 
-    def begin(self, parameters: Sequence[Tensor], updates: int) -> None:  # noqa: B027 (most know nothing)
-        """Go on where copies have been the same through so many updates, and nothing is known of past meetings."""
+    def begin(self, parameters: Sequence[Tensor], updates: int) -> None:  # noqa: B027 (most have no state)
+        """Start after `updates` updates with equal weights in all replicas, and without a state of past meetings."""
 
 
-class Summed(Agreement):
-    """All copies together train on one minibatch."""
+class SharedMinibatch(Agreement):
+    """All replicas together train on one minibatch."""
 
     def add_counts(self, counts: Sequence[Tensor], then: Then) -> None:
-        """Over all copies."""
+        """Sum the counts over all replicas, in place, then call `then`."""
         self._peers.add_up(counts, then)
 
 
-class Gradients(Summed):
-    """Every copy gets the sum of all copies' gradients. Each loss carries its share of the minibatch's examples."""
+class GradientSum(SharedMinibatch):
+    """Every replica gets the sum of all replicas' gradients. Each loss is weighted by its share of the examples."""
 
     def __init__(self, peers: ReplicaReducer) -> None:
         super().__init__(peers)
         self.remembers = peers.remembers
 
     def state_dict(self) -> dict[str, Any]:
-        """What compression has left out so far."""
+        """The gradients that compression has not sent yet."""
         return {"compression": self._peers.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Load the compression's state."""
         self._peers.load_state_dict(state["compression"])
 
     def begin(self, parameters: Sequence[Tensor], updates: int) -> None:
-        """Nothing was."""
+        """Start the compression anew."""
         self._peers.load_state_dict(None)
 
     @torch.no_grad()
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """A parameter without a gradient in all copies has none afterwards; without one in some it counts as 0 there.
+        """Sum the gradients. A missing gradient counts as 0; one that all replicas miss stays None.
 
         Raises UsageError for sparse gradients.
         """
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         if not trainable:
             return
-        there = torch.tensor([float(parameter.grad is not None) for parameter in trainable])
+        has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in trainable])
         for parameter in trainable:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -112,90 +112,93 @@ class Gradients(Summed):
                     f"a sparse gradient {tuple(parameter.grad.shape)}: all-reduce adds up dense ones; build the "
                     "embedding with sparse=False"
                 )
-        found = there.to(trainable[0])
+        counts = has_gradient.to(trainable[0])  # of replicas with a gradient, once summed
 
-        def drop() -> None:
-            if not bool(found.all()):
-                for parameter, count in zip(trainable, found.tolist(), strict=True):
+        def drop_missing() -> None:
+            if not bool(counts.all()):
+                for parameter, count in zip(trainable, counts.tolist(), strict=True):
                     if not count:
                         parameter.grad = None
 
         gradients = [parameter.grad for parameter in trainable if parameter.grad is not None]
-        self._peers.add_up_gradients([*gradients, found], drop)
+        self._peers.add_up_gradients([*gradients, counts], drop_missing)
 
 
-class Shares(Summed):
-    """Each copy has the sum of its share of the gradients already: backwards have left it (`weights/sharded.py`)."""
+class ShardedGradientSum(SharedMinibatch):
+    """Each replica's backward has already summed its shard of the gradients (`weights/sharded.py`)."""
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the gradients are already summed."""
 
     def norms(self, own: Tensor) -> Tensor:
-        """Over all shares."""
+        """The norms of the whole gradients, from those of this replica's shards."""
         squares = own.square()
         self._peers.add_up([squares], lambda: None)
         return squares.sqrt()
 
 
-class Average(Agreement):
-    """After every `every` updates each copy gets the mean of all copies' weights."""
+class WeightAverage(Agreement):
+    """After every `every` updates each replica gets the mean of all replicas' weights."""
 
     def __init__(self, peers: ReplicaReducer, every: int) -> None:
         super().__init__(peers)
         self._every = every
-        self._met = 0  # updates at the last meeting
+        self._last_updates = 0  # updates at the last meeting
         self.remembers = peers.count > 1
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """If it is time."""
+        """Average the weights if `updates` is a multiple of `every`."""
         if updates % self._every == 0:
             self.settle(parameters, updates, then)
 
     @torch.no_grad()
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """If there were updates since the last meeting."""
+        """Average the weights if there were updates since the last meeting."""
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
-        if updates == self._met or not trainable:
+        if updates == self._last_updates or not trainable:
             return
-        self._met = updates
+        self._last_updates = updates
         mean = [parameter.detach().clone() for parameter in trainable]
 
-        def take() -> None:
+        def apply_mean() -> None:
             for weights in mean:
                 weights.div_(self._peers.count)
-            # As .data: graphs in flight do not notice, as they do not notice an update.
-            self._take([parameter.data for parameter in trainable], mean)
+            # .data keeps version counters, so graphs in flight stay valid, as in an update.
+            self._apply([parameter.data for parameter in trainable], mean)
             then()
 
-        self._peers.add_up(mean, take)
+        self._peers.add_up(mean, apply_mean)
 
-    def _take(self, weights: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
+    def _apply(self, weights: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(weights), list(mean))
 
     def state_dict(self) -> dict[str, Any]:
-        """When copies last met."""
-        return {"met": self._met}
+        """The number of updates at the last meeting."""
+        return {"met": self._last_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._met = state["met"]
+        """Load the number of updates at the last meeting."""
+        self._last_updates = state["met"]
 
     def begin(self, parameters: Sequence[Tensor], updates: int) -> None:
-        """As if they had just met."""
-        self._met = updates
+        """Start as if the replicas had met after `updates` updates."""
+        self._last_updates = updates
 
 
-class PostLocal(Average):
-    """The first `start` updates are made with the mean of all copies' gradients, the others as in `Average`."""
+class PostLocalAverage(WeightAverage):
+    """The first `start` updates use the mean of all replicas' gradients, the others go as in `WeightAverage`."""
 
     def __init__(self, peers: ReplicaReducer, every: int, start: int) -> None:
         super().__init__(peers, every)
-        self._start = self._met = start  # until then copies are the same
-        self._gradients = Gradients(peers)
+        self._start = self._last_updates = start  # replicas have equal weights up to this update
+        self._gradients = GradientSum(peers)
 
     @torch.no_grad()
     def sum(self, parameters: Sequence[Tensor], updates: int) -> None:
-        """Each loss is the mean over this copy's examples. Raises UsageError for sparse gradients."""
+        """Average the gradients before `start`. Raises UsageError for sparse gradients.
+
+        Each replica's loss is the mean over its own examples.
+        """
         if updates < self._start:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -203,18 +206,21 @@ class PostLocal(Average):
             self._gradients.sum(parameters, updates)
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """If it is time."""
+        """Average the weights after every `every` local updates."""
         if (updates - self._start) % self._every == 0:
             self.settle(parameters, updates, then)
 
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """If there were local updates since the last meeting."""
+        """Average the weights if there were local updates since the last meeting."""
         if updates > self._start:
             super().settle(parameters, updates, then)
 
 
-class Outer(Average):
-    """The mean is where an outer step with Nesterov momentum goes; the step begins where the last one ended."""
+class OuterStep(WeightAverage):
+    """An outer step with Nesterov momentum, from the weights of the last meeting.
+
+    Its gradient is those weights minus the mean of all replicas' weights.
+    """
 
     def __init__(self, peers: ReplicaReducer, choice: DiLoCo, parameters: Sequence[Tensor]) -> None:
         super().__init__(peers, choice.every)
@@ -223,30 +229,31 @@ class Outer(Average):
         self._last = [parameter.detach().clone() for parameter in parameters if parameter.requires_grad]
         self._velocity = [torch.zeros_like(weights) for weights in self._last]
 
-    def _take(self, weights: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
-        for now, last, velocity, merged in zip(weights, self._last, self._velocity, mean, strict=True):
-            gradient = last - merged
+    def _apply(self, weights: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
+        for weight, last, velocity, average in zip(weights, self._last, self._velocity, mean, strict=True):
+            gradient = last - average
             velocity.mul_(self._momentum).add_(gradient)
             last.sub_(self._lr * (gradient + self._momentum * velocity))
-            now.copy_(last)
+            weight.copy_(last)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last step ended, and its velocity."""
+        """The number of updates, the weights and the velocity after the last outer step."""
         return {**super().state_dict(), "last": self._last, "velocity": self._velocity}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises ValueError if it is of other parameters."""
+        """Load what `state_dict` returned. Raises ValueError if the shapes of the parameters differ."""
         super().load_state_dict(state)
-        for mine, saved in ((self._last, state["last"]), (self._velocity, state["velocity"])):
-            if [tuple(each.shape) for each in mine] != [tuple(each.shape) for each in saved]:
-                raise ValueError("the outer step is one of other parameters")
-            for tensor, value in zip(mine, saved, strict=True):
+        for tensors, saved in ((self._last, state["last"]), (self._velocity, state["velocity"])):
+            shapes, saved_shapes = ([tuple(tensor.shape) for tensor in side] for side in (tensors, saved))
+            if shapes != saved_shapes:
+                raise ValueError(f"the outer step has parameters of shapes {saved_shapes}, not {shapes}")
+            for tensor, value in zip(tensors, saved, strict=True):
                 tensor.copy_(value)
 
     @torch.no_grad()
     def begin(self, parameters: Sequence[Tensor], updates: int) -> None:
-        """The first outer step begins where the weights are."""
+        """Start the first outer step from the current weights, with velocity 0."""
         super().begin(parameters, updates)
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         for last, velocity, parameter in zip(self._last, self._velocity, trainable, strict=True):
@@ -255,12 +262,12 @@ class Outer(Average):
 
 
 def agreement(sync: Sync, peers: ReplicaReducer, parameters: Sequence[Tensor]) -> Agreement:
-    """The choice's; `parameters` are what the stage's optimizer steps."""
+    """The agreement of one replica of a stage under `sync`; `parameters` are those that its optimizer steps."""
     if isinstance(sync, FullyShard) and any(map(is_share, parameters)):
-        return Shares(peers)
-    if isinstance(sync, AllReduce | FullyShard):  # emulated, a replica has all of them
-        return Gradients(peers)
+        return ShardedGradientSum(peers)
+    if isinstance(sync, AllReduce | FullyShard):  # an emulated replica has whole weights under FullyShard, too
+        return GradientSum(peers)
     if isinstance(sync, DiLoCo):
-        return Outer(peers, sync, parameters)
-    assert isinstance(sync, LocalSGD), f"{sync} has no meetings"
-    return Average(peers, sync.every) if sync.start is None else PostLocal(peers, sync.every, sync.start)
+        return OuterStep(peers, sync, parameters)
+    assert isinstance(sync, LocalSGD), f"{sync} has no agreement without servers"
+    return WeightAverage(peers, sync.every) if sync.start is None else PostLocalAverage(peers, sync.every, sync.start)

@@ -1,4 +1,4 @@
-"""One replica's copy of a stage among all its copies."""
+"""Sums of tensors over the replicas of a stage."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,42 +10,42 @@ Then = Callable[[], None]
 
 
 class ReplicaReducer(ABC):
-    """What adds up tensors over replicas. All call it for the same stages, in the same order, with the same shapes."""
+    """Sums tensors over replicas. All replicas call it for the same stages, in the same order, with the same shapes."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     @abstractmethod
     def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
-        """Give each tensor the sum of its values in all replicas, in place, and call `then` when that is done.
+        """Replace each tensor by its sum over all replicas, in place, and then call `then`.
 
-        Which may be after the return, but is before this replica's next action.
+        The sum may be complete only after the return, but is so before this replica's next action.
         """
 
     @abstractmethod
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
-        """As `add_up`, compressed on the way if the user wants it."""
+        """As `add_up`, with the compression that the user has chosen (`AllReduce.hook`)."""
 
-    def begin(self) -> None:  # noqa: B027 (most have nothing)
+    def begin(self) -> None:  # noqa: B027 (most have nothing to do)
         """A step begins."""
 
-    def leave(self) -> None:  # noqa: B027 (most have nothing)
-        """A pause begins: this replica will make no update before the next `begin`."""
+    def leave(self) -> None:  # noqa: B027 (most have nothing to do)
+        """A pause begins: this replica makes no update before the next `begin`."""
 
-    def finish(self) -> None:  # noqa: B027 (most have nothing)
-        """All of them have called all of it: whatever has begun comes to its end now."""
+    def finish(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Complete all sums that have begun; all replicas have called for them."""
 
-    def forget(self) -> None:  # noqa: B027 (most have nothing)
-        """A meeting that has begun will not come to its end."""
+    def forget(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Abandon sums that have begun."""
 
     @property
     def remembers(self) -> bool:
-        """Whether compression keeps anything from one meeting for the next."""
+        """Whether compression keeps a state from one sum to the next."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps."""
+        """The compression's state."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027 (most have nothing)
-        """Go on from `state_dict`; from the beginning where there is none."""
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027 (most have no state)
+        """Load what `state_dict` returned; None starts the compression anew."""

@@ -1,4 +1,4 @@
-"""Which checkpoints replicas can go on from: those that hold what each of them has, or where all have the same."""
+"""Which checkpoints replicas can resume from: those with each replica's state, or with one that all share."""
 
 from stretto.errors import UsageError
 from stretto.replicas.strategies import AllReduce, FullyShard, ParameterServer, Sync
@@ -7,26 +7,28 @@ ALIKE = (AllReduce.name, FullyShard.name)  # all replicas have the same optimize
 
 
 def refuse_other(place: str, saved: str | None, had: int, sync: Sync, replicas: int) -> None:
-    """Raise UsageError if these replicas cannot go on from a checkpoint of `had` replicas under the sync `saved`.
+    """Raise UsageError if `replicas` replicas under `sync` cannot resume from the checkpoint at `place`.
 
-    Where they are alike any number can go on, also as replicas that will not be. So can one: the others begin as it is.
+    `had` and `saved` are its number of replicas and its sync (None: it is of format 2). Where all its replicas have the
+    same optimizer state, any number of replicas can resume, also under another sync. The state of a single replica also
+    serves any number: each starts with it.
     """
-    mine = sync.kept(replicas)
-    if saved is None and mine not in ALIKE:
+    name = sync.checkpoint_name(replicas)
+    if saved is None and name not in ALIKE:
         raise UsageError(
             f"{place} was written by a version of Stretto that kept the optimizer of one replica for all, and "
-            f"sync={mine!r} cannot go on from it as if nothing had been: train anew, or go on with that version"
+            f"sync={name!r} needs each replica's: train anew, or go on with that version"
         )
-    if saved is None or (saved in ALIKE and mine != ParameterServer.name):
+    if saved is None or (saved in ALIKE and name != ParameterServer.name):
         return
-    before = f"mesh=Mesh(data={had}) (--data-parallel {had})"
-    if saved != mine:
+    saved_mesh = f"mesh=Mesh(data={had}) (--data-parallel {had})"
+    if saved != name:
         raise UsageError(
-            f"{place} was saved with sync={saved!r}, and what its optimizers know of past updates is not what "
-            f"sync={mine!r} goes on from: go on with sync={saved!r} and {before}"
+            f"{place} was saved with sync={saved!r}, whose optimizer states sync={name!r} cannot go on from: "
+            f"go on with sync={saved!r} and {saved_mesh}"
         )
-    if had != replicas and (had > 1 or mine == ParameterServer.name):
+    if had != replicas and (had > 1 or name == ParameterServer.name):
         raise UsageError(
             f"{place} was saved with sync={saved!r} by {had} replicas, each with optimizer state of its own, and this "
-            f"trainer has {replicas}: go on with {before}"
+            f"trainer has {replicas}: go on with {saved_mesh}"
         )

@@ -1,4 +1,4 @@
-"""What a user can choose, as data. No torch in here."""
+"""How replicas stay together, as data: the values of `sync=`. No torch in here."""
 
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -21,9 +21,9 @@ class Sync:
     agreement: ClassVar[Agreement]
 
     def __str__(self) -> str:
-        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        told = ", ".join(f"{key}={written(value)}" for key, value in given if value is not None)
-        return f"{self.name}({told})" if told else self.name
+        values = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        options = ", ".join(f"{key}={written(value)}" for key, value in values if value is not None)
+        return f"{self.name}({options})" if options else self.name
 
     @property
     def action(self) -> Agreement | None:
@@ -32,47 +32,47 @@ class Sync:
 
     @property
     def reducing(self) -> "AllReduce | None":
-        """How gradients are added up by messages of our own; None where they are not."""
+        """This strategy if replicas sum gradients themselves (hook, algorithm, calibration); else None."""
         return None
 
     @property
     def sharding(self) -> "FullyShard | None":
-        """How replicas share out one set of weights; None where each has all of them."""
+        """This strategy if weights are sharded over the replicas; None where each replica has all of them."""
         return None
 
     @property
     def serving(self) -> "ParameterServer | None":
-        """What servers of weights are to keep to; None without servers."""
+        """This strategy if servers hold the weights; None without servers."""
         return None
 
-    def kept(self, replicas: int) -> str:
-        """What a checkpoint of so many replicas says of this choice."""
+    def checkpoint_name(self, replicas: int) -> str:
+        """The name of this strategy in the manifest of a checkpoint of `replicas` replicas."""
         return self.name
 
     def check(self, method: Method, precision: str | None) -> None:
-        """Raise UsageError for training that replicas cannot share so."""
+        """Raise UsageError if replicas cannot train with this method or precision under this strategy."""
 
     def check_replicas(self, replicas: int) -> None:
-        """Raise UsageError if so many replicas cannot stay together so."""
+        """Raise UsageError if this strategy does not work with `replicas` replicas."""
 
     def lag(self, replicas: int) -> int:
-        """By how many minibatches more than without replicas the loss that a step returns is behind."""
+        """How many minibatches later than without replicas a step returns a loss."""
         return 0
 
     def updates(self, replicas: int) -> int:
-        """How often a minibatch updates each stage, as its scheduler counts."""
+        """How many updates of each stage a minibatch makes, as the stage's scheduler counts them."""
         return 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Sync):
-    """Replicas update alike: before each update of a stage its gradients are added up over all replicas.
+    """Replicas have equal weights: before each update of a stage its gradients are summed over all replicas.
 
-    The sum is the gradient of the whole minibatch, however its examples are dealt out. `hook` compresses gradients on
-    their way, as torch's communication hooks of that name do: bf16, fp16, powersgd (Vogels et al. 2019). `algorithm`
-    is one of `stretto.collectives.all_reduce`; by default torch's own. "auto" takes for each message the one that was
-    fastest on this machine when `stretto calibrate --collectives` measured it, or was in the file `calibration`; where
-    nothing has been measured, built-in constants decide. What the first process finds counts for all of them.
+    The sum is the gradient of the whole minibatch, however its examples are divided among replicas. `hook` compresses
+    the gradients sent, as torch's communication hook of that name does: bf16, fp16, powersgd (Vogels et al. 2019).
+    `algorithm` is one of `stretto.collectives.all_reduce`; by default torch's own. "auto" takes for each message the
+    fastest algorithm according to the file `calibration`, or else to what `stretto calibrate --collectives` measured on
+    this machine, or else to built-in constants. The calibration of the first process counts for all of them.
     """
 
     name: ClassVar[str] = "all-reduce"
@@ -98,22 +98,23 @@ class AllReduce(Sync):
 
     @property
     def reducing(self) -> "AllReduce":
-        """Hook, algorithm and calibration."""
+        """This strategy: hook, algorithm and calibration."""
         return self
 
-    def kept(self, replicas: int) -> str:
-        """With PowerSGD each replica has what it has not told the others yet."""
+    def checkpoint_name(self, replicas: int) -> str:
+        """With the hook if it is PowerSGD: then each replica has a state of its own, the gradients not sent yet."""
         return f"{self.name}(hook=powersgd)" if self.hook == "powersgd" and replicas > 1 else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullyShard(Sync):
-    """As AllReduce, but each replica keeps only its share of weights, gradients and optimizer state.
+    """As AllReduce, but each replica keeps only its shard of weights, gradients and optimizer state.
 
     On processes this is torch's FSDP2 (ZeRO: Rajbhandari et al. 2020, arXiv 1910.02054): a stage's weights are gathered
-    for its first forward after an update, and at its last backward before the next one each replica gets the sum of
-    its share's gradients. `reshard` gives weights up after each pass and sums after each backward: least memory, and
-    messages for each micro-batch. Layers of a stage with at least `min_block` bytes of weights go one by one.
+    for its first forward after an update, and its last backward before the next update gives each replica the sum of
+    its shard's gradients. `reshard` frees the gathered weights after each forward and backward, and sums after each
+    backward: least memory, and messages for each micro-batch. Each layer with at least `min_block` bytes of weights is
+    gathered separately.
     """
 
     name: ClassVar[str] = "fully-shard"
@@ -128,11 +129,11 @@ class FullyShard(Sync):
 
     @property
     def sharding(self) -> "FullyShard":
-        """When weights are given up, and which layers go alone."""
+        """This strategy: `reshard` and `min_block`."""
         return self
 
     def check(self, method: Method, precision: str | None) -> None:
-        """One version of the weights, of one dtype."""
+        """Raise UsageError for a method with several versions of the weights, or a precision with float32 masters."""
         if method.weights != "current" or method.cure.forward is not None or method.cure.backward is not None:
             raise UsageError(
                 f"method {method} works with several versions of the weights, and {self.name} gathers the current one: "
@@ -140,7 +141,7 @@ class FullyShard(Sync):
             )
         if precision == "bf16":
             raise UsageError(
-                f"precision='bf16' steps float32 masters, which {self.name} does not share out: use "
+                f"precision='bf16' steps float32 masters, which {self.name} does not shard: use "
                 "precision='bf16-autocast', or sync='all-reduce'"
             )
 
@@ -149,9 +150,9 @@ class FullyShard(Sync):
 class LocalSGD(Sync):
     """Replicas train by themselves; after every `every` updates of a stage its weights are averaged (Stich 2018).
 
-    With `start` the first so many updates are made together, with the mean of the replicas' gradients: post-local SGD
-    (Lin et al. 2018, arXiv 1808.07217), torch's `post_localSGD_hook` and `PostLocalSGDOptimizer`. (torch averages first
-    after the first local update, this after `every` of them.)
+    With `start`, the first `start` updates use the mean of the replicas' gradients: post-local SGD (Lin et al. 2018,
+    arXiv 1808.07217), torch's `post_localSGD_hook` and `PostLocalSGDOptimizer`. (torch first averages weights after the
+    first local update, this after `every` local updates.)
     """
 
     name: ClassVar[str] = "local-sgd"
@@ -165,8 +166,8 @@ class LocalSGD(Sync):
             check_whole(self, "start", 0)
             object.__setattr__(self, "agreement", "AM")
 
-    def kept(self, replicas: int) -> str:
-        """One replica trains as it does under any choice."""
+    def checkpoint_name(self, replicas: int) -> str:
+        """The strategy's name; that of `AllReduce` for one replica, which trains alike under both."""
         return self.name if replicas > 1 else AllReduce.name
 
 
@@ -198,24 +199,24 @@ class DiLoCo(Sync):
 class ParameterServer(Sync):
     """Replicas never wait for each other's gradients: each pushes its own to servers and takes the newest weights.
 
-    Stale synchronous training with a bound on staleness instead of clocks (after Ho et al. 2013; Li et al. 2014). Of
-    each stage there is one sequence of updates. An update's *staleness* is how many others came between the weights
-    that its replica last took and the update; a replica has to wait where one more update would leave another one no
-    way to stay within `staleness`. With R replicas R - 1 is the least that can work.
+    Stale synchronous training with a bound on staleness instead of clocks (after Ho et al. 2013; Li et al. 2014). Each
+    stage has one sequence of updates. An update's *staleness* is the number of updates by other replicas since its
+    replica last took the weights. A replica waits where its update would force another replica beyond the bound
+    `staleness`. With R replicas the smallest possible bound is R - 1.
 
     The servers are the replicas' own processes: each keeps a shard of every stage's weights, with the user's optimizer
     and scheduler for it, and answers while it computes. A minibatch makes R updates of each stage, one by each replica
-    with the gradient of its own part's mean loss: the scheduler counts all of them, and `clip` limits each. Gradients
-    that are sparse (`nn.Embedding(sparse=True)`) travel as the rows they touch, and so do the weights that come back.
+    with the gradient of its own part's mean loss: the scheduler counts all of them, and `clip` limits each. Sparse
+    gradients (`nn.Embedding(sparse=True)`) are sent as the rows they touch, and so are the weights sent back.
 
-    `Trainer.step` returns losses `staleness` minibatches later than it would otherwise; so far a replica may be behind
-    another. Pauses need everybody: `evaluate`, `gather`, `save`, `load`, `record` flush first, and a script that stops
-    stepping in one process only has to call `flush`.
+    `Trainer.step` returns losses `staleness` minibatches later than it would otherwise, since a replica may be that far
+    behind another. A pause needs all replicas: `evaluate`, `gather`, `save`, `load`, `record` flush first, and a script
+    that stops stepping in one process must call `flush` there.
 
-    Which replica comes when is decided as it happens. `Trainer.order()` tells, and `order`, an `Order` or the path of a
-    written one, makes another run go the same way, on processes or on one device: to the same numbers, to the last bit.
-    On one device replicas take turns where `order` does not say otherwise. A checkpoint keeps the order, so that it
-    counts from the first update also where training has gone on from one.
+    The order of the replicas' updates is not determined beforehand. `Trainer.order()` returns it, and `order`, an
+    `Order` or the path of a written one, makes another run follow it, on processes or on one device: to the same
+    numbers, to the last bit. On one device replicas take turns where `order` does not say otherwise. A checkpoint keeps
+    the order, so that it counts from the first update also in a resumed training.
     """
 
     name: ClassVar[str] = "parameter-server"
@@ -227,7 +228,7 @@ class ParameterServer(Sync):
         check_whole(self, "staleness", 0)
         if not isinstance(self.order, Order | str | None):
             raise UsageError(f"parameter-server: order={self.order!r}: give what Trainer.order() returned, or its path")
-        self.given()
+        self.requested_order()
 
     def __str__(self) -> str:
         order = repr(self.order) if isinstance(self.order, str) else self.order
@@ -235,20 +236,20 @@ class ParameterServer(Sync):
 
     @property
     def action(self) -> None:
-        """An update is a push to the servers and what they answer."""
+        """None: an update is itself a push to the servers, and their answer."""
         return None
 
     @property
     def serving(self) -> "ParameterServer":
-        """The bound on staleness and the order of updates."""
+        """This strategy: the bound on staleness and the order of updates."""
         return self
 
-    def given(self) -> Order:
-        """The order that replicas are to keep; without updates if none was given."""
+    def requested_order(self) -> Order:
+        """The order that replicas must follow; an empty one if `order` is None. Raises UsageError as `Order.read`."""
         return Order.read(self.order) if isinstance(self.order, str) else self.order or Order({}, {})
 
     def check_replicas(self, replicas: int) -> None:
-        """Every replica's update comes after one of each other: less staleness than that cannot be."""
+        """Raise UsageError if `staleness` is below R - 1, the staleness of R replicas that take turns."""
         if self.staleness < replicas - 1:
             raise UsageError(
                 f"parameter-server: staleness={self.staleness} with {replicas} replicas: even if they take turns, "
@@ -257,21 +258,21 @@ class ParameterServer(Sync):
             )
 
     def lag(self, replicas: int) -> int:
-        """So many minibatches suffice for one replica to be outrun up to the bound."""
+        """`staleness`: within so many minibatches others can be ahead of a replica by the bound."""
         return self.staleness if replicas > 1 else 0
 
     def updates(self, replicas: int) -> int:
-        """One for each replica."""
+        """One update by each replica."""
         return replicas
 
 
 CHOICES: dict[str, type[Sync]] = {
-    each.name: each for each in (AllReduce, FullyShard, LocalSGD, DiLoCo, ParameterServer)
+    strategy.name: strategy for strategy in (AllReduce, FullyShard, LocalSGD, DiLoCo, ParameterServer)
 }
 
 
 def find(sync: str | Sync) -> Sync:
-    """The choice of that name, "all-reduce" or "local-sgd(every=8)". Raises UsageError if there is none."""
+    """The strategy that a text names, such as "all-reduce" or "local-sgd(every=8)". Raises UsageError if none."""
     if isinstance(sync, Sync):
         return sync
     if not isinstance(sync, str):
@@ -279,21 +280,21 @@ def find(sync: str | Sync) -> Sync:
     bare, options = parse(sync, "sync")
     if bare not in CHOICES:
         raise UsageError(f"unknown sync {bare!r}: {nearest(bare, CHOICES)}")
-    known = [field.name for field in fields(CHOICES[bare])]
+    option_names = [field.name for field in fields(CHOICES[bare])]
     for key in options:
-        if key not in known:
-            raise UsageError(f"sync {bare!r} has no option {key!r}: {nearest(key, known)}")
+        if key not in option_names:
+            raise UsageError(f"sync {bare!r} has no option {key!r}: {nearest(key, option_names)}")
     return CHOICES[bare](**options)
 
 
 def written(value: Any) -> str:
-    """An option's value as `find` reads it again: in quotes if it is text that would be no word there."""
+    """An option's value as text that `find` can read: quoted if it is a string that `find` would not read as one."""
     is_word = isinstance(value, str) and value.replace("-", "_").isidentifier() and value.lower() not in WORDS
     return repr(value) if isinstance(value, str) and not is_word else str(value)
 
 
 def check_algorithm(name: str) -> None:
-    """Refuse a name that `stretto.collectives.all_reduce` does not know."""
+    """Raise UsageError for an algorithm that `stretto.collectives.all_reduce` does not have."""
     from stretto.collectives.algorithms import ALGORITHMS  # it imports torch
 
     known = [*ALGORITHMS, "auto"]
@@ -302,12 +303,12 @@ def check_algorithm(name: str) -> None:
 
 
 def check_whole(sync: Sync, name: str, least: int) -> None:
-    """Refuse what is no whole number of at least `least`."""
+    """Raise UsageError unless the option `name` is a whole number of at least `least`."""
     value = getattr(sync, name)
     if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
         raise UsageError(f"{sync.name}: {name}={value!r}: choose a whole number of at least {least}")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number; True is none."""
+    """Whether a value is a number; a bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -424,7 +424,7 @@ class Trainer:
             extra=extra or {},
             parts=self._backend.within.parts,
             replicas=self.mesh.data,
-            sync=self.sync.kept(self.mesh.data),
+            sync=self.sync.checkpoint_name(self.mesh.data),
         )
         with self._backend.together():
             states = [

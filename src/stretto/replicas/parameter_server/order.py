@@ -1,4 +1,4 @@
-"""In which order the replicas of each stage have updated it: a log that another run can follow. No torch."""
+"""The order in which replicas have updated each stage: a log that another run can follow. No torch."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from stretto.errors import UsageError
 
 @dataclass(frozen=True)
 class Order:
-    """Of each stage: which replica made each update, and how stale it was, from the first update on."""
+    """By stage: the replica that made each update, and the update's staleness, from the first update on."""
 
     replicas: Mapping[int, tuple[int, ...]]
     staleness: Mapping[int, tuple[int, ...]]
@@ -27,21 +27,21 @@ class Order:
     def to_json(self) -> dict[str, Any]:
         """`{"0": {"replica": [...], "staleness": [...]}}`."""
         return {
-            str(stage): {"replica": own, "staleness": self.staleness.get(stage, ())}
-            for stage, own in self.replicas.items()
+            str(stage): {"replica": replicas, "staleness": self.staleness.get(stage, ())}
+            for stage, replicas in self.replicas.items()
         }
 
     @staticmethod
-    def of_json(given: Mapping[str, Any]) -> "Order":
-        """What `to_json` gave."""
+    def of_json(stages: Mapping[str, Any]) -> "Order":
+        """The order from the result of `to_json`."""
         return Order(
-            {int(stage): tuple(map(int, each["replica"])) for stage, each in given.items()},
-            {int(stage): tuple(map(int, each["staleness"])) for stage, each in given.items()},
+            {int(stage): tuple(map(int, log["replica"])) for stage, log in stages.items()},
+            {int(stage): tuple(map(int, log["staleness"])) for stage, log in stages.items()},
         )
 
     @staticmethod
     def join(parts: Iterable["Order"]) -> "Order":
-        """Orders of different stages, as one."""
+        """One order of all stages, from orders of different stages."""
         replicas: dict[int, tuple[int, ...]] = {}
         staleness: dict[int, tuple[int, ...]] = {}
         for part in parts:
@@ -50,12 +50,12 @@ class Order:
         return Order(dict(sorted(replicas.items())), dict(sorted(staleness.items())))
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Keep it as JSON."""
+        """Write the order to a file, as JSON."""
         Path(path).write_text(json.dumps({"stages": self.to_json()}))
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> "Order":
-        """What `write` has kept. Raises UsageError if the file is not such a log."""
+        """The order from a file that `write` wrote. Raises UsageError if the file is none, or cannot be read."""
         try:
             return Order.of_json(json.loads(Path(path).read_bytes())["stages"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

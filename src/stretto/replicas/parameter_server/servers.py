@@ -1,4 +1,4 @@
-"""Where stages find the servers of their weights: in this process, or in those of all replicas."""
+"""Connects stages with the servers of their weights: in this process, or in the processes of all replicas."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,35 +14,35 @@ from stretto.replicas.strategies import ParameterServer
 
 
 class Servers(ABC):
-    """All that this process has to do with. `join` is called for each stage, by each replica that lives here."""
+    """All servers of this process's stages. `join` is called for each stage of each replica in this process."""
 
     def __init__(self, choice: ParameterServer, replicas: int) -> None:
         self.choice, self.replicas = choice, replicas
-        self._given = choice.given()
-        self.tickets: dict[int, Tickets] = {}  # of the stages whose updates are counted here
+        self._requested = choice.requested_order()
+        self.tickets: dict[int, Tickets] = {}  # of the stages whose updates this process counts
 
     def join(
         self, stage: int, replica: int, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, build: Build
     ) -> ServedAgreement:
-        """A replica's copy of a stage begins; `build` makes what steps a shard, `optimizer` is one such."""
+        """The agreement of a replica's stage; `build` makes a shard's optimizer, of the same type as `optimizer`."""
         cut = Cut(parameters, self.replicas, optimizer)
         return ServedAgreement(self._link(stage, replica, parameters, cut, build), cut, parameters)
 
     @abstractmethod
     def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
-        """The replica's way to the stage's servers, which are made if they are to be here and are not yet."""
+        """The replica's connection to the stage's servers; makes the servers of this process at the first call."""
 
     def counter(self, stage: int) -> int:
-        """The replica whose process counts a stage's updates, and which keeps their log in a checkpoint."""
+        """The replica whose process counts a stage's updates, and whose checkpoint keeps their log."""
         return stage % self.replicas
 
     def _count(self, stage: int) -> Tickets:
-        self.tickets[stage] = Tickets(stage, self.replicas, self.choice.staleness, self._given.of(stage))
+        self.tickets[stage] = Tickets(stage, self.replicas, self.choice.staleness, self._requested.of(stage))
         return self.tickets[stage]
 
     def order(self) -> Order:
-        """What has happened so far, of the stages that are counted here."""
+        """The order of all updates so far, of the stages whose updates this process counts."""
         return Order(
-            {stage: tuple(each.replica for each in tickets.log) for stage, tickets in self.tickets.items()},
-            {stage: tuple(each.staleness for each in tickets.log) for stage, tickets in self.tickets.items()},
+            {stage: tuple(ticket.replica for ticket in tickets.log) for stage, tickets in self.tickets.items()},
+            {stage: tuple(ticket.staleness for ticket in tickets.log) for stage, tickets in self.tickets.items()},
         )

@@ -1,7 +1,7 @@
 """The weights of a stage cut into shards, each with an optimizer of its own: what a parameter server holds.
 
-Each shard has a piece of every parameter: some of its rows (dim 0), all of them, or none. So whoever builds the
-optimizer gets the same list everywhere.
+Each shard has a piece of every parameter: some of its rows (dim 0), all of them, or none. So the function that builds
+the optimizer gets a list of the same length for every shard.
 
     parameter      shard 0     shard 1
     [5, 1000]      rows 0-2    rows 3-4
@@ -20,12 +20,12 @@ from stretto.nn.state_check import check_part, check_updates
 from stretto.optim.loading import load
 from stretto.schedule.even_split import bounds
 
-SMALL = 4096  # numbers; a tensor with fewer is not cut
-Rows = tuple[int, int]  # from, until
+SMALL = 4096  # elements; a tensor with fewer is not cut
+Rows = tuple[int, int]  # first, end
 Piece = Tensor | tuple[Tensor, Tensor] | None  # dense; or rows [n] and their values [n, ...]; or nothing
 Build = Callable[[list[nn.Parameter]], tuple[torch.optim.Optimizer, Any]]  # the optimizer, and a scheduler or None
 
-# What these do to a number depends on nothing but its own gradients.
+# These update each element from its own gradients only.
 ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.SparseAdam, torch.optim.Adagrad,
     torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax,
@@ -34,33 +34,34 @@ ELEMENTWISE = (
 
 
 class Cut:
-    """Which rows of each parameter each shard has; an optimizer that is not known to work elementwise gets tensors
-    whole.
+    """The rows of each parameter that each shard has.
+
+    An optimizer that is not known to work elementwise gets whole tensors.
     """
 
     def __init__(self, parameters: Sequence[Tensor], shards: int, optimizer: torch.optim.Optimizer) -> None:
         self.shards = shards
         may_cut = type(optimizer) in ELEMENTWISE
-        held = [0] * shards  # numbers
+        num_elements = [0] * shards
         self._rows: list[list[Rows]] = []
         for parameter in parameters:
             length = rows_of(parameter)
             if may_cut and parameter.numel() >= SMALL and length >= shards:
-                own = [bounds(length, index, shards) for index in range(shards)]
+                rows = [bounds(length, index, shards) for index in range(shards)]
             else:
-                whole = held.index(min(held))
-                own = [(0, length) if index == whole else (0, 0) for index in range(shards)]
-            for index, (begin, end) in enumerate(own):
-                held[index] += (end - begin) * parameter[:1].numel() if parameter.dim() else end
-            self._rows.append(own)
-        self.used = [count > 0 for count in held]  # whether a shard has anything
+                smallest = num_elements.index(min(num_elements))
+                rows = [(0, length) if index == smallest else (0, 0) for index in range(shards)]
+            for index, (begin, end) in enumerate(rows):
+                num_elements[index] += (end - begin) * parameter[:1].numel() if parameter.dim() else end
+            self._rows.append(rows)
+        self.used = [count > 0 for count in num_elements]  # whether a shard has any element
 
     def rows(self, shard: int) -> list[Rows]:
-        """Of each parameter."""
-        return [own[shard] for own in self._rows]
+        """A shard's rows of each parameter."""
+        return [rows[shard] for rows in self._rows]
 
     def pieces(self, tensors: Sequence[Tensor | None], shard: int) -> list[Piece]:
-        """A shard's part of tensors like the parameters, such as their gradients; dense ones are views."""
+        """A shard's pieces of tensors shaped as the parameters, such as their gradients; dense pieces are views."""
         if self.shards == 1:
             return list(tensors)
         return [
@@ -70,7 +71,7 @@ class Cut:
 
 
 class Shard:
-    """Pieces of a stage's parameters on the CPU, and what steps them. Versions are counted in updates."""
+    """Pieces of a stage's parameters on the CPU, and their optimizer. A version is a number of updates."""
 
     def __init__(self, pieces: Sequence[Tensor], replicas: int, build: Build) -> None:
         self.parameters = [nn.Parameter(piece.detach().cpu().clone()) for piece in pieces]
@@ -81,7 +82,7 @@ class Shard:
         self._rows: dict[int, Tensor] = {}  # of pieces with sparse gradients: the version that last changed each row
 
     def update(self, replica: int, gradients: Sequence[Piece]) -> tuple[Piece, ...]:
-        """Step once; returns what has changed since the replica last asked, not copied."""
+        """Step the optimizer once; return what has changed since the replica's last call, not copied."""
         self.version += 1
         lazy = touches_only_rows(self.optimizer)
         for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
@@ -98,7 +99,7 @@ class Shard:
         return self.changes(replica)
 
     def changes(self, replica: int) -> tuple[Piece, ...]:
-        """What has changed since the replica last asked."""
+        """What has changed since the replica's last call: of each parameter its piece, its changed rows, or None."""
         since, self._seen[replica] = self._seen[replica], self.version
         return tuple(self._change(index, since) for index in range(len(self.parameters)))
 
@@ -112,14 +113,15 @@ class Shard:
         return (rows, weights[rows]) if len(rows) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What steps the weights; not the weights, which every replica has."""
+        """Optimizer, scheduler and version; not the weights, which every replica's checkpoint has."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler, "version": self.version}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError, TypeError or KeyError for what is no state of this one."""
+        """Raise ValueError, TypeError or KeyError unless `load_state_dict` can load `state`."""
         if (state["scheduler"] is None) != (self.scheduler is None):
-            raise ValueError("a scheduler is there or here, and not on the other side")
+            names = ["no scheduler" if side is None else "a scheduler" for side in (state["scheduler"], self.scheduler)]
+            raise ValueError(f"the state has {names[0]}, and this trainer has {names[1]}")
         check_part(state["optimizer"], self.optimizer)
         if self.scheduler is not None:
             check_part(state["scheduler"], self.scheduler)
@@ -127,7 +129,7 @@ class Shard:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any], pieces: Sequence[Piece]) -> None:
-        """Go on from there, with these weights, which all replicas have."""
+        """Load what `state_dict` returned, and the weights `pieces`, which all replicas have."""
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             assert isinstance(piece, Tensor), "weights are dense"
             parameter.copy_(piece)
@@ -146,27 +148,30 @@ def take(parameters: Sequence[Tensor], rows: Sequence[Rows], changes: Sequence[P
     for parameter, (begin, end), change in zip(parameters, rows, changes, strict=True):
         if change is None:
             continue
-        mine = parameter[begin:end] if parameter.dim() else parameter
+        piece = parameter[begin:end] if parameter.dim() else parameter
         if isinstance(change, Tensor):
-            mine.copy_(change)
+            piece.copy_(change)
         else:
-            mine[change[0].to(mine.device)] = change[1].to(mine.device)
+            piece[change[0].to(piece.device)] = change[1].to(piece.device)
 
 
 def rows_of(tensor: Tensor) -> int:
-    """How long dim 0 is; a number without dimensions is one row."""
+    """The size of dim 0; a tensor without dimensions is one row."""
     return tensor.shape[0] if tensor.dim() else 1
 
 
 def piece_of(tensor: Tensor, begin: int, end: int) -> Piece:
-    """Rows of a tensor; a sparse one's as the rows that it has, numbered from `begin`."""
+    """Rows [begin, end) of a tensor. Of a sparse tensor: the rows that it has, numbered from `begin`, and their values.
+
+    Raises UsageError for a tensor that is sparse in more than one dimension.
+    """
     if not tensor.is_sparse:
         whole = (begin, end) == (0, rows_of(tensor))
         return tensor if whole else tensor[begin:end] if tensor.dim() else tensor.reshape(1)[:0]
     if tensor.sparse_dim() != 1:
         raise UsageError(
-            f"a gradient {tuple(tensor.shape)} that is sparse in {tensor.sparse_dim()} dimensions: a parameter server "
-            "takes those of embeddings, which are sparse in rows; make it dense"
+            f"a gradient {tuple(tensor.shape)} is sparse in {tensor.sparse_dim()} dimensions: a parameter server takes "
+            "gradients that are sparse in rows, as those of embeddings; make it dense"
         )
     tensor = tensor.coalesce()
     indices = tensor.indices()[0]
@@ -175,17 +180,17 @@ def piece_of(tensor: Tensor, begin: int, end: int) -> Piece:
 
 
 def as_gradient(piece: Tensor | tuple[Tensor, Tensor], parameter: Tensor) -> Tensor | None:
-    """A piece as the gradient of a shard's parameter; an empty one is none."""
+    """A piece as the gradient of a shard's parameter; None if the parameter has no elements."""
     if parameter.numel() == 0:
         return None
     if isinstance(piece, Tensor):
         return piece.to(parameter.device)
-    rows, values = (each.to(parameter.device) for each in piece)
+    rows, values = (tensor.to(parameter.device) for tensor in piece)
     return torch.sparse_coo_tensor(rows[None], values, parameter.shape, is_coalesced=True, check_invariants=False)
 
 
 def touches_only_rows(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a sparse gradient changes no other rows than its own; others are taken to change everything."""
+    """Whether a step with a sparse gradient surely changes no rows but the gradient's own."""
     if isinstance(optimizer, torch.optim.SGD):
         return all(group["momentum"] == 0 for group in optimizer.param_groups)
     return isinstance(optimizer, torch.optim.SparseAdam | torch.optim.Adagrad)
