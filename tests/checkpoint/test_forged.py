@@ -81,7 +81,7 @@ def refused(run, message):
 )  # fmt: skip
 def test_a_manifest_of_other_kinds(field, value, run):
     seal(run, lambda content: content.__setitem__(field, value))
-    refused(run, "manifest.json is none that Stretto has written")
+    refused(run, "manifest.json was not written by Stretto")
 
 
 def test_more_minibatches_than_updates(run):
@@ -162,7 +162,7 @@ def test_a_pipe_is_not_waited_for(name, run):
     file = run / ("" if name == "manifest.json" else "stage-0") / name
     file.unlink()
     os.mkfifo(file)
-    refused(run, f"{name} is damaged: it is no file")
+    refused(run, f"{name} is damaged: it is no regular file")
 
 
 class Evil:

@@ -1,7 +1,7 @@
-"""How the files of a folder must look: their sizes and CRC-32.
+"""The sizes and CRC-32 of the files of a folder, by which damage is found.
 
-A CRC finds every burst of up to 32 wrong bits, and any other damage but one in 4e9. It guards against disks and copies,
-not against forgers, and reads 500 MB in 0.25 s where SHA-256 takes 1.4 s (one thread, no SHA instructions).
+A CRC finds every burst of up to 32 wrong bits, and all but one in 4e9 of other damages. It guards against faulty disks
+and copies, not against forgers. It reads 500 MB in 0.25 s where SHA-256 takes 1.4 s (one thread, no SHA instructions).
 """
 
 import re
@@ -16,47 +16,46 @@ from stretto.files.path_names import in_path
 
 
 class FileDigest(NamedTuple):
-    """The size in bytes and the CRC-32, as eight hexadecimal digits. JSON writes a list of two."""
+    """A file's size in bytes, and its CRC-32 as eight hexadecimal digits. In JSON a list of the two."""
 
     size: int
     crc32: str
 
 
-REPLICA = re.compile(r"replica-[1-9][0-9]*")  # a folder in a stage's
+REPLICA = re.compile(r"replica-[1-9][0-9]*")  # a folder in a stage's folder
 
-Digest = Mapping[str, FileDigest]  # by the file's name, or replica-<n>/ and its name
+Digest = Mapping[str, FileDigest]  # by the file's name, with replica-<n>/ before it in a replica's folder
 
 
 def digest_of(folder: Path) -> dict[str, FileDigest]:
-    """The digests of all files in `folder` itself."""
+    """The digests of all files in `folder`, not of those in its folders."""
     files = sorted(file for file in folder.iterdir() if not file.is_dir())
     return {file.name: FileDigest(file.stat().st_size, crc32(file)) for file in files}
 
 
 def check(folder: Path, digest: Digest, *, sizes_only: bool = False) -> None:
-    """Raise UsageError, naming the file and what is wrong with it, if one is not as `digest` says."""
-    for name, (size, wanted) in digest.items():
-        file = _file(folder, name)
+    """Raise UsageError, naming the file and its damage, if a file in `folder` differs from its digest."""
+    for name, (size, checksum) in digest.items():
+        file = _path_of(folder, name)
         try:
             status = file.stat()
-            if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
-                raise UsageError(f"{file} is damaged: it is no file")
-            found = status.st_size
-            if found != size:
-                raise UsageError(f"{file} is damaged: it has {found} bytes and had {size}")
-            if not sizes_only and (computed := crc32(file)) != wanted:
-                raise UsageError(f"{file} is damaged: its CRC-32 is {computed} and was {wanted}")
+            if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
+                raise UsageError(f"{file} is damaged: it is no regular file")
+            if status.st_size != size:
+                raise UsageError(f"{file} is damaged: it has {status.st_size} bytes and had {size}")
+            if not sizes_only and (computed := crc32(file)) != checksum:
+                raise UsageError(f"{file} is damaged: its CRC-32 is {computed} and was {checksum}")
         except FileNotFoundError:
             raise UsageError(f"{file} is missing") from None
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {error.strerror}") from error
 
 
-def _file(folder: Path, name: str) -> Path:
-    within, _, own = name.rpartition("/")
-    if not REPLICA.fullmatch(within):
-        within, own = "", name
-    return folder / within / in_path(own, f"{folder}: the name of a file", hidden=True)
+def _path_of(folder: Path, name: str) -> Path:
+    replica, _, file_name = name.rpartition("/")
+    if not REPLICA.fullmatch(replica):
+        replica, file_name = "", name
+    return folder / replica / in_path(file_name, f"{folder}: the name of a file", hidden=True)
 
 
 def crc32(file: Path) -> str:

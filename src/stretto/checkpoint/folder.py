@@ -1,4 +1,4 @@
-"""A checkpoint's folder: written beside its place, moved there when it is whole, read from where it is then."""
+"""A checkpoint's folder: written beside its path, renamed to it when complete, and read from there."""
 
 import json
 import os
@@ -30,18 +30,18 @@ def write(
     manifest: Manifest,
     others: Sequence[Iterable[Mapping[str, Any]]] = (),
 ) -> None:
-    """Write all stages and `manifest`, which gets their digests: one process does it all. Raises as the parts do.
+    """Write a checkpoint of all stages from one process; `manifest` gets the stages' digests.
 
-    `others` are the states of the same stages in replicas 1, 2, ...
+    `others` are the states of the same stages in replicas 1, 2, ... Raises as `begin` and `write_stage` do.
     """
     partial = begin(path)
     try:
         digests = []
-        for index, (state, *own) in enumerate(zip(states, *others, strict=True)):
-            first = contents(index, state) if own else {}
+        for index, (state, *replica_states) in enumerate(zip(states, *others, strict=True)):
+            first = contents(index, state) if replica_states else {}
             digest = dict(write_stage(partial, index, state))
-            for replica, other in enumerate(own, start=1):
-                digest |= write_stage(partial, index, other, replica=replica, first=first)
+            for replica, replica_state in enumerate(replica_states, start=1):
+                digest |= write_stage(partial, index, replica_state, replica=replica, first=first)
             digests.append(digest)
         finish(partial, path, replace(manifest, stages=digests))
     except BaseException:
@@ -53,13 +53,13 @@ def write(
 
 
 def begin(path: StrPath) -> Path:
-    """Make an empty folder beside `path`, to write stages into. What an earlier attempt has left is cleared away.
+    """Make an empty folder beside `path`, to write stages into, and return it. Removes an earlier, unfinished one.
 
     Raises UsageError if something other than a checkpoint is at `path`, OSError if the folder cannot be made.
     """
     path = _real(path)
     _refuse_to_replace(path)
-    with _naming(path):
+    with _write_errors(path):
         for folder in _missing(path.parent):
             folder.mkdir(exist_ok=True)
             _sync(folder.parent)
@@ -70,42 +70,42 @@ def begin(path: StrPath) -> Path:
 
 
 def partial_of(path: StrPath) -> Path:
-    """The folder that `begin` makes, which others write their stages into."""
+    """The folder that `begin(path)` makes, into which all workers write their stages."""
     return hidden(_real(path), "partial")
 
 
 def contents(index: int, state: Mapping[str, Any]) -> Contents:
-    """What a stage's state consists of: given to `write_stage` for other replicas. Raises as `write_stage` does."""
+    """The hashes of a stage's state, which `write_stage` takes for other replicas. Raises as `write_stage` does."""
     return contents_of(*_flattened(index, state))
 
 
 def write_stage(
     partial: Path, index: int, state: Mapping[str, Any], *, replica: int = 0, first: Contents | None = None
 ) -> Digest:
-    """Write what `read_stage` is to give back; it is on the disk on return. Only `finish` makes it part of anything.
+    """Write the state of a stage into `partial`, and return the digests of its files, which are on disk by then.
 
-    Of another replica than the first one what is not among the `first` one's contents is written, in a folder of its
-    own; nothing if it is all the same. Raises UsageError if `state` holds what a checkpoint cannot, OSError if there is
-    no room for it.
+    Another replica than the first writes into a folder of its own, and only what differs from `first`, the contents of
+    the first replica; nothing if both are equal. Raises UsageError if `state` holds an object that a checkpoint cannot
+    hold, OSError if the files cannot be written.
     """
     from stretto.checkpoint.tensors import save_tensors
 
     tree, tensors = _flattened(index, state)
     if first is not None:
-        own = contents_of(tree, tensors)
-        tensors = {name: tensor for name, tensor in tensors.items() if first.get(name) != own[name]}
-        if not tensors and first[TREE] == own[TREE]:
+        hashes = contents_of(tree, tensors)
+        tensors = {name: tensor for name, tensor in tensors.items() if first.get(name) != hashes[name]}
+        if not tensors and first[TREE] == hashes[TREE]:
             return {}
-    whole = stage_folder(partial, index)
-    folder = replica_folder(whole, replica)
-    with _naming(folder):
-        for each in dict.fromkeys((whole, folder)):
-            each.mkdir(exist_ok=each is whole)  # another replica may be first
+    stage = stage_folder(partial, index)
+    folder = replica_folder(stage, replica)
+    with _write_errors(folder):
+        for path in dict.fromkeys((stage, folder)):
+            path.mkdir(exist_ok=path is stage)  # another replica may have made the stage's folder
         save_tensors(folder, tensors)
         _write_text(folder / STATE, tree)
-        for each in dict.fromkeys((folder, whole)):
-            _sync(each)
-        return {(folder / name).relative_to(whole).as_posix(): file for name, file in digest_of(folder).items()}
+        for path in dict.fromkeys((folder, stage)):
+            _sync(path)
+        return {(folder / name).relative_to(stage).as_posix(): digest for name, digest in digest_of(folder).items()}
 
 
 def _flattened(index: int, state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
@@ -117,12 +117,15 @@ def _flattened(index: int, state: Mapping[str, Any]) -> tuple[str, dict[str, Ten
 
 
 def finish(partial: Path, path: StrPath, manifest: Manifest) -> None:
-    """Put what was written in `partial` at `path`: there is a whole checkpoint before, after and in between."""
+    """Write the manifest into `partial` and rename it to `path`. At every moment a complete checkpoint can be read.
+
+    Raises OSError if the files cannot be written or renamed.
+    """
     path = _real(path)
-    wanted = {stage_folder(partial, index) for index in range(len(manifest.stages))}
-    assert wanted <= set(partial.iterdir()), f"{partial} does not hold the {len(wanted)} stages of the manifest"
+    stages = {stage_folder(partial, index) for index in range(len(manifest.stages))}
+    assert stages <= set(partial.iterdir()), f"{partial} does not hold the {len(stages)} stages of the manifest"
     former = hidden(path, "former")
-    with _naming(path):
+    with _write_errors(path):
         _write_text(partial / MANIFEST, render(manifest))
         _sync(partial)
         if path.exists():
@@ -134,7 +137,7 @@ def finish(partial: Path, path: StrPath, manifest: Manifest) -> None:
 
 
 def discard(path: StrPath) -> None:
-    """Leave at `path` what was there before `begin`, if `finish` has not ended, and nothing beside it."""
+    """Restore the checkpoint that was at `path` before `begin`, unless `finish` has ended, and remove partial files."""
     path = _real(path)
     partial, former = hidden(path, "partial"), hidden(path, "former")
     if _complete(former) and not _complete(path):
@@ -147,12 +150,12 @@ def discard(path: StrPath) -> None:
 
 
 def read_manifest(path: StrPath) -> Manifest:
-    """What the checkpoint at `path` says of itself. Raises UsageError if there is none, or none that can be read."""
+    """The manifest of the checkpoint at `path`. Raises UsageError if there is no checkpoint, or it cannot be read."""
     folder = _find(path)
     file = folder / MANIFEST
     try:
-        if file.exists() and not file.is_file():  # a pipe would be waited for
-            raise UsageError(f"{file} is damaged: it is no file")
+        if file.exists() and not file.is_file():  # reading a pipe would block
+            raise UsageError(f"{file} is damaged: it is no regular file")
         content = file.read_bytes()
     except FileNotFoundError:
         raise UsageError(f"{folder} is not a whole checkpoint: {MANIFEST} is missing") from None
@@ -162,7 +165,7 @@ def read_manifest(path: StrPath) -> Manifest:
 
 
 def read_stage(path: StrPath, index: int, replica: int = 0) -> dict[str, Any]:
-    """The state that `write_stage` got. Raises UsageError if a file of the stage is not as it was written."""
+    """The state of a stage in a replica, as given to `write_stage`. Raises UsageError if a file of it is damaged."""
     from stretto.checkpoint.tensors import load_tensors, names_in
 
     manifest = read_manifest(path)
@@ -170,22 +173,22 @@ def read_stage(path: StrPath, index: int, replica: int = 0) -> dict[str, Any]:
         raise UsageError(f"{path} holds {len(manifest.stages)} stages: it has no stage {index}")
     if not 0 <= replica < manifest.replicas:
         raise UsageError(f"{path} holds {manifest.replicas} replicas of each stage: it has no replica {replica}")
-    whole, digest = stage_folder(_find(path), index), manifest.stages[index]
-    folder = replica_folder(whole, replica)
-    if not _files_of(folder, whole, digest):
-        folder = whole  # this replica's state is that of the first one
-    _check_own(folder, whole, digest)
+    stage, digest = stage_folder(_find(path), index), manifest.stages[index]
+    folder = replica_folder(stage, replica)
+    if not _files_of(folder, stage, digest):
+        folder = stage  # this replica's state equals the first one's
+    check(stage, _files_of(folder, stage, digest))
     try:
         tree = json.loads((folder / STATE).read_bytes())
         if not (isinstance(tree, dict) and "dict" in tree):
             raise UsageError(f"{folder / STATE} is no state of a stage")
         tensors = empty_tensors(tree)
-        own = names_in(folder)
-        load_tensors(folder, {name: tensor for name, tensor in tensors.items() if name in own})
-        shared = {name: tensor for name, tensor in tensors.items() if name not in own}
+        names = names_in(folder)
+        load_tensors(folder, {name: tensor for name, tensor in tensors.items() if name in names})
+        shared = {name: tensor for name, tensor in tensors.items() if name not in names}
         if shared:
-            _check_own(whole, whole, digest)
-            load_tensors(whole, shared)
+            check(stage, _files_of(stage, stage, digest))
+            load_tensors(stage, shared)
         state: dict[str, Any] = unflatten(tree, tensors)
     except UsageError:
         raise
@@ -194,21 +197,20 @@ def read_stage(path: StrPath, index: int, replica: int = 0) -> dict[str, Any]:
     return state
 
 
-def _files_of(folder: Path, whole: Path, digest: Digest) -> Digest:
-    # Those of a stage's files that one replica has for itself; `check` refuses names that lead anywhere else.
-    def place(name: str) -> Path:
-        own = name.rpartition("/")[0]
-        return whole / own if REPLICA.fullmatch(own) else whole
+def _files_of(folder: Path, stage: Path, digest: Digest) -> Digest:
+    # The digests of a stage's files in `folder`, the stage's own or a replica's. `check` refuses names outside them.
+    def parent(name: str) -> Path:
+        replica = name.rpartition("/")[0]
+        return stage / replica if REPLICA.fullmatch(replica) else stage
 
-    return {name: file for name, file in digest.items() if place(name) == folder}
-
-
-def _check_own(folder: Path, whole: Path, digest: Digest) -> None:
-    check(whole, _files_of(folder, whole, digest))
+    return {name: file for name, file in digest.items() if parent(name) == folder}
 
 
 def verify(path: StrPath, *, sizes_only: bool = False) -> None:
-    """Raise UsageError, naming the file and what is wrong with it, if the checkpoint at `path` is not whole."""
+    """Raise UsageError, naming the file and its damage, if the checkpoint at `path` is not complete and unchanged.
+
+    With `sizes_only` the contents of files are not read.
+    """
     manifest, folder = read_manifest(path), _find(path)
     for index, digest in enumerate(manifest.stages):
         check(stage_folder(folder, index), digest, sizes_only=sizes_only)
@@ -218,17 +220,17 @@ def verify(path: StrPath, *, sizes_only: bool = False) -> None:
 
 
 def stage_folder(folder: Path, index: int) -> Path:
-    """Where a stage's files are in a checkpoint."""
+    """The folder of a stage's files in a checkpoint."""
     return folder / f"stage-{index}"
 
 
 def replica_folder(stage: Path, replica: int) -> Path:
-    """Where those files of a stage are that a replica has for itself; the first one's are the stage's."""
+    """The folder of a replica's own files of a stage; the stage's folder for replica 0."""
     return stage / f"replica-{replica}" if replica else stage
 
 
 def hidden(path: Path, role: str) -> Path:
-    """The name beside `path` of what is not a checkpoint yet, or no more."""
+    """The hidden path beside a checkpoint for its role: partial, former or removed."""
     return path.with_name(f".{path.name}.{role}")
 
 
@@ -244,7 +246,7 @@ def _find(path: StrPath) -> Path:
     if not path.is_dir():
         raise UsageError(
             f"{path} is not a checkpoint but a file: checkpoints are folders. Earlier versions of Stretto wrote single "
-            "files; load such a one with the version that wrote it"
+            "files; load such a file with the version that wrote it"
         )
     return path
 
@@ -254,16 +256,16 @@ def _refuse_to_replace(path: Path) -> None:
         raise UsageError(f"{path} is the root of all folders: name a folder for the checkpoint")
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file, and a checkpoint a folder: remove it, or save under another name")
-    other = [entry.name for entry in path.iterdir() if not PARTS.fullmatch(entry.name)] if path.exists() else []
-    if other:
+    foreign = [entry.name for entry in path.iterdir() if not PARTS.fullmatch(entry.name)] if path.exists() else []
+    if foreign:
         raise UsageError(
-            f"{path} is a folder that holds {sorted(other)[0]!r}, which is no part of a checkpoint, and saving would "
+            f"{path} is a folder that holds {sorted(foreign)[0]!r}, which is no part of a checkpoint, and saving would "
             "replace all of it: save under another name"
         )
 
 
 def _real(path: StrPath) -> Path:
-    return Path(os.path.realpath(path))  # what a link points to is replaced, not the link
+    return Path(os.path.realpath(path))  # the target of a link is replaced, not the link
 
 
 def _complete(folder: Path) -> bool:
@@ -271,19 +273,19 @@ def _complete(folder: Path) -> bool:
 
 
 def _missing(folder: Path) -> list[Path]:
-    return [each for each in reversed([folder, *folder.parents]) if not each.exists()]
+    return [path for path in reversed([folder, *folder.parents]) if not path.exists()]
 
 
 # -- the disk ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = f"the checkpoint could not be written: {error.strerror}; one that was there before still is"
-        raise OSError(error.errno, why, str(path)) from error
+        message = f"the checkpoint could not be written: {error.strerror}; one that was there before still is"
+        raise OSError(error.errno, message, str(path)) from error
 
 
 def _write_text(file: Path, text: str) -> None:

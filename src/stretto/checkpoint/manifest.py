@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself in manifest.json."""
+"""The manifest of a checkpoint: the content of manifest.json."""
 
 import json
 import zlib
@@ -20,18 +20,18 @@ READS = (2, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What was trained, how far, and what the files of each stage must look like.
+    """What was trained, how far, and the digests of each stage's files.
 
-    `losses` are the minibatches' that `step` may still return, by their number: one for each micro-batch. `extra` is
-    the caller's: where its data stands, states of random generators (as bytes), counts. It holds what a stage's state
-    may, except tensors. Where several processes had a part of each stage's weights, `stages` are `parts` times as many:
-    those of a stage follow each other. `sync` says how `replicas` of the stages stayed together: None in format 2.
+    `losses`: the losses that `step` has still to return, by the minibatch's number, one for each micro-batch. `extra`
+    is the caller's: its place in the data, states of random generators (as bytes), counts. It may hold what a stage's
+    state may, except tensors. `stages`: one digest per stage, or `parts` consecutive ones per stage where its weights
+    were divided among `parts` processes. `sync` names the strategy of the `replicas` replicas: None in format 2.
     """
 
     method: str
     seed: int
     precision: str | None
-    entered: int  # minibatches
+    entered: int  # minibatches that have entered the pipeline
     losses: Mapping[int, Sequence[float]] = field(default_factory=dict)
     stages: Sequence[Digest] = ()
     parts: int = 1
@@ -43,7 +43,7 @@ class Manifest:
 
 
 def render(manifest: Manifest) -> str:
-    """The text of manifest.json. Raises UsageError if `extra` holds what it cannot."""
+    """The text of manifest.json. Raises UsageError if `extra` holds a tensor, or what no checkpoint can hold."""
     content = {"format": FORMAT, **vars(manifest), "num_stages": len(manifest.stages)}
     content["extra"], tensors = flatten(dict(manifest.extra))
     if tensors:
@@ -54,41 +54,43 @@ def render(manifest: Manifest) -> str:
 
 
 def parse(text: bytes, file: Path) -> Manifest:
-    """What `render` made the content of `file` of. Raises UsageError if it did not, or another version did."""
+    """The manifest from the content of `file`. Raises UsageError if it is damaged, or of an unknown format."""
     try:
         content = json.loads(text)
-        found, number = content.pop("crc32"), content.pop("format")
+        checksum, file_format = content.pop("crc32"), content.pop("format")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{file} is damaged: {type(error).__name__}: {error}") from error
-    if found != _crc32({"format": number, **content}):
-        raise UsageError(f"{file} is damaged: its CRC-32 is not {found}")
-    if number not in READS:
-        made_by, reads = f"version {content.get('stretto')} of Stretto", " and ".join(map(str, READS))
-        raise UsageError(f"{file} is of format {number}, written by {made_by}: this version reads formats {reads}")
+    if checksum != _crc32({"format": file_format, **content}):
+        raise UsageError(f"{file} is damaged: its CRC-32 is not {checksum}")
+    if file_format not in READS:
+        writer, formats = f"version {content.get('stretto')} of Stretto", " and ".join(map(str, READS))
+        raise UsageError(
+            f"{file} is of format {file_format}, written by {writer}: this version reads formats {formats}"
+        )
     try:
         return _manifest(content)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise UsageError(f"{file} is none that Stretto has written: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{file} was not written by Stretto: {type(error).__name__}: {error}") from error
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:
-    # Its sum is right: whatever is wrong here has been written so.
-    stages = content["stages"]
-    if content.pop("num_stages") != len(stages):
-        raise ValueError(f"{len(stages)} stages, of another number of them")
+    # The CRC-32 is right, so a wrong value here was written so.
+    stages, num_stages = content["stages"], content.pop("num_stages")
+    if num_stages != len(stages):
+        raise ValueError(f"stages has {len(stages)} entries, and num_stages is {num_stages!r}")
     content["extra"] = unflatten(content["extra"], {})
-    content["stages"] = [{name: FileDigest(*each) for name, each in digest.items()} for digest in stages]
+    content["stages"] = [{name: FileDigest(*pair) for name, pair in digest.items()} for digest in stages]
     content["losses"] = {int(n): [float(loss) for loss in losses] for n, losses in content["losses"].items()}
-    made = Manifest(**content)
-    counts = (("entered", made.entered, 0), ("parts", made.parts, 1), ("replicas", made.replicas, 1))
-    for name, value, least in (("seed", made.seed, None), *counts):
+    manifest = Manifest(**content)
+    counts = (("entered", manifest.entered, 0), ("parts", manifest.parts, 1), ("replicas", manifest.replicas, 1))
+    for name, value, least in (("seed", manifest.seed, None), *counts):
         if type(value) is not int or (least is not None and value < least):
             raise ValueError(f"{name} is {value!r}")
-    if len(stages) % made.parts or not isinstance(made.extra, dict):
-        raise ValueError(f"{len(stages)} stages in {made.parts} parts, extra is a {type(made.extra).__name__}")
-    if not isinstance(made.sync, str | None):
-        raise TypeError(f"sync is {made.sync!r}")
-    return made
+    if len(stages) % manifest.parts or not isinstance(manifest.extra, dict):
+        raise ValueError(f"{len(stages)} stages in {manifest.parts} parts, extra is a {type(manifest.extra).__name__}")
+    if not isinstance(manifest.sync, str | None):
+        raise TypeError(f"sync is {manifest.sync!r}")
+    return manifest
 
 
 def _crc32(content: Mapping[str, Any]) -> str:

@@ -11,12 +11,13 @@ STEP = re.compile(r"step-(\d+)|\.step-(\d+)\.former")
 
 
 def newest(folder: StrPath) -> tuple[Path | None, list[str]]:
-    """The checkpoint of the highest number that is whole, and what is to be said of those that are not.
+    """The newest complete checkpoint (None if there is none), and a message for each newer one that is damaged.
 
-    Goes down from the highest and reads no further than it must: all that is newer than the result is named.
+    Also a message for each checkpoint that was never finished. Reads checkpoints from the highest number down to the
+    result.
     """
     folder = Path(folder)
-    complaints = [f"{each} was never finished" for each in _leftovers(folder, "partial")]
+    complaints = [f"{path} was never finished" for path in _leftovers(folder, "partial")]
     for path in _steps(folder):
         try:
             verify(path)
@@ -28,27 +29,28 @@ def newest(folder: StrPath) -> tuple[Path | None, list[str]]:
 
 
 def prune(folder: StrPath, keep: int = 2) -> None:
-    """Remove what is older than the `keep` newest checkpoints that are whole, and what attempts have left behind.
+    """Remove all checkpoints older than the `keep` newest complete ones, and the files of unfinished ones.
 
-    Whole is what has all its files in their sizes: contents are not read. Not while one is being written.
+    A checkpoint counts as complete if all its files have the right sizes: contents are not read. Do not call it while a
+    checkpoint is being written. Raises UsageError for `keep` below 1.
     """
     if keep < 1:
         raise UsageError(f"keep={keep}: at least one checkpoint must be kept")
     folder = Path(folder)
-    for each in [*_leftovers(folder, "removed"), *_leftovers(folder, "partial")]:
-        shutil.rmtree(each)
-    kept = 0
+    for leftover in [*_leftovers(folder, "removed"), *_leftovers(folder, "partial")]:
+        shutil.rmtree(leftover)
+    num_kept = 0
     for path in _steps(folder):
-        if kept == keep:
+        if num_kept == keep:
             _remove(path)
-        elif _looks_whole(path):
-            kept += 1
+        elif _looks_complete(path):
+            num_kept += 1
 
 
 def _steps(folder: Path) -> list[Path]:
-    """The paths of all checkpoints, highest number first, also of those that are there only as the former."""
-    found = [STEP.fullmatch(each.name) for each in folder.iterdir()] if folder.exists() else []
-    names = {f"step-{match[1] or match[2]}" for match in found if match}
+    """The paths of all checkpoints, highest number first, also of those that only exist as `.step-<n>.former`."""
+    matches = [STEP.fullmatch(path.name) for path in folder.iterdir()] if folder.exists() else []
+    names = {f"step-{match[1] or match[2]}" for match in matches if match}
     return [folder / name for name in sorted(names, key=lambda name: int(name.removeprefix("step-")), reverse=True)]
 
 
@@ -56,7 +58,7 @@ def _leftovers(folder: Path, role: str) -> list[Path]:
     return sorted(folder.glob(f".step-*.{role}"))
 
 
-def _looks_whole(path: Path) -> bool:
+def _looks_complete(path: Path) -> bool:
     try:
         verify(path, sizes_only=True)
     except UsageError:
@@ -65,9 +67,9 @@ def _looks_whole(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    # By another name first: what is half removed must not look like a damaged checkpoint.
+    # Renamed first: a half removed folder must not look like a damaged checkpoint.
     removed = hidden(path, "removed")
-    for place in (path, hidden(path, "former")):
-        if place.exists():
-            place.rename(removed)
+    for folder in (path, hidden(path, "former")):
+        if folder.exists():
+            folder.rename(removed)
             shutil.rmtree(removed)

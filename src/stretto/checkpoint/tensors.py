@@ -1,6 +1,6 @@
 """Tensors by name in a folder, as torch.distributed.checkpoint writes them. Importing this takes a second.
 
-torch's reader unpickles `.metadata` as it is; here it may name nothing but what such a file consists of.
+torch's reader unpickles any object that `.metadata` names; this one refuses all but the classes of such a file.
 """
 
 import pickle
@@ -38,33 +38,33 @@ CONSISTS_OF = {
 
 
 def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write and fsync the files of `folder`. No other worker takes part, even if there are some."""
-    with _own_errors():
+    """Write tensors to `folder` and fsync the files, without messages to other workers."""
+    with _torch_errors():
         save(dict(tensors), storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
 def load_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Read into `tensors`, which have the shapes and types of what was saved by their names."""
-    with _own_errors():
-        Reader(folder).read_metadata()  # what torch's loader catches there it prints, and tries again
+    """Read into `tensors`, which have the shapes and dtypes of the saved tensors of the same names."""
+    with _torch_errors():
+        Reader(folder).read_metadata()  # torch's loader would catch and print its errors, and read again
         load(dict(tensors), storage_reader=Reader(folder), no_dist=True)
 
 
 def names_in(folder: Path) -> set[str]:
     """The names of the tensors in `folder`."""
-    with _own_errors():
+    with _torch_errors():
         return set(Reader(folder).read_metadata().state_dict_metadata)
 
 
 class Reader(FileSystemReader):
-    """torch's reader, which reads tensors with weights_only, and here the metadata too with a list of what may be."""
+    """torch's reader, which reads tensors with weights_only; this one also unpickles only known classes of metadata."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The content of `.metadata`. Raises pickle.UnpicklingError if it names anything else."""
+        """The content of `.metadata`. Raises pickle.UnpicklingError if it names a class that metadata does not have."""
         with (Path(self.path) / ".metadata").open("rb") as file:
             metadata: Metadata = _Unpickler(file).load()
-        for place in (metadata.storage_data or {}).values():
-            in_path(place.relative_path, f"{self.path}: the name of a file with tensors")
+        for storage in (metadata.storage_data or {}).values():
+            in_path(storage.relative_path, f"{self.path}: the name of a file with tensors")
         return metadata
 
 
@@ -73,13 +73,13 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and (module, name) not in CONSISTS_OF:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's metadata")
-        return super().find_class(module.removesuffix("._local"), name)  # as CPython 3.13 writes it, elsewhere unknown
+        return super().find_class(module.removesuffix("._local"), name)  # only CPython 3.13 has pathlib._local
 
 
 @contextmanager
-def _own_errors() -> Iterator[None]:
+def _torch_errors() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is told so: no_dist
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # no_dist disables it on purpose
         try:
             yield
         except CheckpointException as error:  # a BaseException, in which torch wraps all others
@@ -87,7 +87,7 @@ def _own_errors() -> Iterator[None]:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    # What a failed write raises reaches us as a RuntimeError of the archive, which then has not the length it expects.
+    # After a failed write torch raises a RuntimeError about the archive's length; the OSError is its cause.
     first: BaseException
     first, _ = next(iter(error.failures.values()))
     cause: BaseException | None = first

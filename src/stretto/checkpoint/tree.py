@@ -1,8 +1,9 @@
-"""A nested state in two parts: what JSON can hold, and the tensors by name.
+"""A nested state in two parts: a tree that JSON can hold, and the tensors by name.
 
-None, booleans, numbers, strings and lists are themselves; everything else is an object of one tag:
-{"dict": [[key, value], ...]}, so that keys keep their types and their order; {"tuple": [...]}; {"tensor": its name, and
-its shape}. What JSON writes of floats reads back as the same float (nan and inf as Python writes them).
+None, booleans, numbers, strings and lists stand for themselves; everything else is an object with a tag:
+{"dict": [[key, value], ...]}, so that keys keep their types and their order; {"tuple": [...]};
+{"tensor": name, "dtype": ..., "shape": ..., "stride": ...}.
+Floats read back from JSON are the same (nan and inf as Python writes them).
 """
 
 import base64
@@ -21,15 +22,21 @@ TAGS = {kind: tag for tag, kind in {**SEQUENCES, **MAPPINGS}.items()}
 
 
 def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """What `unflatten` makes `state` of. Raises UsageError, naming the place in it, for what cannot be kept."""
+    """The tree of a state, and its tensors by name: `unflatten` puts them together again.
+
+    Raises UsageError, naming the object by its keys, for an object that a checkpoint cannot hold.
+    """
     tensors: dict[str, Tensor] = {}
     return _pack(state, (), tensors), tensors
 
 
 def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that `flatten` took apart: equal values of equal types, on the CPU, nothing shared any more."""
+    """The state that `flatten` took apart: equal values of equal types, with the given tensors.
+
+    An object that the state held twice becomes two objects.
+    """
     if isinstance(tree, list):
-        return [unflatten(each, tensors) for each in tree]
+        return [unflatten(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
     tag, content = next(iter(tree.items()))
@@ -41,14 +48,14 @@ def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return getattr(torch, content)
     if tag in SEQUENCES:
         return SEQUENCES[tag](unflatten(content, tensors))
-    made = MAPPINGS[tag]({unflatten(key, tensors): unflatten(value, tensors) for key, value in content})
+    mapping = MAPPINGS[tag]({unflatten(key, tensors): unflatten(value, tensors) for key, value in content})
     if "attributes" in tree:
-        vars(made).update(unflatten(tree["attributes"], tensors))
-    return made
+        vars(mapping).update(unflatten(tree["attributes"], tensors))
+    return mapping
 
 
 def empty_tensors(tree: Any) -> dict[str, Tensor]:
-    """Where the tensors that `tree` names can be read into: their shapes, types and strides."""
+    """Uninitialised CPU tensors for all that `tree` names, with their dtypes, shapes and strides."""
     if isinstance(tree, dict) and "tensor" in tree:
         dtype: torch.dtype = getattr(torch, tree["dtype"])
         return {tree["tensor"]: torch.empty_strided(tree["shape"], tree["stride"], dtype=dtype)}
@@ -60,7 +67,7 @@ def _pack(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if type(value) is list:
-        return [_pack(each, (*path, index), tensors) for index, each in enumerate(value)]
+        return [_pack(item, (*path, index), tensors) for index, item in enumerate(value)]
     if isinstance(value, Tensor):
         return _pack_tensor(value, path, tensors)
     if type(value) is bytes:
@@ -71,8 +78,8 @@ def _pack(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
     if tag in SEQUENCES:
         return {tag: _pack(list(value), path, tensors)}
     if tag in MAPPINGS:
-        pairs = [[_pack(key, (*path, key), tensors), _pack(each, (*path, key), tensors)] for key, each in value.items()]
-        attributes = getattr(value, "__dict__", None)  # a module's state has the versions of its parts in one
+        pairs = [[_pack(key, (*path, key), tensors), _pack(item, (*path, key), tensors)] for key, item in value.items()]
+        attributes = getattr(value, "__dict__", None)  # a module's state_dict has its versions in `_metadata`
         return {tag: pairs} | ({"attributes": _pack(attributes, path, tensors)} if attributes else {})
     raise UsageError(f"a checkpoint cannot hold {_name(path)}: it is a {type(value).__qualname__}. {KEEPS}")
 
@@ -89,7 +96,7 @@ def _pack_tensor(tensor: Tensor, path: tuple[Any, ...], tensors: dict[str, Tenso
     while name in tensors:  # the keys 0 and "0", or "a.b" and "b" in "a"
         name += "'"
     tensors[name] = tensor.detach()
-    dense = torch.empty_like(tensor, device="meta")  # the same order of dimensions in memory, without gaps
+    dense = torch.empty_like(tensor, device="meta")  # strides in the same order, without gaps
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"tensor": name, "dtype": dtype, "shape": list(tensor.shape), "stride": list(dense.stride())}
 
