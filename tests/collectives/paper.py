@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from stretto.collectives.calls import BEGIN, POST, SETTLE, TAKE
+from stretto.collectives.calls import START_RECEIVE, START_SEND, WAIT_RECEIVE, WAIT_SEND
 
 MODES = ("buffered", "early", "late", "random")
 
@@ -46,26 +46,26 @@ class Paper:
         if at == len(program.calls):
             return False
         call = program.calls[at]
-        return call.kind in (BEGIN, POST) or (rank, call.number) in self.done
+        return call.kind in (START_SEND, START_RECEIVE) or (rank, call.number) in self.done
 
     def go(self, rank):
         """One call of a process; the channel that it is about."""
         call = self.programs[rank].calls[self.at[rank]]
-        channel = (rank, call.peer) if call.kind == BEGIN else (call.peer, rank)
+        channel = (rank, call.peer) if call.kind == START_SEND else (call.peer, rank)
         self.at[rank] += 1
         part = self.arrays[rank][call.start : call.stop]
-        if call.kind == BEGIN:
+        if call.kind == START_SEND:
             self.messages[rank] += 1
             self.elements[rank] += len(part)
             if self.mode == "buffered":
                 self.done.add((rank, call.number))
                 part = part.copy()
             self.sent[channel].append((call.number, part))
-        elif call.kind == POST:
+        elif call.kind == START_RECEIVE:
             self.posted[channel].append((call.number, part if call.spare is None else self.spare(rank, call)))
-        elif call.kind == TAKE and call.spare is not None:
+        elif call.kind == WAIT_RECEIVE and call.spare is not None:
             part += self.spare(rank, call)
-        assert call.kind in (BEGIN, POST, TAKE, SETTLE)
+        assert call.kind in (START_SEND, START_RECEIVE, WAIT_RECEIVE, WAIT_SEND)
         return channel
 
     def spare(self, rank, call):

@@ -5,7 +5,7 @@ import pytest
 from stretto.collectives import ALGORITHMS, Calibration, Link, formula
 from stretto.collectives.algorithm_comparison import compared
 from stretto.collectives.calibration import NOMINAL, SizeTimes, cheapest, predicted
-from stretto.collectives.reduce import chosen, node_of
+from stretto.collectives.reduce import algorithm_for, node_size_for
 from stretto.errors import UsageError
 
 LINK = Link(latency=1e-4, seconds_per_byte=1e-9, reduction_seconds_per_byte=2e-10)
@@ -36,20 +36,27 @@ def test_what_is_no_calibration_is_refused(tmp_path):
 
 def test_auto_is_what_was_fastest_at_the_nearest_size():
     found = calibration()
-    assert chosen(found, 4, 0) == chosen(found, 4, 2000) == chosen(found, 4, 32_000) == "recursive-doubling"
-    assert chosen(found, 4, 33_000) == chosen(found, 4, 1 << 26) == "hierarchical"  # torch's own is not ours to choose
-    assert chosen(found, 3, 0) == cheapest(LINK, 3, 0)  # another number of processes
+    assert (
+        algorithm_for(found, 4, 0)
+        == algorithm_for(found, 4, 2000)
+        == algorithm_for(found, 4, 32_000)
+        == "recursive-doubling"
+    )
+    assert (
+        algorithm_for(found, 4, 33_000) == algorithm_for(found, 4, 1 << 26) == "hierarchical"
+    )  # torch's own is not ours to choose
+    assert algorithm_for(found, 3, 0) == cheapest(LINK, 3, 0)  # another number of processes
 
 
 def test_auto_without_a_calibration_follows_the_formulas():
     for size in range(2, 18):
-        small, large = chosen(None, size, 64), chosen(None, size, 1 << 28)
+        small, large = algorithm_for(None, size, 64), algorithm_for(None, size, 1 << 28)
         seconds = {name: predicted(name, NOMINAL, size, 1 << 28) for name in ALGORITHMS}
         assert large == min(seconds, key=seconds.get)
         assert formula(small, size, 0).messages == min(
             formula(name, size, 0, per_node=1).messages for name in ALGORITHMS if name != "hierarchical"
         )
-    assert chosen(None, 8, 64) == "recursive-doubling"
+    assert algorithm_for(None, 8, 64) == "recursive-doubling"
 
 
 def test_a_calibrated_node_is_used_again():
@@ -57,8 +64,8 @@ def test_a_calibrated_node_is_used_again():
         def size(self):
             return 4
 
-    assert node_of(Group(), calibration()) == 2
-    assert node_of(Group(), calibration(workers=8)) is None
+    assert node_size_for(Group(), calibration()) == 2
+    assert node_size_for(Group(), calibration(workers=8)) is None
 
 
 def test_rows_have_what_the_formula_says():

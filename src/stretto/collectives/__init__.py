@@ -1,4 +1,4 @@
-"""All-reduce on point-to-point messages: algorithms as plans, one executor, and what each should cost."""
+"""All-reduce on point-to-point messages: algorithms as plans, one executor, and the predicted cost of each plan."""
 
 from stretto.collectives.algorithms import ALGORITHMS, plan, plans
 from stretto.collectives.calibration import Calibration

@@ -1,4 +1,4 @@
-"""Measured times beside those that the formulas give."""
+"""Measured times of all-reduces beside the times that the formulas predict."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,14 +10,14 @@ from stretto.collectives.pricing import traffic
 
 @dataclass(frozen=True)
 class ComparedTime:
-    """One algorithm at one size. Of torch's own nothing but the time is known."""
+    """One algorithm at one size. Of torch's own all-reduce only the time is known."""
 
     bytes: int
     algorithm: str
     seconds: float
     fastest: bool = False
-    messages: int | None = None  # of the process that sends most
-    sent: int | None = None  # bytes, of the same
+    messages: int | None = None  # of the process that sends the most bytes
+    sent: int | None = None  # bytes that this process sends
     predicted: float | None = None  # seconds
 
     @property
@@ -26,16 +26,16 @@ class ComparedTime:
         return self.seconds / self.predicted if self.predicted else None
 
     def to_json(self) -> dict[str, Any]:
-        """As it is printed."""
+        """The fields and the ratio, as JSON takes them."""
         return asdict(self) | {"ratio": self.ratio}
 
 
 def compared(calibration: Calibration) -> list[ComparedTime]:
     """A row for each size and algorithm, in the order they were measured."""
     return [
-        row_of(calibration, each.bytes, name, seconds, each.fastest == name)
-        for each in calibration.measured
-        for name, seconds in each.seconds.items()
+        row_of(calibration, times.bytes, name, seconds, times.fastest == name)
+        for times in calibration.measured
+        for name, seconds in times.seconds.items()
     ]
 
 
@@ -43,8 +43,8 @@ def row_of(calibration: Calibration, num_bytes: int, name: str, seconds: float, 
     """The comparison of one algorithm at one size."""
     if name not in ALGORITHMS:
         return ComparedTime(num_bytes, name, seconds)
-    node = calibration.per_node if name == NESTED else None
-    sent = [traffic(plan) for plan in plans(name, calibration.workers, num_bytes // ITEM, per_node=node)]
-    most = max(sent, key=lambda each: (each.elements, each.messages))
-    time = predicted(name, calibration.link, calibration.workers, num_bytes, node)
-    return ComparedTime(num_bytes, name, seconds, fastest, most.messages, most.elements * ITEM, time)
+    per_node = calibration.per_node if name == NESTED else None
+    traffics = [traffic(plan) for plan in plans(name, calibration.workers, num_bytes // ITEM, per_node=per_node)]
+    busiest = max(traffics, key=lambda process: (process.elements, process.messages))
+    time = predicted(name, calibration.link, calibration.workers, num_bytes, per_node)
+    return ComparedTime(num_bytes, name, seconds, fastest, busiest.messages, busiest.elements * ITEM, time)

@@ -30,7 +30,7 @@ MOST_PROCESSES = 100_000
 
 
 def check(algorithm: str, size: int, length: int, per_node: int | None) -> None:
-    """Refuse what no plan can be made for."""
+    """Raise UsageError for an unknown algorithm, or sizes for which no plan can be made."""
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise UsageError(f"algorithm={shown(algorithm)}: {nearest(str(algorithm), [*ALGORITHMS, 'auto'])}")
     whole("size", size, 1, MOST_PROCESSES)
@@ -40,10 +40,10 @@ def check(algorithm: str, size: int, length: int, per_node: int | None) -> None:
 
 
 def plan(algorithm: str, rank: int, size: int, length: int, *, per_node: int | None = None) -> Plan:
-    """What process `rank` of `size` does to sum `length` elements.
+    """The steps of process `rank` of `size` in an all-reduce of `length` elements.
 
-    `per_node` is for the hierarchical algorithm: how many consecutive ranks are a node. Raises UsageError for a name
-    that is not known, and for nodes that are not alike.
+    `per_node` is for the hierarchical algorithm: how many consecutive ranks are a node. Raises UsageError for an
+    unknown algorithm, for sizes out of range, and for a `per_node` that does not divide `size`.
     """
     check(algorithm, size, length, per_node)
     whole("rank", rank, 0, size - 1)
@@ -55,6 +55,6 @@ def plan(algorithm: str, rank: int, size: int, length: int, *, per_node: int | N
 
 
 def plans(algorithm: str, size: int, length: int, *, per_node: int | None = None) -> list[Plan]:
-    """What each process does."""
+    """The plan of each of `size` processes, by rank. Raises UsageError as `plan` does."""
     check(algorithm, size, length, per_node)
     return [plan(algorithm, rank, size, length, per_node=per_node) for rank in range(size)]

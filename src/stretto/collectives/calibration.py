@@ -1,4 +1,4 @@
-"""What all-reduces take on this machine, as measured: which algorithm `auto` stands for."""
+"""Measured times of all-reduces, by which `auto` chooses an algorithm."""
 
 import math
 import tomllib
@@ -15,30 +15,31 @@ from stretto.errors import UsageError
 from stretto.options.checks import path
 
 NOMINAL = Link(latency=1e-4, seconds_per_byte=1e-9, reduction_seconds_per_byte=2e-10)  # processes of one machine
-ITEM = 4  # bytes of an element, where only bytes are known
-FOREVER = 1e9  # seconds that nobody has measured
+ITEM = 4  # bytes of an element (float32), where only a number of bytes is known
+FOREVER = 1e9  # seconds; a longer time cannot have been measured
 RATES = ("latency", "seconds_per_byte", "reduction_seconds_per_byte")
 
 
 @dataclass(frozen=True)
 class SizeTimes:
-    """Seconds of each algorithm for tensors of one size."""
+    """Seconds of each algorithm, by name, for a tensor of `bytes` bytes."""
 
     bytes: int
     seconds: Mapping[str, float]
 
     @property
     def fastest(self) -> str:
-        """The algorithm that took the shortest."""
+        """The algorithm with the shortest time; torch's own does not count."""
         return min((name for name in self.seconds if name in ALGORITHMS), key=lambda name: self.seconds[name])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """alpha, beta, gamma as fitted, and times as measured among so many workers, by size.
+    """Fitted alpha, beta and gamma (`link`), and times measured among `workers` workers, by size.
 
-    `per_node` is what the hierarchical algorithm took for a node. `machines` is how many the workers were on, `host`
-    the name of the first; "" where it is not known. Raises UsageError for numbers that nobody can have measured.
+    `per_node` is the number of ranks in a node of the hierarchical algorithm. `machines` is the number of machines of
+    the workers, `host` the name of the first one ("" if unknown). Raises UsageError for numbers that cannot have been
+    measured.
     """
 
     workers: int
@@ -51,7 +52,8 @@ class Calibration:
     def __post_init__(self) -> None:
         if not (is_count(self.workers) and self.workers > 1 and is_count(self.machines)):
             raise UsageError(
-                f"workers={self.workers!r}, machines={self.machines!r}: two workers or more, on one or more"
+                f"workers={self.workers!r}, machines={self.machines!r}: two workers or more, on one machine or more, "
+                "belong here"
             )
         if not is_count(self.per_node) or self.workers % self.per_node:
             raise UsageError(f"per_node={self.per_node!r}: {self.workers} workers do not divide into such nodes")
@@ -69,7 +71,7 @@ class Calibration:
 
     @classmethod
     def read(cls, file: str | Path) -> "Calibration":
-        """What `stretto calibrate --collectives --out FILE` wrote. Raises UsageError if it is something else."""
+        """The calibration that `stretto calibrate --collectives --out FILE` wrote. UsageError for another file."""
         path("file", file)
         remedy = f"write one with stretto calibrate --collectives --workers N --out {file}"
         try:
@@ -87,19 +89,19 @@ class Calibration:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Calibration":
-        """From what `to_dict` gave. Raises UsageError if it is something else."""
+        """The calibration from the result of `to_dict`. Raises UsageError for other content."""
         try:
             rows = tuple(SizeTimes(row["bytes"], dict(row["seconds"])) for row in content["all_reduce"])
             link = Link(**{key: content[key] for key in RATES})
-            whose = {key: content[key] for key in ("machines", "host") if key in content}
-            return cls(workers=content["workers"], per_node=content["per_node"], link=link, measured=rows, **whose)
+            optional = {key: content[key] for key in ("machines", "host") if key in content}
+            return cls(workers=content["workers"], per_node=content["per_node"], link=link, measured=rows, **optional)
         except KeyError as error:
             raise UsageError(f"{error.args[0]} is missing") from error
         except (ValueError, TypeError) as error:
             raise UsageError(f"all_reduce is no list of tables with bytes and seconds ({error})") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """As TOML or JSON take it."""
+        """The calibration as a dictionary that TOML or JSON takes."""
         return {
             "workers": self.workers,
             "per_node": self.per_node,
@@ -114,26 +116,29 @@ class Calibration:
         }
 
     def to_toml(self) -> str:
-        """The calibration as text, which `read` reads."""
+        """The calibration as TOML, which `read` reads from a file."""
         import tomli_w
 
         return tomli_w.dumps(self.to_dict())
 
     def fastest(self, size: int, num_bytes: int) -> str:
-        """What was fastest at the nearest size; for another number of processes what the fitted formulas say."""
+        """The algorithm that was fastest at the measured size nearest to `num_bytes` on a logarithmic scale.
+
+        For another number of processes, `size`, than was measured: the fastest one by the fitted formulas.
+        """
         if size != self.workers:
             return cheapest(self.link, size, num_bytes)
-        wanted = math.log(max(num_bytes, 1))
-        return min(self.measured, key=lambda row: abs(math.log(max(row.bytes, 1)) - wanted)).fastest
+        log_bytes = math.log(max(num_bytes, 1))
+        return min(self.measured, key=lambda row: abs(math.log(max(row.bytes, 1)) - log_bytes)).fastest
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 1; True is none."""
+    """Whether a value is a whole number of at least 1; a bool is not."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def check_seconds(times: Mapping[str, Any]) -> None:
-    """Refuse what is no time."""
+    """Raise UsageError unless all values are times in seconds."""
     for key, value in times.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < FOREVER:
             raise UsageError(f"{key}={value!r}: seconds, a number of at least 0, belong here")
@@ -145,6 +150,6 @@ def cheapest(link: Link, size: int, num_bytes: int) -> str:
 
 
 def predicted(algorithm: str, link: Link, size: int, num_bytes: int, per_node: int | None = None) -> float:
-    """Seconds of an all-reduce of so many bytes by its closed form."""
-    blocks, node = blocks_of(num_bytes // ITEM), nodes_of(size, per_node)
-    return link.seconds(formula(algorithm, size, num_bytes, blocks=blocks, per_node=node))
+    """Seconds of an all-reduce of `num_bytes` bytes by the algorithm's closed form."""
+    blocks, node_size = blocks_of(num_bytes // ITEM), nodes_of(size, per_node)
+    return link.seconds(formula(algorithm, size, num_bytes, blocks=blocks, per_node=node_size))

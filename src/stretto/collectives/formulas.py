@@ -1,6 +1,6 @@
-"""What each all-reduce should take, in closed form: latency, bytes and additions that follow one another.
+"""The cost of each all-reduce in closed form: messages, bytes and additions that follow one another.
 
-P processes, N bytes. They stand beside the plans and share nothing with them; tests compare the two.
+P processes, N bytes. The formulas share no code with the plans; tests compare the two.
 """
 
 import sys
@@ -13,7 +13,7 @@ from stretto.options.checks import number, one_of, whole
 
 
 class Terms(NamedTuple):
-    """On the longest way from the first to the last: messages, bytes that are sent, bytes that are added."""
+    """On the critical path: the number of messages, the bytes sent, the bytes added."""
 
     messages: float
     sent: float
@@ -22,7 +22,7 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """alpha, beta and gamma: seconds a message takes, a byte of it, and adding a byte to another."""
+    """alpha, beta and gamma in seconds: of a message, of each byte sent, and of each byte added."""
 
     latency: float
     seconds_per_byte: float
@@ -33,7 +33,7 @@ class Link:
             number(field.name, getattr(self, field.name), 0)
 
     def seconds(self, terms: Terms) -> float:
-        """How long they take."""
+        """The seconds that messages, bytes and additions take together."""
         return (
             terms.messages * self.latency
             + terms.sent * self.seconds_per_byte
@@ -42,7 +42,7 @@ class Link:
 
 
 def single_master(P: int, N: float) -> Terms:
-    """The master's one port: 2(P-1)(alpha + N beta) + (P-1) N gamma."""
+    """2(P-1)(alpha + N beta) + (P-1) N gamma: all messages pass the master's one port."""
     return Terms(2 * (P - 1), 2 * (P - 1) * N, (P - 1) * N)
 
 
@@ -52,12 +52,15 @@ def ring(P: int, N: float) -> Terms:
 
 
 def parameter_server(P: int, N: float) -> Terms:
-    """With P servers of one part each, the ring's."""
+    """As `ring`: P servers of one part each."""
     return ring(P, N)
 
 
 def recursive_doubling(P: int, N: float) -> Terms:
-    """lg P (alpha + N beta + N gamma); once more to fold, and a message to unfold, if P is no power of two."""
+    """lg P (alpha + N beta + N gamma), lg P rounded down.
+
+    If P is no power of two: one round more to fold, and a message to unfold.
+    """
     rounds, odd = floor(log2(P)), not is_power_of_two(P)
     return Terms(rounds + 2 * odd, (rounds + 2 * odd) * N, (rounds + odd) * N)
 
@@ -65,7 +68,7 @@ def recursive_doubling(P: int, N: float) -> Terms:
 def rabenseifner(P: int, N: float) -> Terms:
     """2 lg P alpha + 2(P-1)/P N beta + (P-1)/P N gamma (Thakur et al. 2005).
 
-    If P is no power of two: 2 more alpha and 2 N more beta and N more gamma, and P is the power of two below it.
+    If P is no power of two: that of the power of two below P, plus 2 alpha + 2 N beta + N gamma.
     """
     rounds, odd = floor(log2(P)), not is_power_of_two(P)
     core = 2**rounds
@@ -75,8 +78,8 @@ def rabenseifner(P: int, N: float) -> Terms:
 def double_tree(P: int, N: float, blocks: int = 1) -> Terms:
     """4(K + D - 1) messages of N / 2K bytes, D = floor(lg P), two fewer if P = 2^D; half of them are added.
 
-    In K blocks: with many of them 2 N beta (Sanders et al. 2009). Exact where P is a power of two, 3 or 5, else up to
-    one message too many for P < 10, up to four for P <= 32. Two processes pass no block on: 2K messages.
+    K is `blocks`: with many blocks this tends to 2 N beta (Sanders et al. 2009). Exact where P is a power of two, 3 or
+    5, else up to one message too many for P < 10, up to four for P <= 32. Two processes pass no block on: 2K messages.
     """
     if P == 1:
         return Terms(0, 0, 0)
@@ -86,9 +89,12 @@ def double_tree(P: int, N: float, blocks: int = 1) -> Terms:
 
 
 def hierarchical(P: int, N: float, per_node: int = 1) -> Terms:
-    """g a node, m nodes: 2(g-1) alpha + 2(g-1)/g N beta + 2(m-1) alpha + 2(m-1)/m (N/g) beta; half the bytes added."""
+    """2(g-1) alpha + 2(g-1)/g N beta + 2(m-1) alpha + 2(m-1)/m (N/g) beta; half of the bytes sent are added.
+
+    g is `per_node`, the number of processes in a node; m = P/g is the number of nodes.
+    """
     inside, between = ring(per_node, N), ring(P // per_node, N / per_node)
-    return Terms(*(a + b for a, b in zip(inside, between, strict=True)))
+    return Terms(*(inner + outer for inner, outer in zip(inside, between, strict=True)))
 
 
 def is_power_of_two(P: int) -> bool:
@@ -106,7 +112,11 @@ FORMULAS: dict[str, Callable[[int, float], Terms]] = {
 
 
 def formula(algorithm: str, P: int, N: float, *, blocks: int = 1, per_node: int = 1) -> Terms:
-    """The closed form of an algorithm by its name. Raises UsageError for an unknown one, or no sizes."""
+    """The terms of an algorithm among P processes for N bytes, by its name.
+
+    `blocks` is for double-tree, `per_node` for hierarchical. Raises UsageError for an unknown algorithm, or for sizes
+    out of range.
+    """
     one_of("algorithm", algorithm, [*FORMULAS, "double-tree", "hierarchical"])
     for name, value in (("P", P), ("blocks", blocks), ("per_node", per_node)):
         whole(name, value, 1, sys.maxsize)

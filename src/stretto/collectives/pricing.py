@@ -1,4 +1,4 @@
-"""What plans cost, read off their steps: messages, elements, and time on paper."""
+"""The cost of plans, computed from their steps: messages, elements, and time."""
 
 import sys
 from collections import deque
@@ -12,21 +12,21 @@ from stretto.options.checks import number, of_kind, sequence, whole
 
 
 class Traffic(NamedTuple):
-    """What a process sends."""
+    """The number of messages that a process sends, and of elements in them."""
 
     messages: int
     elements: int
 
 
 def traffic(plan: Plan) -> Traffic:
-    """How many messages a plan sends, and how many elements in all of them."""
+    """How many messages a plan sends, and how many elements in all of them. Raises UsageError for no plan."""
     check_plan(plan)
     sends = [step for step in plan if step.kind == SEND]
     return Traffic(len(sends), sum(step.length for step in sends))
 
 
 def check_plan(plan: Plan, size: int = sys.maxsize) -> None:
-    """Refuse what is no plan, or not one among so many processes."""
+    """Raise UsageError unless `plan` is a plan among at most `size` processes."""
     sequence("plan", plan, "what stretto.collectives.plan(...) returned")
     for step in plan:
         of_kind("a step of the plan", step, Step, "a stretto.collectives.Step")
@@ -34,38 +34,39 @@ def check_plan(plan: Plan, size: int = sys.maxsize) -> None:
 
 
 @dataclass
-class Posted:
-    """A send that has been handed over, at a time; and when it was taken."""
+class PostedSend:
+    """A send that a process has posted: the times at which it was posted, and received (None before)."""
 
     step: Step
-    since: float
-    taken: float | None = None
+    posted: float
+    received: float | None = None
 
 
 @dataclass
 class Process:
-    """One process on its way through its plan."""
+    """One process in the midst of its plan; its current step is the first of `rest`."""
 
     rest: deque[Step]
-    clock: float = 0  # when it came to the step it stands at
-    port: float = 0  # when the last of its messages had left
-    sent: list[Posted] = field(default_factory=list)
-    arrival: float | None = None  # of the message of the step it stands at
+    clock: float = 0  # when it reached its current step
+    port: float = 0  # when its last message so far had left
+    sent: list[PostedSend] = field(default_factory=list)
+    arrival: float | None = None  # of the message of its current step
 
-    def settled(self, step: Step) -> float | None:
-        """Since when no message is under way that holds elements of a step; None if there is one."""
-        pending = [each for each in self.sent if each.step.overlaps(step)]
-        times = [each.taken for each in pending if each.taken is not None]
-        return max([self.clock, *times]) if len(times) == len(pending) else None
+    def sends_complete(self, step: Step) -> float | None:
+        """The time, at least `clock`, by which all sends of a step's elements are received; None if one is not."""
+        sends = [send for send in self.sent if send.step.overlaps(step)]
+        times = [send.received for send in sends if send.received is not None]
+        return max([self.clock, *times]) if len(times) == len(sends) else None
 
 
 def price(plans: Sequence[Plan], latency: float = 1, per_element: float = 0, reduction: float = 0) -> float:
-    """Time until all are done: a message of n takes `latency` + n `per_element`, adding n elements n `reduction`.
+    """The time until all processes have finished, in the units of the arguments.
 
-    Each process has one port out and one in; a message leaves when both ends have come to it, and sends of a process
-    leave in their order. That is the strictest way in which messages can travel: plans that end here end with any.
-    With (1, 0, 0) the result is the number of messages one after the other, with (0, 1, 0) that of elements. Raises
-    ScheduleError for plans that deadlock, or that leave messages over.
+    A message of n elements takes `latency` + n `per_element`, adding n elements takes n `reduction`. Each process has
+    one port out and one in. A message leaves when sender and receiver have both reached it, and a process's messages
+    leave in order. This is the strictest transport: plans that finish here finish with any. With (1, 0, 0) the result
+    is the number of messages on the critical path, with (0, 1, 0) that of elements. Raises ScheduleError for plans that
+    deadlock, or that leave messages unreceived, and UsageError for no plans or negative times.
     """
     sequence("plans", plans, "what stretto.collectives.plans(...) returned: a plan for each process")
     for plan in plans:
@@ -79,38 +80,46 @@ def price(plans: Sequence[Plan], latency: float = 1, per_element: float = 0, red
         for rank in range(len(processes)):
             while advance(processes, rank, latency, per_element, reduction):
                 moved = True
-    stuck = [f"process {rank} waits at {p.rest[0]}" for rank, p in enumerate(processes) if p.rest]
-    left = [f"nobody takes {e.step} of process {r}" for r, p in enumerate(processes) for e in p.sent if e.taken is None]
-    if stuck or left:
-        raise ScheduleError("; ".join([*stuck, *left]))
+    stuck = [f"process {rank} waits at {process.rest[0]}" for rank, process in enumerate(processes) if process.rest]
+    unreceived = [
+        f"no process receives {send.step} of process {rank}"
+        for rank, process in enumerate(processes)
+        for send in process.sent
+        if send.received is None
+    ]
+    if stuck or unreceived:
+        raise ScheduleError("; ".join([*stuck, *unreceived]))
     return max((max(process.clock, process.port) for process in processes), default=0)
 
 
 def advance(processes: list[Process], rank: int, latency: float, per_element: float, reduction: float) -> bool:
-    """Take one process one step further, if it can go."""
-    me = processes[rank]
-    if not me.rest:
+    """Advance one process by a send, an arrival or the end of a receive; whether that was possible.
+
+    Raises ScheduleError if a message carries other elements than its receiver expects.
+    """
+    process = processes[rank]
+    if not process.rest:
         return False
-    step = me.rest[0]
+    step = process.rest[0]
     if step.kind == SEND:
-        me.sent.append(Posted(me.rest.popleft(), me.clock))
+        process.sent.append(PostedSend(process.rest.popleft(), process.clock))
         return True
-    if me.arrival is None:
-        head = next((each for each in processes[step.peer].sent if each.taken is None), None)
-        if head is None or head.step.peer != rank:
-            return False
-        if head.step[2:] != step[2:]:
-            raise ScheduleError(f"process {step.peer} sends {head.step}, process {rank} expects {step}")
+    if process.arrival is None:
         source = processes[step.peer]
-        me.arrival = max(me.clock, head.since, source.port) + latency + step.length * per_element
-        source.port = head.taken = me.arrival
-        return True
-    me.clock = me.arrival
-    if step.kind == ADD:
-        settled = me.settled(step)
-        if settled is None:
+        send = next((send for send in source.sent if send.received is None), None)
+        if send is None or send.step.peer != rank:
             return False
-        me.clock = max(me.arrival, settled) + step.length * reduction
-    me.arrival = None
-    me.rest.popleft()
+        if send.step[2:] != step[2:]:
+            raise ScheduleError(f"process {step.peer} sends {send.step}, process {rank} expects {step}")
+        process.arrival = max(process.clock, send.posted, source.port) + latency + step.length * per_element
+        source.port = send.received = process.arrival
+        return True
+    process.clock = process.arrival
+    if step.kind == ADD:
+        complete = process.sends_complete(step)
+        if complete is None:
+            return False
+        process.clock = max(process.arrival, complete) + step.length * reduction
+    process.arrival = None
+    process.rest.popleft()
     return True

@@ -1,4 +1,4 @@
-"""All-reduce with an algorithm of one's choice, on point-to-point messages."""
+"""All-reduce on point-to-point messages, by an algorithm of the caller's choice."""
 
 import os
 from functools import lru_cache
@@ -17,13 +17,13 @@ from stretto.options.checks import of_kind, one_of, refuse, whole
 
 AUTO = "auto"
 KNOWN = (*ALGORITHMS, AUTO)
-PIECE = 1 << 20  # bytes of a long message that travel at a time
-AHEAD = 2  # addends that are received ahead
-OWN_TAGS = 1 << 30  # tags from here on: a user's own messages have small ones
+PIECE = 1 << 20  # bytes of a piece of a long message
+AHEAD = 2  # addends being received at a time
+OWN_TAGS = 1 << 30  # the first tag of an all-reduce: users' messages have smaller ones
 
 
 class CollectiveError(StrettoError):
-    """Processes that reduce together lost each other, or do not reduce the same."""
+    """A process of an all-reduce was lost, or called it with another size, type or algorithm."""
 
 
 def all_reduce(
@@ -36,18 +36,20 @@ def all_reduce(
 ) -> Tensor:
     """Sum a CPU tensor over the processes of a group, in place; return it. The same on all of them, to the last bit.
 
-    `algorithm`: single-master, parameter-server, ring, recursive-doubling, rabenseifner, double-tree, hierarchical
-    (with `per_node` consecutive ranks a node; by default as many as the launcher says for a group of all processes,
-    else the divisor next to the square root), or auto: what `calibration` (`Calibration.read(file)`) found fastest for
-    this number of bytes, and without one what the closed forms say of processes on one machine.
+    `algorithm`: single-master, parameter-server, ring, recursive-doubling, rabenseifner, double-tree, hierarchical, or
+    auto. A node of hierarchical is `per_node` consecutive ranks; by default the launcher's number of processes per
+    machine for a group of all processes, else the largest divisor of the group's size up to its square root. auto takes
+    the algorithm that `calibration` (`Calibration.read(file)`) found fastest for this number of bytes; without a
+    calibration the fastest one by the closed forms for processes on one machine.
 
-    All processes have to call it with as many elements of the same type and the same algorithm, as with torch's. Where
-    they do not, messages do not match: nothing wrong is added, and whoever waits raises CollectiveError, with what it
-    wanted, when the group's timeout is over. In a group one call at a time; in several groups at the same time.
+    As with torch's all-reduce, all processes must call it with the same number of elements of the same type, and the
+    same algorithm. Where they do not, messages do not match: nothing wrong is added, and a process that waits raises
+    CollectiveError, with its own arguments, after the group's timeout. Calls in one group come one after the other;
+    calls in several groups may overlap.
 
     Raises UsageError for anything but a dense CPU tensor of numbers, and for an unknown algorithm.
     """
-    group = member_of(group)
+    group = joined_group(group)
     check(tensor)
     one_of("algorithm", algorithm, KNOWN)
     if per_node is not None:
@@ -56,10 +58,10 @@ def all_reduce(
         of_kind("calibration", calibration, Calibration, "Calibration.read(file), or None")
     rank, size, length, dtype = group.rank(), group.size(), tensor.numel(), tensor.dtype
     if algorithm == AUTO:
-        algorithm = chosen(calibration, size, length * dtype.itemsize)
+        algorithm = algorithm_for(calibration, size, length * dtype.itemsize)
         per_node = per_node if algorithm == NESTED else None
     if algorithm == NESTED and per_node is None:
-        per_node = node_of(group, calibration)
+        per_node = node_size_for(group, calibration)
     program, tag = program_of(algorithm, rank, size, length, dtype, per_node)
     flat = tensor.detach().contiguous().view(-1)
     try:
@@ -74,18 +76,18 @@ def all_reduce(
     return tensor
 
 
-def member_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, or that of all processes. Raises UsageError if this process is in none."""
+def joined_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or for None that of all processes. Raises UsageError if this process is not in it."""
     if not dist.is_initialized():
         raise UsageError("there is no process group: call torch.distributed.init_process_group, under torchrun")
-    found = dist.group.WORLD if group is None else group
-    if not isinstance(found, dist.ProcessGroup):
+    joined = dist.group.WORLD if group is None else group
+    if not isinstance(joined, dist.ProcessGroup):
         raise UsageError(f"rank {dist.get_rank()} is not in the group: let only its members call all_reduce")
-    return found
+    return joined
 
 
 def check(tensor: Tensor) -> None:
-    """Raise UsageError for a tensor that cannot be summed here."""
+    """Raise UsageError for a tensor that is not on the CPU, not dense, or not of numbers."""
     if not isinstance(tensor, Tensor):
         refuse("tensor", tensor, "a tensor; it is summed in place")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
@@ -94,23 +96,23 @@ def check(tensor: Tensor) -> None:
         raise UsageError("a tensor of torch.bool has no sum: convert it to a type of numbers")
 
 
-def chosen(calibration: Calibration | None, size: int, num_bytes: int) -> str:
-    """What `auto` stands for."""
+def algorithm_for(calibration: Calibration | None, size: int, num_bytes: int) -> str:
+    """The algorithm that `auto` takes among `size` processes for `num_bytes` bytes."""
     return cheapest(NOMINAL, size, num_bytes) if calibration is None else calibration.fastest(size, num_bytes)
 
 
-def node_of(group: dist.ProcessGroup, calibration: Calibration | None) -> int | None:
-    """How many ranks are a node: as was calibrated, else as the launcher says; None if neither fits."""
+def node_size_for(group: dist.ProcessGroup, calibration: Calibration | None) -> int | None:
+    """How many ranks are a node: by the calibration, else by the launcher; None if neither fits the group."""
     if calibration is not None and calibration.workers == group.size():
         return calibration.per_node
-    return processes_of_a_node(group.size()) if group is dist.group.WORLD else None
+    return launched_per_node(group.size()) if group is dist.group.WORLD else None
 
 
 @lru_cache(maxsize=8)
-def processes_of_a_node(size: int) -> int | None:
-    """How many processes the launcher has started on each machine, if it says so and all have as many."""
-    said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    count = int(said) if said.isdigit() else 0
+def launched_per_node(size: int) -> int | None:
+    """How many processes the launcher has started on each machine; None if unknown, or no divisor of `size`."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    count = int(text) if text.isdigit() else 0
     return count if 0 < count <= size and size % count == 0 else None
 
 
@@ -118,6 +120,6 @@ def processes_of_a_node(size: int) -> int | None:
 def program_of(
     algorithm: str, rank: int, size: int, length: int, dtype: torch.dtype, per_node: int | None
 ) -> tuple[Program, int]:
-    """The calls of one process and the tag of their messages, which tells different reductions apart."""
+    """The program of one process, and the tag of its messages, which differs between different reductions."""
     program = lower(plan(algorithm, rank, size, length, per_node=per_node), max(1, PIECE // dtype.itemsize), AHEAD)
     return program, OWN_TAGS | crc32(f"{algorithm} {per_node} {length} {dtype}".encode()) % OWN_TAGS

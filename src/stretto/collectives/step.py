@@ -1,8 +1,8 @@
-"""What one process does in a collective: messages to others and from them, each a stretch of the tensor's elements.
+"""One process's steps in a collective: messages to and from others, each a range of the tensor's elements.
 
-A plan is a list of steps and knows nothing of tensors. It means: go through it in order; a send is handed over and
-does not wait, a receive waits for its message. So a stretch is sent as it is once all receives before the send have
-come, and what is received is added once earlier sends of these elements have been taken.
+A plan is a tuple of steps, without tensors. A process runs it in order: a send does not wait, a receive waits for its
+message. A send carries the values after all receives before it. A received message is added only when earlier sends of
+the same elements are complete.
 """
 
 from collections.abc import Iterable
@@ -27,46 +27,46 @@ class Step(NamedTuple):
         return self.stop - self.start
 
     def overlaps(self, other: "Step") -> bool:
-        """Whether both are about some of the same elements."""
+        """Whether the two steps share elements."""
         return self.start < other.stop and other.start < self.stop
 
 
 Plan = tuple[Step, ...]
 
 
-class Stretch(NamedTuple):
-    """Elements [start, stop)."""
+class ElementRange(NamedTuple):
+    """Elements [start, stop) of a flattened tensor."""
 
     start: int
     stop: int
 
-    def part(self, index: int, parts: int) -> "Stretch":
-        """One of so many parts, cut as torch.tensor_split cuts: the first ones have one element more."""
+    def part(self, index: int, parts: int) -> "ElementRange":
+        """Part `index` of `parts`, cut as torch.tensor_split cuts: the first ones have one element more."""
         begin, end = bounds(self.stop - self.start, index, parts)
-        return Stretch(self.start + begin, self.start + end)
+        return ElementRange(self.start + begin, self.start + end)
 
-    def parts(self, first: int, last: int, parts: int) -> "Stretch":
-        """Parts [first, last) of so many, together."""
-        return Stretch(self.part(first, parts).start, self.part(last - 1, parts).stop)
+    def parts(self, first: int, last: int, parts: int) -> "ElementRange":
+        """The parts [first, last) of `parts`, as one range."""
+        return ElementRange(self.part(first, parts).start, self.part(last - 1, parts).stop)
 
     def send(self, peer: int) -> Step:
-        """Give it to `peer`."""
+        """The step that sends these elements to `peer`."""
         return Step(SEND, peer, self.start, self.stop)
 
     def add(self, peer: int) -> Step:
-        """Add what `peer` has of it."""
+        """The step that receives these elements from `peer` and adds them."""
         return Step(ADD, peer, self.start, self.stop)
 
     def set(self, peer: int) -> Step:
-        """Take over what `peer` has of it."""
+        """The step that receives these elements from `peer` and overwrites the own ones."""
         return Step(SET, peer, self.start, self.stop)
 
 
-def whole(length: int) -> Stretch:
-    """All elements of a tensor."""
-    return Stretch(0, length)
+def all_elements(length: int) -> ElementRange:
+    """The range of all elements of a tensor."""
+    return ElementRange(0, length)
 
 
 def without_empty(steps: Iterable[Step]) -> Plan:
-    """Without messages that would carry nothing: there are such where elements are fewer than processes."""
+    """The plan without empty messages, which arise where there are fewer elements than processes."""
     return tuple(step for step in steps if step.length)

@@ -1,8 +1,8 @@
-"""The calibrations that `stretto calibrate --collectives` keeps for this user and machine, and what `auto` goes by.
+"""The calibrations that `stretto calibrate --collectives` keeps for this user and machine, and which one `auto` uses.
 
     CACHE/stretto/all-reduce/HOST/8-processes-1-machines.toml      CACHE: `stretto.files.user_folders.user_cache`
 
-One file for each number of processes and of machines that they are on; the newest calibration replaces the one before.
+There is one file for each number of processes and machines; a new calibration replaces the one before.
 """
 
 import math
@@ -20,7 +20,7 @@ FILE = re.compile(r"(\d+)-processes-(\d+)-machines\.toml")
 
 
 class Basis(NamedTuple):
-    """What `auto` goes by: a calibration, None for built-in constants; and which one or why, in words."""
+    """The calibration that `auto` uses, None for built-in constants; and its file or the reason, in words."""
 
     calibration: Calibration | None
     words: str
@@ -31,7 +31,7 @@ class Basis(NamedTuple):
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> "Basis":
-        """From what `to_json` gave."""
+        """The basis from the result of `to_json`."""
         stored = content["calibration"]
         return cls(None if stored is None else Calibration.of(stored), content["words"])
 
@@ -42,38 +42,42 @@ def host() -> str:
 
 
 def folder() -> Path | None:
-    """Where this machine's calibrations are; None for a user without a home."""
+    """The folder of this machine's calibrations; None for a user without a home."""
     cache = user_cache()
     return None if cache is None else cache / "all-reduce" / re.sub(r"[^\w.-]|^\.+", "_", host())
 
 
 def keep(calibration: Calibration) -> Path | None:
-    """Write a calibration where trainings on this machine find it; None for a user without a home. Raises OSError."""
-    home = folder()
-    if home is None:
+    """Write a calibration to the file where trainings on this machine find it, and return its path.
+
+    None for a user without a home. Raises OSError if the file cannot be written.
+    """
+    directory = folder()
+    if directory is None:
         return None
-    file = home / f"{calibration.workers}-processes-{calibration.machines}-machines.toml"
+    file = directory / f"{calibration.workers}-processes-{calibration.machines}-machines.toml"
     write_whole(file, calibration.to_toml())
     return file
 
 
 def kept() -> dict[tuple[int, int], Path]:
-    """The files of this machine, by the numbers of processes and of machines that they are about."""
-    home = folder()
-    files = sorted(home.iterdir()) if home is not None and home.is_dir() else []
-    named = ((FILE.fullmatch(file.name), file) for file in files)
-    return {(int(match[1]), int(match[2])): file for match, file in named if match and int(match[1])}
+    """The files of this machine's calibrations, by their numbers of processes and of machines."""
+    directory = folder()
+    files = sorted(directory.iterdir()) if directory is not None and directory.is_dir() else []
+    matches = ((FILE.fullmatch(file.name), file) for file in files)
+    return {(int(match[1]), int(match[2])): file for match, file in matches if match and int(match[1])}
 
 
 def basis(size: int, machines: int = 1, named: str | None = None) -> Basis:
-    """What `auto` goes by among `size` processes: the file that is `named`, else of those kept the nearest in size.
+    """The calibration that `auto` uses among `size` processes on `machines` machines.
 
-    Raises UsageError if that file is damaged, is something else, or, kept, was measured on another machine.
+    That of the file `named`; else the kept one for as many machines with the nearest number of processes. Raises
+    UsageError if the file is damaged or no calibration, or if a kept one was measured on another machine.
     """
     if named is not None:
         calibration = Calibration.read(named)
         return Basis(calibration, f"{named}, {measured_among(calibration, size)}")
-    files = {processes: file for (processes, spread), file in kept().items() if spread == machines}
+    files = {processes: file for (processes, num_machines), file in kept().items() if num_machines == machines}
     if not files:
         return Basis(None, f"built-in constants: {missing(size, machines)}")
     file = files[min(files, key=lambda processes: (abs(math.log(processes / size)), -processes))]
@@ -82,7 +86,7 @@ def basis(size: int, machines: int = 1, named: str | None = None) -> Basis:
 
 
 def read_kept(file: Path) -> Calibration:
-    """A calibration that this machine has kept. Raises UsageError if it is damaged, or another machine's."""
+    """The calibration in a file of `kept()`. Raises UsageError if it is damaged, or of another machine."""
     try:
         calibration = Calibration.read(file)
     except UsageError as error:
@@ -90,27 +94,27 @@ def read_kept(file: Path) -> Calibration:
     if calibration.host not in ("", host()):
         raise UsageError(
             f"{file} was measured on {calibration.host}, and this is {host()}: measure this machine with "
-            f"{command(calibration.workers)}, or delete the file; to go by it all the same, name it: "
+            f"{command(calibration.workers)}, or delete the file; to use it here nevertheless, name it: "
             f"all-reduce(algorithm=auto, calibration={str(file)!r})"
         )
     return calibration
 
 
 def measured_among(calibration: Calibration, size: int) -> str:
-    """Which processes a calibration is about, beside those that are to use it."""
+    """In words: among which processes a calibration was measured, and how it serves `size` processes."""
     where = f" on {calibration.host}" if calibration.host else ""
     text = f"measured among {calibration.workers} processes{where}"
     return text if calibration.workers == size else f"{text}; what {size} take follows from its messages and formulas"
 
 
 def missing(size: int | str = "N", machines: int = 1) -> str:
-    """That nothing has been measured, and the remedy."""
-    about = "" if machines == 1 else f" among {machines} machines"
-    together = "stretto calibrate --collectives on all of them, under torchrun or srun"
-    remedy = command(size) if machines == 1 else together
-    return f"no calibration of {host()}{about} in {folder() or 'a home folder'}; measure it with {remedy}"
+    """In words: that there is no calibration for so many machines, and the remedy."""
+    suffix = "" if machines == 1 else f" among {machines} machines"
+    on_all_machines = "stretto calibrate --collectives on all of them, under torchrun or srun"
+    remedy = command(size) if machines == 1 else on_all_machines
+    return f"no calibration of {host()}{suffix} in {folder() or 'a home folder'}; measure it with {remedy}"
 
 
 def command(size: int | str) -> str:
-    """The command that measures so many processes."""
+    """The command line that measures all-reduces among `size` processes of one machine."""
     return f"stretto calibrate --collectives --workers {size}"

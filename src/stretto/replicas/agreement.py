@@ -35,9 +35,9 @@ class Agreement(ABC):
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:  # noqa: B027 (most are equal)
         """Make the weights of all replicas equal for a pause of training; call `then` if weights change."""
 
-    def norms(self, own: Tensor) -> Tensor:
+    def norms(self, part_norms: Tensor) -> Tensor:
         """The gradients' norms [parameters], from the norms of the parts of them that this replica holds."""
-        return own
+        return part_norms
 
     def add_counts(self, counts: Sequence[Tensor], then: Then) -> None:
         """Sum counts over the replicas that share a minibatch, in place, then call `then`; here each has its own."""
@@ -83,7 +83,7 @@ class GradientSum(SharedMinibatch):
         self.remembers = peers.remembers
 
     def state_dict(self) -> dict[str, Any]:
-        """The gradients that compression has not sent yet."""
+        """The state of the gradients' compression, under "compression"."""
         return {"compression": self._peers.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,9 +130,9 @@ class ShardedGradientSum(SharedMinibatch):
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
         """Do nothing: the gradients are already summed."""
 
-    def norms(self, own: Tensor) -> Tensor:
+    def norms(self, part_norms: Tensor) -> Tensor:
         """The norms of the whole gradients, from those of this replica's shards."""
-        squares = own.square()
+        squares = part_norms.square()
         self._peers.add_up([squares], lambda: None)
         return squares.sqrt()
 

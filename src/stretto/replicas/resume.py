@@ -11,7 +11,7 @@ def refuse_other(place: str, saved: str | None, had: int, sync: Sync, replicas: 
 
     `had` and `saved` are its number of replicas and its sync (None: it is of format 2). Where all its replicas have the
     same optimizer state, any number of replicas can resume, also under another sync. The state of a single replica also
-    serves any number: each starts with it.
+    serves any number: each starts with it. A parameter server needs its own sync and number of replicas.
     """
     name = sync.checkpoint_name(replicas)
     if saved is None and name not in ALIKE:

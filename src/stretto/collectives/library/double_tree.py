@@ -1,29 +1,29 @@
-"""Two binary trees, half of the elements each; whoever has children in one has none in the other (Sanders et al. 2009).
+"""Two binary trees, each for half of the elements; an inner node of one is a leaf of the other (Sanders et al. 2009).
 
     first tree, size 6              second: mirrored (size even) or shifted by one (size odd)
              3                                2
         1         5                      4         0
        0 2       4                      5 3       1
 
-Elements go up to be added and down to be known, in blocks: while one is on its way, the next ones follow. Steps are in
-the order of a common clock: block k goes up from depth d at k + D - d and down to depth d at k + D + d - 1, D being the
+Elements go up a tree to be added, and their sum goes down to all, in blocks that follow one another. Steps are in the
+order of a common clock: block k goes up from depth d at k + D - d and down to depth d at k + D + d - 1, D being the
 trees' depth. At each time edges of one color come first, up before down, so that a process sends one message and
-receives one at a time; and nobody can wait for each other in a circle.
+receives one at a time, and no cycle of processes can wait for one another.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from stretto.collectives.step import SEND, Step, whole
+from stretto.collectives.step import SEND, Step, all_elements
 
-BLOCK = 1 << 15  # elements of a tree's block at which latency no longer counts
+BLOCK = 1 << 15  # elements of a block; in larger blocks latency is negligible
 MOST_BLOCKS = 16
 UP, DOWN = 0, 1
 
 
 class TreeNode(NamedTuple):
-    """One process in one tree."""
+    """One process in one tree: the ranks of its parent (None for the root) and its children, and its depth."""
 
     parent: int | None
     children: tuple[int, ...]
@@ -38,43 +38,46 @@ def double_tree(rank: int, size: int, length: int) -> Iterator[Step]:
     depth, color = size.bit_length() - 1, colors(size)
     blocks = blocks_of(length)
     for tree in (0, 1):
-        place = place_of(rank, size, tree)
-        half = whole(length).part(tree, 2)
+        node = node_of(rank, size, tree)
+        half = all_elements(length).part(tree, 2)
         for k in range(blocks):
-            block, rise, fall = half.part(k, blocks), k + depth - place.depth, k + depth + place.depth
-            if place.parent is not None:
-                timed.append((rise, color[rank, tree], UP, block.send(place.parent)))
-                timed.append((fall - 1, color[rank, tree], DOWN, block.set(place.parent)))
-            for child in place.children:
+            block, rise, fall = half.part(k, blocks), k + depth - node.depth, k + depth + node.depth
+            if node.parent is not None:
+                timed.append((rise, color[rank, tree], UP, block.send(node.parent)))
+                timed.append((fall - 1, color[rank, tree], DOWN, block.set(node.parent)))
+            for child in node.children:
                 timed.append((rise - 1, color[child, tree], UP, block.add(child)))
                 timed.append((fall, color[child, tree], DOWN, block.send(child)))
-    timed.sort(key=lambda each: (each[:3], each[3].kind != SEND))
+    timed.sort(key=lambda entry: (entry[:3], entry[3].kind != SEND))
     return (step for *_, step in timed)
 
 
 def blocks_of(length: int) -> int:
-    """Into how many blocks each half of so many elements is cut."""
+    """The number of blocks into which each half of `length` elements is cut."""
     return max(1, min(MOST_BLOCKS, length // 2 // BLOCK))
 
 
-def place_of(rank: int, size: int, tree: int) -> TreeNode:
-    """Where a process stands in one of the two trees."""
+def node_of(rank: int, size: int, tree: int) -> TreeNode:
+    """The node of a process in tree 0 or 1."""
     if tree == 0:
         node, shift, sign = rank + 1, -1, 1
     elif size % 2 == 0:
         node, shift, sign = size - rank, size, -1
     else:
         node, shift, sign = rank or size, 0, 1
-    parent, here, depth = None, 1 << (size.bit_length() - 1), 0
-    while here != node:
-        parent, depth = here, depth + 1
-        here = children(here, size)[node > here]
-    below = tuple((shift + sign * child) % size for child in children(node, size))
-    return TreeNode(None if parent is None else (shift + sign * parent) % size, below, depth)
+    parent, current, depth = None, 1 << (size.bit_length() - 1), 0
+    while current != node:
+        parent, depth = current, depth + 1
+        current = children(current, size)[node > current]
+    ranks = tuple((shift + sign * child) % size for child in children(node, size))
+    return TreeNode(None if parent is None else (shift + sign * parent) % size, ranks, depth)
 
 
 def children(node: int, size: int) -> tuple[int, ...]:
-    """Below a node of the tree in order on 1 to `size`, whose odd numbers are leaves: the left, then the right one."""
+    """The left and the right child of a node in the search tree on 1 to `size`, or the left one, or none.
+
+    Odd numbers are leaves.
+    """
     half = (node & -node) // 2
     if not half:
         return ()
@@ -86,28 +89,29 @@ def children(node: int, size: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def colors(size: int) -> dict[tuple[int, int], int]:
-    """0 or 1 for the edge above (process, tree): two that meet at a port at the same time have different ones.
+    """A color, 0 or 1, for the edge above each (process, tree); edges that use a port at the same time differ.
 
-    That are the two edges above a process, and those to the children of one parent: rows of edges that never branch.
+    Such edges are the two above a process, and the two to the children of one parent. They form chains that never
+    branch, so two colors suffice.
     """
-    places = [[place_of(rank, size, tree) for rank in range(size)] for tree in (0, 1)]
+    nodes = [[node_of(rank, size, tree) for rank in range(size)] for tree in (0, 1)]
 
-    def beside(edge: tuple[int, int]) -> list[tuple[int, int]]:
+    def neighbours(edge: tuple[int, int]) -> list[tuple[int, int]]:
         rank, tree = edge
-        parent = places[tree][rank].parent
-        siblings = () if parent is None else places[tree][parent].children
-        other = [(rank, 1 - tree)] if places[1 - tree][rank].parent is not None else []
+        parent = nodes[tree][rank].parent
+        siblings = () if parent is None else nodes[tree][parent].children
+        other = [(rank, 1 - tree)] if nodes[1 - tree][rank].parent is not None else []
         return other + [(child, tree) for child in siblings if child != rank]
 
-    found: dict[tuple[int, int], int] = {}
-    for first in ((rank, tree) for tree in (0, 1) for rank in range(size) if places[tree][rank].parent is not None):
-        if first in found:
+    color: dict[tuple[int, int], int] = {}
+    for first in ((rank, tree) for tree in (0, 1) for rank in range(size) if nodes[tree][rank].parent is not None):
+        if first in color:
             continue
-        found[first], row = 0, [first]
-        while row:
-            edge = row.pop()
-            for neighbour in beside(edge):
-                if neighbour not in found:
-                    found[neighbour] = 1 - found[edge]
-                    row.append(neighbour)
-    return found
+        color[first], pending = 0, [first]
+        while pending:
+            edge = pending.pop()
+            for neighbour in neighbours(edge):
+                if neighbour not in color:
+                    color[neighbour] = 1 - color[edge]
+                    pending.append(neighbour)
+    return color

@@ -1,4 +1,4 @@
-"""Everybody sends everything to process 0, which adds and sends the sum back.
+"""Every process sends all elements to process 0, which adds them and sends the sum back.
 
 1 ──┐        ┌─> 1
 2 ──┼─> 0 ───┼─> 2      one after the other: process 0 has one port
@@ -7,14 +7,14 @@
 
 from collections.abc import Iterator
 
-from stretto.collectives.step import Step, whole
+from stretto.collectives.step import Step, all_elements
 
 MASTER = 0
 
 
 def single_master(rank: int, size: int, length: int) -> Iterator[Step]:
     """The plan of process `rank` of `size`, for `length` elements."""
-    everything = whole(length)
+    everything = all_elements(length)
     if rank != MASTER:
         yield everything.send(MASTER)
         yield everything.set(MASTER)

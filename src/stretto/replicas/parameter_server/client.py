@@ -32,7 +32,7 @@ class ServerLink(ABC):
     def settle(self) -> Sequence[Changes]:
         """Wait until all replicas pause; return the weights of each shard that changed since this replica's last call.
 
-        The sequence is empty if no replica has pushed.
+        The sequence may be empty if no replica has pushed.
         """
 
     @property
