@@ -92,7 +92,7 @@ class AllReduce(Sync):
             raise UsageError(f"all-reduce: calibration={self.calibration!r}: give the path of a file, as text")
         if self.calibration is not None and self.algorithm != "auto":
             raise UsageError(
-                f"all-reduce: calibration={self.calibration!r} is for algorithm='auto', which goes by it: add it, or "
+                f"all-reduce: calibration={self.calibration!r} is for algorithm='auto' only: add it, or "
                 "leave calibration= out"
             )
 
