@@ -88,7 +88,7 @@ class RemoteServers(Servers):
             listener.start()
 
     def push(self, stage: int, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        """As `Link.push`."""
+        """As `ServerLink.push`."""
         counter = self.counter(stage)
         self._send(counter, Message("T", stage))
         ticket = self._await("G", counter, stage, f"its turn to update stage {stage}")
@@ -104,7 +104,7 @@ class RemoteServers(Servers):
         return answers
 
     def settle(self, stage: int) -> Sequence[Changes]:
-        """As `Link.settle`, after `leave`; the first stage does it for all."""
+        """As `ServerLink.settle`, after `leave`; the first stage does it for all."""
         if self._listeners:
             self._meet(1, "its last update")
             for each, used in self._used.items():
