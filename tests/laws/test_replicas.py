@@ -300,7 +300,7 @@ def test_a_schedule_without_its_meeting_is_refused():
         ({"mesh": (2, 1)}, r"mesh=\(2, 1\): give stretto.Mesh"),
         ({"mesh": stretto.Mesh(tensor=2, space=(1, 2))}, r"\(tensor\) or its images \(space\), not both"),
         ({"mesh": stretto.Mesh(data=2, tensor=2), "sync": "fully-shard"}, r"shared out among replicas"),
-        ({"mesh": stretto.Mesh(data=2, space=(2, 1)), "sync": "parameter-server"}, r"have to stay together"),
+        ({"mesh": stretto.Mesh(data=2, space=(2, 1)), "sync": "parameter-server"}, r"must update together"),
         ({"mesh": stretto.Mesh(data=2), "sync": "all-reduce(hook=powersgd)"}, "not emulated: start processes"),
     ],
 )

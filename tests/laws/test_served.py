@@ -225,7 +225,10 @@ def test_a_checkpoint_goes_on(tmp_path):
         ({"method": "pb-lwp"}, "a prediction along its velocity or step needs the optimizer"),
         ({"method": "spectrain"}, "a prediction along its velocity or step needs the optimizer"),
         ({"method": "pipemare(reschedule=5)"}, "T1, which divides its rate, needs the optimizer"),
-        ({"sync": stretto.ParameterServer(order=None), "optimizer": "outside"}, "steps other parameters"),
+        (
+            {"sync": stretto.ParameterServer(order=None), "optimizer": "outside"},
+            "steps parameters that it was not given",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(options, words):

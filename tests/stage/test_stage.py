@@ -37,8 +37,8 @@ def make(
         mesh=stretto.Mesh(), sync=stretto.AllReduce(),
     )  # fmt: skip
     rules = Rules(reach, split=frozenset([index] if split else []), per_update=per_update)
-    practice = PhaseSettings(weights(module), step or (lambda _: parts.optimizer.step()))
-    return Stage(parts, specification, rules, practice)
+    phase = PhaseSettings(weights(module), step or (lambda _: parts.optimizer.step()))
+    return Stage(parts, specification, rules, phase)
 
 
 class Seeds:

@@ -33,8 +33,8 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     of, stages = trainer.specification, []
     alone = replace(trainer.rules, per_update=1)
     for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
-        practice = PhaseSettings(WEIGHTS[COUNTED_AS[of.method.weights]](module), None)
-        stages.append(Counted(StageParts(index=index, module=module, head=head), of, alone, practice))
+        phase = PhaseSettings(WEIGHTS[COUNTED_AS[of.method.weights]](module), None)
+        stages.append(Counted(StageParts(index=index, module=module, head=head), of, alone, phase))
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
     emulator = Emulator(trainer.schedule, rules, dict(enumerate(stages)), trainer.method.delays(trainer.schedule))
     inputs, target = trainer.precision.inputs(inputs_on(x, trainer.device)), target_on(y, trainer.device)
@@ -52,8 +52,8 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
 class Counted(Stage):
     """A stage that adds up what its actions cost."""
 
-    def __init__(self, parts: StageParts, specification: Specification, rules: Rules, practice: PhaseSettings) -> None:
-        super().__init__(parts, specification, rules, practice)
+    def __init__(self, parts: StageParts, specification: Specification, rules: Rules, phase: PhaseSettings) -> None:
+        super().__init__(parts, specification, rules, phase)
         self.flops: dict[str, int] = {}
 
     def run(

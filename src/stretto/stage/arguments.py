@@ -1,4 +1,4 @@
-"""What a user gives a Trainer, checked and built: a mistake is said before anything is trained."""
+"""Checks a Trainer's arguments and builds stages, optimizers and schedulers from them, before anything is trained."""
 
 import inspect
 import sys
@@ -20,12 +20,12 @@ StageLike = nn.Module | Callable[[], nn.Module]
 
 
 def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any, seed: Any, clip: Any) -> None:
-    """Refuse arguments that are not of the kind they have to be."""
+    """Raise UsageError for the first argument of a wrong type or value."""
     if isinstance(stages, nn.Module) and not isinstance(stages, nn.Sequential | nn.ModuleList):
         raise UsageError(
             f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
         )
-    for name, value, fits, wanted in (
+    for name, value, fits, expected in (
         ("stages", stages, is_list(stages), "a list of modules, such as stretto.split(model, 4, example=x) makes"),
         ("loss", loss, callable(loss), "a function (output, target) -> mean loss"),
         ("scheduler", scheduler, scheduler is None or callable(scheduler), "a function of the optimizer"),
@@ -35,57 +35,63 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
         ("clip", clip, clip is None or is_positive(clip), "a positive number, or None"),
     ):
         if not fits:
-            refuse(name, value, wanted)
+            refuse(name, value, expected)
 
 
 def check_mesh(mesh: Mesh, sync: Sync) -> None:
-    """Refuse two ways to share one stage, and a number of replicas that `sync` cannot do with."""
+    """Raise UsageError for a mesh that shares a stage in two ways at once, or in a way that `sync` cannot follow."""
     if mesh.tensor > 1 and mesh.space != (1, 1):
         raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
     if mesh.inside > 1 and mesh.data > 1 and sync.serving is not None:
         raise UsageError(
-            f"{mesh}: {sync} updates each process by itself, and those that share a stage have to stay together: "
+            f"{mesh}: {sync} updates each process by itself, but processes that share a stage must update together: "
             "use tensor=1, space=(1, 1), or sync='all-reduce'"
         )
     if mesh.tensor > 1 and mesh.data > 1 and sync.sharding is not None:
-        raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or shared out among replicas ({sync}), not both")
+        raise UsageError(
+            f"{mesh}: a stage's weights are cut (tensor) or shared out among replicas ({sync}), not both: use "
+            "tensor=1, or sync='all-reduce'"
+        )
     sync.check_replicas(mesh.data)
 
 
 def is_list(value: Any) -> bool:
-    """Whether a value can be gone through, one stage after the other."""
+    """Whether a value is an iterable that may hold stages: no text, mapping, tensor or ModuleDict."""
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | torch.Tensor | nn.ModuleDict)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an int; True is none."""
+    """Whether a value is an int, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a number above 0; infinity is one."""
+    """Whether a value is a number above 0; infinity counts."""
     return is_number(value) and value > 0
 
 
 def check_stage(stage: Any, index: int) -> None:
-    """Refuse what is neither a module nor a function."""
+    """Raise UsageError for a stage that is neither a module nor a function."""
     if not isinstance(stage, nn.Module) and not callable(stage):
         raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
 
 
 def arguments_of(stage: nn.Module) -> tuple[dict[str, bool] | None, str]:
-    """What a forward takes, and whether it must be given; None if any name will do. And the stage, for messages."""
-    inner = getattr(stage, "_orig_mod", stage)  # of a compiled one
+    """Whether each argument of a stage's forward is required, by name; and the forward's signature, for messages.
+
+    None instead of names if the forward takes **kwargs: then any name will do.
+    """
+    inner = getattr(stage, "_orig_mod", stage)  # the module that torch.compile wrapped
     parameters = inspect.signature(inner.forward).parameters.values()
-    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    title = f"stage 0, {type(inner).__name__}.forward({', '.join(each.name for each in named)})"
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    title = f"stage 0, {type(inner).__name__}.forward({', '.join(p.name for p in named)})"
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None, title
-    return {each.name: each.default is each.empty for each in named}, title
+    return {p.name: p.default is p.empty for p in named}, title
 
 
 def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
-    """A stage as a module, built here if it came as a function."""
+    """The stage as a module. A function is called here, with a generator seeded by `seed` and the stage's index."""
     if isinstance(stage, nn.Module):
         built = stage
     else:
@@ -100,7 +106,7 @@ def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
 
 
 def refuse_meta(module: nn.Module, what: str) -> None:
-    """Refuse weights without numbers."""
+    """Raise UsageError for a parameter or buffer on the meta device. `what` is the module's name in the message."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise UsageError(
@@ -110,7 +116,7 @@ def refuse_meta(module: nn.Module, what: str) -> None:
 
 
 def refuse_lazy(stages: Iterable[nn.Module]) -> None:
-    """Refuse weights without shapes."""
+    """Raise UsageError for a lazy parameter or buffer: it has no shape yet."""
     for index, stage in enumerate(stages):
         for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
             if is_lazy(tensor):
@@ -121,22 +127,22 @@ def refuse_lazy(stages: Iterable[nn.Module]) -> None:
 
 
 def refuse_dtensors(stage: nn.Module, index: int) -> None:
-    """Refuse parameters whose storage cannot be exchanged: a stash of them is wrong without an error (torch 2.13)."""
-    known = sys.modules.get("torch.distributed.tensor")
-    if known is None:  # nobody has a DTensor who has not imported it
+    """Raise UsageError for DTensor parameters: a stash of their versions is wrong without an error (torch 2.13)."""
+    dtensors = sys.modules.get("torch.distributed.tensor")
+    if dtensors is None:  # without this import there is no DTensor
         return
     for name, parameter in stage.named_parameters():
-        if isinstance(parameter.data, known.DTensor):
+        if isinstance(parameter.data, dtensors.DTensor):
             raise UsageError(
-                f"stage {index}: {name} is a DTensor, which weights of several versions do not survive; "
+                f"stage {index}: {name} is a DTensor, whose storage cannot be exchanged for another version; "
                 "stretto.parallel.tensor(module, mesh, parameters='local') makes plain parts of it"
             )
 
 
 def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
-    """Refuse heads that share parameters with another stage or its head: each stage has its own optimizer."""
-    parts = [[part for part in both if part is not None] for both in zip(stages, heads, strict=True)]
-    holders: dict[int, list[int]] = {}  # id of a parameter -> the stages that have it, by themselves or in their head
+    """Raise UsageError for a head that shares parameters with another stage or its head: each has its own optimizer."""
+    parts = [[part for part in pair if part is not None] for pair in zip(stages, heads, strict=True)]
+    holders: dict[int, list[int]] = {}  # id of a parameter -> the stages whose module or head has it
     for stage, modules in enumerate(parts):
         for module in modules:
             for parameter in module.parameters():
@@ -155,7 +161,7 @@ def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]
 
 
 def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[nn.Module | None]:
-    """The heads a user gave, one entry a stage; refuse those that no loss would use."""
+    """The user's heads, one entry a stage. Raises UsageError for a head that no loss of the method would use."""
     if given is None:
         return [None] * reach.num_stages
     if len(given) != reach.num_stages:
@@ -175,7 +181,7 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
 
 
 def wake(stages: Sequence[nn.Module]) -> None:
-    """Put a model that is in evaluation mode as a whole in training mode; single frozen layers stay as they are."""
+    """Put the stages in training mode if all their layers are in evaluation mode; else leave every layer as it is."""
     layers = [layer for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
     if not any(layer.training for layer in layers):
         for stage in stages:
@@ -183,10 +189,10 @@ def wake(stages: Sequence[nn.Module]) -> None:
 
 
 def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
-    """Call the user's function and make sure that what it gave can be stepped without a metric."""
+    """The scheduler that the user's function makes. Raises UsageError if it has no step(), or needs a metric."""
     made = called("scheduler", scheduler, optimizer, wanted="a function of the optimizer that returns a scheduler")
     if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise UsageError("ReduceLROnPlateau wants a metric, which a stage's update does not have: choose a scheduler "
+        raise UsageError("ReduceLROnPlateau needs a metric, which a stage's update does not have: choose a scheduler "
                          "that depends on the number of updates alone")  # fmt: skip
     if not callable(getattr(made, "step", None)):
         raise UsageError(
@@ -196,14 +202,14 @@ def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Opti
 
 
 def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Call the user's function and make sure it gave an optimizer."""
+    """The optimizer that the user's function makes. Raises UsageError for anything else, and for LBFGS."""
     if not callable(optimizer):
         raise UsageError(
             f"optimizer is a {type(optimizer).__name__}: each stage has its own, so give a function of the parameters, "
             "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
         )
-    wanted = "a function of parameters, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
-    made = called("optimizer", optimizer, parameters, wanted=wanted)
+    expected = "a function of parameters, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+    made = called("optimizer", optimizer, parameters, wanted=expected)
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(f"optimizer returned {type(made).__name__}, not a torch.optim.Optimizer")
     if "closure" in inspect.signature(made.step).parameters and isinstance(made, torch.optim.LBFGS):

@@ -1,4 +1,4 @@
-"""How a stage is put together: the one place that makes a `Stage` of a module, a head and the specification."""
+"""Builds a `Stage` from a module, a head and the specification of its Trainer: the only place that does."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reduction import ReplicaReducer
 from stretto.schedule import Delays, Rules
 from stretto.stage.arguments import build_optimizer, build_scheduler
-from stretto.stage.practice import build_practices, check_served, momentum_of
+from stretto.stage.practice import build_phases, check_served, momentum_of
 from stretto.stage.shared_stage import StageSharing
 from stretto.stage.specification import Specification
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
@@ -29,60 +29,63 @@ from stretto.weights.sharded import Sharded
 
 
 class BuiltStage(NamedTuple):
-    """A stage, how it trains as its method says and in synchronous phases, and where, if anything trains it."""
+    """A stage with its settings for each phase, and its `Place`, which is None for a stage without an optimizer."""
 
     stage: Stage
-    practices: tuple[PhaseSettings, PhaseSettings]
+    phases: tuple[PhaseSettings, PhaseSettings]  # the method's own, and the synchronous one
     place: Place | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageBuilder:
-    """`build` puts one stage of one replica together.
+    """Builds the stages of one replica.
 
-    `ties` are the parameters that several stages of this replica use, `within` is how processes share one stage, `read`
-    says whether other stages read the last one's readout.
+    `ties` are the parameters that several stages of this replica use, `sharing` is how processes share one stage,
+    `read` says whether other stages read the last one's readout.
     """
 
     specification: Specification
     rules: Rules
     delays: Delays
     ties: Sequence[tied_weights.Tied]
-    within: StageSharing
+    sharing: StageSharing
     read: bool = False
     replica: int = 0
 
     def of_replica(self, replica: int, ties: Sequence[tied_weights.Tied]) -> "StageBuilder":
-        """The one that builds a replica's stages."""
+        """The builder of another replica's stages."""
         return replace(self, replica=replica, ties=ties)
 
     def build(
-        self, index: int, module: nn.Module, head: nn.Module | None, peers: ReplicaReducer | Servers | None = None
+        self, index: int, module: nn.Module, head: nn.Module | None, reducer: ReplicaReducer | Servers | None = None
     ) -> BuiltStage:
-        """`peers` are the stage's copies in other replicas. Raises UsageError where the method cannot train it."""
-        of = self.specification
+        """Build stage `index`. Raises UsageError where the method cannot train it.
+
+        `reducer` connects it with its copies in the other replicas; None without replicas.
+        """
+        specification = self.specification
         parts = self._parts(index, module, head)
         optimizer = parts.optimizer
         place = self._place(index, optimizer)
         with nullcontext() if parts.borrows is None else parts.borrows.worn(parts.borrows.fixed()):
-            practices = build_practices(of, parts, place)
-        if of.sync.sharding is not None and is_sharded(module):
+            phases = build_phases(specification, parts, place)
+        if specification.sync.sharding is not None and is_sharded(module):
             split, per_update = index in self.rules.split, self.rules.per_update
-            weights = Sharded(module, per_update, split=split, reshard=of.sync.sharding.reshard)
-            practices = (practices[0]._replace(weights=weights), practices[1])  # no other phases: one set of weights
+            weights = Sharded(module, per_update, split=split, reshard=specification.sync.sharding.reshard)
+            phases = (phases[0]._replace(weights=weights), phases[1])  # fully-shard has no other phases
         stepped = [parts.masters.of(p) for p in trainable(parts)]
-        parts.agreement = self._agreement(index, stepped, optimizer, peers)
+        parts.agreement = self._agreement(index, stepped, optimizer, reducer)
         if isinstance(parts.agreement, ServedAgreement):
-            pushes = parts.agreement.step
-            practices = (practices[0]._replace(step=lambda _: pushes()), practices[1]._replace(step=lambda _: pushes()))
-        elif of.scheduler is not None and optimizer is not None:
-            parts.scheduler = build_scheduler(of.scheduler, optimizer)
-        stage = Stage(parts, of, self.rules, practices[0])
-        return BuiltStage(stage, practices, None if optimizer is None else place)
+            push = parts.agreement.step
+            phases = (phases[0]._replace(step=lambda _: push()), phases[1]._replace(step=lambda _: push()))
+        elif specification.scheduler is not None and optimizer is not None:
+            parts.scheduler = build_scheduler(specification.scheduler, optimizer)
+        stage = Stage(parts, specification, self.rules, phases[0])
+        return BuiltStage(stage, phases, None if optimizer is None else place)
 
     def _parts(self, index: int, module: nn.Module, head: nn.Module | None) -> StageParts:
-        # All but what replicas and schedulers add once it is known how the stage trains.
-        of = self.specification
+        # All but agreement and scheduler, which depend on the stage's settings.
+        specification = self.specification
         trained = {tie.owner for tie in self.rules.ties if tie.user == index and tie.trains}
         parts = StageParts(
             index=index,
@@ -90,16 +93,18 @@ class StageBuilder:
             head=head,
             lends=self._lends(index, module),
             borrows=tied_weights.borrower_of(self.ties, index, module, trained),
-            seeds=ForwardSeeds(of.device, of.seed, index, self.replica),
+            seeds=ForwardSeeds(specification.device, specification.seed, index, self.replica),
         )
         modules = [part for part in (module, head) if part is not None]
         parameters = trainable(parts)
-        parts.masters = of.precision.masters(modules, parameters)
-        parts.norms = self.within.norms(modules, parts.masters)
+        parts.masters = specification.precision.masters(modules, parameters)
+        parts.norms = self.sharing.norms(modules, parts.masters)
         if parameters:
-            parts.optimizer = build_optimizer(of.optimizer, [parts.masters.copies.get(p, p) for p in parameters])
+            parts.optimizer = build_optimizer(
+                specification.optimizer, [parts.masters.copies.get(p, p) for p in parameters]
+            )
             parts.masters.check(parts.optimizer)
-            self.within.check(parts.optimizer, index)
+            self.sharing.check(parts.optimizer, index)
         return parts
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:
@@ -112,26 +117,28 @@ class StageBuilder:
         index: int,
         parameters: list[Tensor],
         optimizer: torch.optim.Optimizer | None,
-        peers: ReplicaReducer | Servers | None,
+        reducer: ReplicaReducer | Servers | None,
     ) -> Agreement | None:
-        if peers is None or (isinstance(peers, Servers) and optimizer is None):
+        if reducer is None or (isinstance(reducer, Servers) and optimizer is None):
             return None
-        if isinstance(peers, ReplicaReducer):
-            return agreement(self.specification.sync, peers, parameters)
-        assert optimizer is not None, "there is something to serve"
+        if isinstance(reducer, ReplicaReducer):
+            return agreement(self.specification.sync, reducer, parameters)
+        assert optimizer is not None, "servers are for stages with an optimizer"
         check_served(self.specification.method, self.specification.sync)
-        return peers.join(index, self.replica, parameters, optimizer, self._step_shard)
+        return reducer.join(index, self.replica, parameters, optimizer, self._step_shard)
 
     def _step_shard(self, parameters: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, Any]:
-        of = self.specification
-        optimizer = build_optimizer(of.optimizer, parameters)
+        specification = self.specification
+        optimizer = build_optimizer(specification.optimizer, parameters)
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not stepped <= set(map(id, parameters)):
             raise UsageError(
-                f"{of.sync}: the optimizer steps other parameters than it is given, which are a server's shard of a "
-                "stage: build it on those, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+                f"{specification.sync}: the optimizer steps parameters that it was not given; a server gives it the "
+                "shard of a stage: build it on those alone, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
             )
-        return optimizer, None if of.scheduler is None else build_scheduler(of.scheduler, optimizer)
+        return optimizer, None if specification.scheduler is None else build_scheduler(
+            specification.scheduler, optimizer
+        )
 
     def _place(self, index: int, optimizer: torch.optim.Optimizer | None) -> Place:
         delay, recompute = self.delays.mean[index], self.delays.recompute[index]
@@ -139,7 +146,7 @@ class StageBuilder:
 
 
 def trainable(parts: StageParts) -> list[nn.Parameter]:
-    """What the stage's optimizer is for: its own trainable parameters and its head's, each once."""
+    """The parameters that the stage's optimizer steps: trainable ones of module and head, each once, none borrowed."""
     modules = [part for part in (parts.module, parts.head) if part is not None]
     parameters = list(dict.fromkeys(p for part in modules for p in part.parameters() if p.requires_grad))
     return parameters if parts.borrows is None else parts.borrows.own(parameters)

@@ -1,4 +1,4 @@
-"""What every interpreter that trains has in common: one action after the other, on the values that are there."""
+"""The base of every interpreter that trains: it runs actions on stages and keeps the values between them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +15,15 @@ from stretto.tracing import Recording
 
 HELD = ("graph", "input")  # what a forward keeps until its backward
 
-Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # an action that has run, its operands, results
-Record = Callable[[Action, Mapping[str, Any], int, int], None]  # an action that has run, its operands, when in ns
+Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # (action, its operands, its results)
+Record = Callable[[Action, Mapping[str, Any], int, int], None]  # (action, its operands, start in ns, end in ns)
 
 
 class Interpreter(ABC):
-    """Runs what a schedule lists, once what it needs is there. It holds no rule of its own.
+    """Runs the actions of a schedule, each once its operands have been made. All rules are in `Rules`.
 
     Numbers depend only on each stage's own order, so the order among workers is free. Every forward asks for the
-    version that the schedule promises, and every backward asserts the delay. `stages` are those that live here, by
+    version that the schedule promises, and every backward asserts the delay. `stages` are those of this process, by
     index.
     """
 
@@ -41,23 +41,23 @@ class Interpreter(ABC):
         self._updates = 0
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
-        """Turn n: micro-batches enter, each given as what the loader makes of it, by value; run all that can run."""
+        """Load turn n's micro-batches and run what is ready. `loads`: for each, the loader's values by name."""
         self.load(n, loads)
         self._issue(n, None)
 
     def load(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
-        """What the loader makes of turn n's micro-batches."""
+        """Store the loader's values of turn n's micro-batches."""
         for microbatch, load in enumerate(loads, start=n * self.schedule.per_turn):
             for edge in self.rules.loads(microbatch):
                 if edge.stage in self.stages:
                     self.values[edge] = load[edge.value]
 
     def losses(self, edges: Sequence[Edge]) -> list[Tensor]:
-        """Take losses that are there. Those of replicas are added up: the same for all of them."""
+        """Remove losses from the values and return them; with replicas, the sum over all of them."""
         return list(map(self.values.pop, edges))
 
     def has(self, edges: Sequence[Edge]) -> bool:
-        """Whether these values are there; those of emulated replicas too."""
+        """Whether these values have been made, in all emulated replicas."""
         return self.values.keys() >= set(edges)
 
     @property
@@ -67,20 +67,20 @@ class Interpreter(ABC):
 
     @property
     def updates(self) -> int:
-        """How many updates have begun, of all stages; those of emulated replicas too where each goes its own way."""
+        """How many updates have begun, summed over stages, and over emulated replicas that update by themselves."""
         return self._updates
 
     def pause(self) -> None:  # noqa: B027 (most have nothing)
-        """Everything is drained, and `settle` will come: no other replica has to wait for an update of this one."""
+        """Tell other replicas, after a drain and before `settle`, not to wait for updates of this one."""
 
     def settle(self) -> None:
-        """Training pauses, and everything is drained: losses are what they say, and copies of stages agree."""
+        """Make the copies of each stage in all replicas agree; everything is drained."""
         for stage in self.every_stage:
             stage.settle_replicas()
 
     @property
     def every_stage(self) -> list[Stage]:
-        """The stages that live here, those of emulated replicas too."""
+        """The stages of this process, in all emulated replicas."""
         return list(self.stages.values())
 
     def drain(self, n: int) -> None:
@@ -92,7 +92,7 @@ class Interpreter(ABC):
         self.begin(n)
 
     def begin(self, n: int) -> None:
-        """Turn n comes next, and nothing is in flight. Weights that nobody waits for any more are dropped."""
+        """Get ready for turn n, with nothing in flight: settle tied weights, and drop all values but losses."""
         self._since = n * self.schedule.per_turn
         sent = sorted((edge for edge in self.values if edge.value == "tied-weight"), key=lambda edge: edge.source)
         for tie in self.rules.ties:
@@ -101,17 +101,17 @@ class Interpreter(ABC):
         self.values = {edge: value for edge, value in self.values.items() if edge.stage == self.rules.num_stages}
 
     def restart(self, n: int) -> None:
-        """Turn n comes next; whatever was in flight is dropped."""
+        """Drop everything in flight and get ready for turn n."""
         self.values.clear()
         self.begin(n)
 
     @abstractmethod
     def _issue(self, n: int, until: int | None) -> None:
-        """Turn n's actions may run now; those of micro-batches from `until` on never will."""
+        """Run turn n's actions, or queue them until they are ready; skip those of micro-batches from `until` on."""
 
     @abstractmethod
     def _finish(self, until: int) -> None:
-        """Everything has been issued: raise ScheduleError if something of what entered before `until` is left."""
+        """End a drain: raise ScheduleError if an action of a micro-batch before `until` has not run."""
 
     def _run(self, action: Action, flow: Flow) -> None:
         kind, index, microbatch = action
@@ -122,22 +122,22 @@ class Interpreter(ABC):
             version = self._since // self.schedule.per_turn + self._delays.version(index, age)
         elif kind in BACKWARD:
             delay = stage.updates - given["graph"].updates
-            wanted = self._delays.at(index, age)
-            assert delay == wanted, f"{action}: its weights are {delay} updates old, the schedule promises {wanted}"
+            promised = self._delays.at(index, age)
+            assert delay == promised, f"{action}: its weights are {delay} updates old, the schedule promises {promised}"
             if index in self.rules.recompute:
                 delay = stage.updates - given["graph"].recomputed
-                wanted = self._delays.recompute_at(index, age)
-                assert delay == wanted, f"{action}: recomputed {delay} updates ago, the schedule promises {wanted}"
+                promised = self._delays.recompute_at(index, age)
+                assert delay == promised, f"{action}: recomputed {delay} updates ago, the schedule promises {promised}"
         elif kind == "U":
             self._updates += 1
         start = 0 if self.record is None else perf_counter_ns()
-        made = stage.run(kind, microbatch, given, version)
+        results = stage.run(kind, microbatch, given, version)
         if self.record is not None:
             self.record(action, given, start, perf_counter_ns())
         for edge in flow.makes:
-            self.values[edge] = made[edge.value]
+            self.values[edge] = results[edge.value]
         if self.watch is not None:
-            self.watch(action, given, made)
+            self.watch(action, given, results)
         for edge in flow.frees:
             del self.values[edge]
 
@@ -145,10 +145,10 @@ class Interpreter(ABC):
 def count(
     recording: Recording, interpreter: Interpreter, action: Action, operands: Mapping[str, Any], time: int
 ) -> None:
-    """Count, after an action, its stage's delay, the forwards it keeps something of for their backward, and how stale
-    an update was on a parameter server.
+    """Record, after an action, its stage's delay, the forwards it holds for their backward, and the staleness of its
+    update on a parameter server.
 
-    What the action consumed is still among the interpreter's values, what it made is not yet.
+    Called while the action's operands are still among the interpreter's values, and its results are not yet.
     """
     kind, stage, _ = action
     agreement = interpreter.stages[stage].agreement

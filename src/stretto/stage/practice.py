@@ -1,4 +1,4 @@
-"""How a stage trains: which weights its passes see, and what its update does, as its method says."""
+"""How a stage trains: which weights its passes see and what its update does, from its method."""
 
 import math
 import warnings
@@ -8,7 +8,7 @@ import torch
 
 from stretto.errors import UsageError
 from stretto.methods import Method
-from stretto.methods.cure import Correction as CorrectionWanted
+from stretto.methods.cure import Correction as CorrectionCure
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.optim import Rescheduled, SpikeCompensation
 from stretto.optim.coming_rates import Scheduler
@@ -30,52 +30,52 @@ from stretto.weights.value_rules import (
 Optimizer = torch.optim.Optimizer
 
 
-def build_practices(of: Specification, parts: StageParts, place: Place) -> tuple[PhaseSettings, PhaseSettings]:
-    """How a stage trains: as its method says, and in synchronous phases. Raises UsageError where it cannot.
+def build_phases(specification: Specification, parts: StageParts, place: Place) -> tuple[PhaseSettings, PhaseSettings]:
+    """A stage's settings in its method's own phases and in synchronous ones. Raises UsageError where it cannot train.
 
     `clip` limits the norm of all stages' gradients together. Where stages update at different times each one limits
     its own, to a share that keeps all of them within it.
     """
-    optimizer, clip = parts.optimizer, of.clip
-    weights = build_weights(of, parts, place)
-    check_copies(of.method, weights, place.stage, autocast=of.precision.name == "bf16-autocast")
+    optimizer, clip = parts.optimizer, specification.clip
+    weights = build_weights(specification, parts, place)
+    check_copies(specification.method, weights, place.stage, autocast=specification.precision.name == "bf16-autocast")
     if optimizer is None:
         return PhaseSettings(weights, None), PhaseSettings(Plain(weights), None)
-    own = clip if clip is None or of.method.synchronous else clip / math.sqrt(place.num_stages)
+    stage_clip = clip if clip is None or specification.method.synchronous else clip / math.sqrt(place.num_stages)
     return (
-        PhaseSettings(weights, build_step(of.method, optimizer, place), own),
+        PhaseSettings(weights, build_step(specification.method, optimizer, place), stage_clip),
         PhaseSettings(Plain(weights), None, clip),
     )
 
 
-def build_weights(of: Specification, parts: StageParts, place: Place) -> Weights:
-    """The weights that the method's forward and backward see on a stage. Raises UsageError where they cannot."""
-    method, module, optimizer = of.method, parts.module, parts.optimizer
-    if optimizer is None or (method.weights == "live" and no_cure(method, place)):
+def build_weights(specification: Specification, parts: StageParts, place: Place) -> Weights:
+    """The weights that a stage's passes see. Raises UsageError for an optimizer that cannot predict them."""
+    method, module, optimizer = specification.method, parts.module, parts.optimizer
+    if optimizer is None or (method.weights == "live" and sees_current(method, place)):
         return WEIGHTS["current"](module)
     forward, backward = method.cure.forward, method.cure.backward
 
     def rounded(rule: Rule) -> Rule:
         return Rounded(rule, parts.masters) if parts.masters.copies else rule
 
-    def built(wanted: Prediction | CorrectionWanted | None) -> Rule:
-        return build_rule(wanted, place, optimizer, of.scheduler)
+    def built(cure: Prediction | CorrectionCure | None) -> Rule:
+        return build_rule(cure, place, optimizer, specification.scheduler)
 
     if method.weights == "live" and forward is None and backward is None:
         return Live(module)
     if method.weights == "live":
         ahead, back = built(forward), built(backward)
-        again = build_recompute_rule(method.cure, place, ahead, back, built)
-        return Substituted(module, rounded(ahead), rounded(back), None if again is None else rounded(again))
+        recompute = build_recompute_rule(method.cure, place, ahead, back, built)
+        return Substituted(module, rounded(ahead), rounded(back), None if recompute is None else rounded(recompute))
     if forward is not None:
         return Predicted(module, rounded(built(forward)))
     return WEIGHTS[method.weights](module)
 
 
 def check_copies(method: Method, weights: Weights, stage: int, *, autocast: bool) -> None:
-    """Raise UsageError for a stage whose backward is to see other weights, but would see copies its forward made.
+    """Raise UsageError where a backward is to see other weights than its forward, but would read the forward's copies.
 
-    Only what is known without running it: autocast and torch.compile. The first forward finds the others.
+    Only autocast and torch.compile are known to copy without a run. The first forward finds other copies.
     """
     if not isinstance(weights, Live | Substituted):
         return
@@ -94,72 +94,71 @@ def check_copies(method: Method, weights: Weights, stage: int, *, autocast: bool
             )
 
 
-def no_cure(method: Method, place: Place) -> bool:
-    """Whether a stage without delay also has nothing to predict: then its weights are simply the current ones.
+def sees_current(method: Method, place: Place) -> bool:
+    """Whether all passes of a stage see its current weights.
 
-    So they are where nothing is cured and a recompute comes right before its backward.
+    True without delay, unless a prediction looks ahead. True as well where the method cures nothing and a recompute
+    comes right before its backward.
     """
-    wanted = (method.cure.forward, method.cure.backward)
-    if place.recompute == 0 and wanted == (None, None):
+    cures = (method.cure.forward, method.cure.backward)
+    if place.recompute == 0 and cures == (None, None):
         return True
     return place.delay == 0 and all(
-        each is None
-        or (isinstance(each, Prediction) and each.horizon(place) == 0)
-        or isinstance(each, CorrectionWanted)
-        for each in wanted
+        cure is None or (isinstance(cure, Prediction) and cure.horizon(place) == 0) or isinstance(cure, CorrectionCure)
+        for cure in cures
     )
 
 
 def build_rule(
-    wanted: Prediction | CorrectionWanted | None, place: Place, optimizer: Optimizer, scheduler: Scheduler | None
+    cure: Prediction | CorrectionCure | None, place: Place, optimizer: Optimizer, scheduler: Scheduler | None
 ) -> Rule:
-    """The rule for the values of a stage's weights. `scheduler` makes one; it was not called on this optimizer yet."""
-    if wanted is None:
+    """The rule for the weights that a pass sees. `scheduler` is the user's function, not called on `optimizer` yet."""
+    if cure is None:
         return CurrentRule()
-    if isinstance(wanted, CorrectionWanted):
-        return Correction(wanted.span(place))
-    horizon = wanted.horizon(place)
-    if wanted.form == "step":
+    if isinstance(cure, CorrectionCure):
+        return Correction(cure.span(place))
+    horizon = cure.horizon(place)
+    if cure.form == "step":
         return StepPrediction(optimizer, horizon, scheduler)
-    return VelocityPrediction(optimizer, horizon) if wanted.form == "velocity" else WeightPrediction(horizon)
+    return VelocityPrediction(optimizer, horizon) if cure.form == "velocity" else WeightPrediction(horizon)
 
 
 def build_recompute_rule(
     cure: Cure, place: Place, ahead: Rule, back: Rule, built: Callable[[Prediction], Rule]
 ) -> Rule | None:
-    """The rule for a recompute, which shares the copies that the others keep; None for the weights as they stand."""
-    wanted, forward, backward = cure.recompute, cure.forward, cure.backward
-    if wanted is None or place.recompute is None:
+    """The rule for a recompute, which shares the copies of `ahead` or `back`; None for the current weights."""
+    recompute, forward, backward = cure.recompute, cure.forward, cure.backward
+    if recompute is None or place.recompute is None:
         return None
-    if isinstance(wanted, CorrectionWanted):
-        assert isinstance(backward, CorrectionWanted), "a recompute is corrected where its backward is"
-        return Interpolated(back, wanted.span(place) / backward.span(place))
-    if wanted.form == "weight":
+    if isinstance(recompute, CorrectionCure):
+        assert isinstance(backward, CorrectionCure), "a recompute is corrected where its backward is"
+        return Interpolated(back, recompute.span(place) / backward.span(place))
+    if recompute.form == "weight":
         assert forward is not None, "a recompute is predicted where its forward is"
         whole = forward.horizon(place)
-        return Interpolated(ahead, wanted.horizon(place) / whole if whole else 0.0)
-    return built(wanted)
+        return Interpolated(ahead, recompute.horizon(place) / whole if whole else 0.0)
+    return built(recompute)
 
 
 def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:
-    """Momentum forgets within 1/(1-m) updates: looking much further ahead along it is worse than not looking."""
+    """Warn of a prediction more than twice as far ahead as momentum lasts, 1/(1-m) updates: it is worse than none."""
     if method.cure.forward is None or not places:
         return
     horizon, place = max((method.cure.forward.horizon(place), place) for place in places)
-    reach = 1 / (1 - place.momentum) if place.momentum < 1 else math.inf
-    if horizon > 2 * reach:
+    span = 1 / (1 - place.momentum) if place.momentum < 1 else math.inf
+    if horizon > 2 * span:
         warnings.warn(
             f"{method} predicts the weights of stage {place.stage} {horizon:g} updates ahead, but momentum "
-            f"{place.momentum:g} is gone after about {reach:.0f}: it will overshoot. Use horizon='decayed', a smaller "
+            f"{place.momentum:g} is gone after about {span:.0f}: it will overshoot. Use horizon='decayed', a smaller "
             "horizon, or more momentum",
             stacklevel=3,
         )
 
 
 def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[int], object] | None:
-    """What an update does, given how many the stage has made; None for the optimizer's own step.
+    """A stage's update as a function of the number of updates before it; None for the optimizer's own step.
 
-    Raises UsageError for an optimizer that will not do.
+    Raises UsageError for an optimizer of another class than the method needs.
     """
     cure = method.cure
     if cure.optimizer is not None and type(optimizer).__name__ != cure.optimizer:
@@ -179,15 +178,16 @@ def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[
 
 
 def check_served(method: Method, sync: object) -> None:
-    """Raise UsageError for a method whose cures work on an optimizer that is not there, but at parameter servers."""
+    """Raise UsageError for a method whose cures need a stage's optimizer, which is at the parameter servers."""
     cure = method.cure
-    looks = [each for each in (cure.forward, cure.backward, cure.recompute) if isinstance(each, Prediction)]
-    wanted = {
+    passes = (cure.forward, cure.backward, cure.recompute)
+    predictions = [prediction for prediction in passes if isinstance(prediction, Prediction)]
+    used = {
         "spike compensation": cure.spike,
         "T1, which divides its rate,": cure.reschedule is not None,
-        "a prediction along its velocity or step": any(each.form != "weight" for each in looks),
+        "a prediction along its velocity or step": any(prediction.form != "weight" for prediction in predictions),
     }
-    needs = [what for what, is_wanted in wanted.items() if is_wanted]
+    needs = [what for what, is_used in used.items() if is_used]
     if needs:
         raise UsageError(
             f"method {method} with {sync}: {' and '.join(needs)} needs the optimizer, which is at the servers, for all "

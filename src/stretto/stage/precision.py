@@ -1,4 +1,4 @@
-"""How precise a Trainer computes: as its modules are, in bfloat16 with float32 masters, or under autocast."""
+"""The precision a Trainer computes in: that of its modules, bfloat16 with float32 masters, or autocast."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,8 +20,9 @@ LOW = torch.bfloat16
 
 
 class Precision:
-    """`Precision(name)`, name None, "bf16" or "bf16-autocast". Each question has an answer for each of them.
+    """The conversions of weights, inputs, outputs and losses in one precision: None, "bf16" or "bf16-autocast".
 
+    None: everything stays as the modules have it.
     bf16: weights, activations and the gradients between stages are bfloat16, half the memory and half the messages;
     optimizers step float32 masters, the loss is computed in float32. Norms that track running statistics stay in
     float32, weights included: an average that moves by 10 % of a difference is soon lost in 8 bits, and torch's
@@ -37,7 +38,7 @@ class Precision:
         self.name = name
 
     def masters(self, parts: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> Masters:
-        """Masters, with the values of now, for those trainable parameters of the parts that `convert` will lower."""
+        """Float32 masters, with the current values, of the `parameters` that `convert` will turn to bfloat16."""
         if self.name != "bf16":
             return Masters()
         norms = [module for part in parts for module in part.modules() if tracks_statistics(module)]
@@ -52,17 +53,17 @@ class Precision:
                 convert(module)
 
     def inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What stage 0 is given."""
+        """Stage 0's inputs, converted."""
         if self.name != "bf16":
             return tensors
         return like(tensors, [tensor.to(LOW) if tensor.is_floating_point() else tensor for tensor in tensors])
 
     def outputs(self, output: Any) -> Any:
-        """What a loss is given of an output."""
+        """The output as the loss gets it: in float32 under bf16."""
         return output if self.name != "bf16" else raised(output)
 
     def loss(self, loss: Loss) -> Loss:
-        """The loss of a low-precision output."""
+        """The loss as a function of outputs in this precision."""
         if self.name != "bf16":
             return loss
         if isinstance(loss, CrossEntropy):
@@ -72,21 +73,21 @@ class Precision:
         return lambda output, target: loss(raised(output), target)
 
     def forward(self, device: torch.device) -> AbstractContextManager[object]:
-        """What a forward runs in, with its head and its loss; make one for each forward.
+        """The context for one forward with its head and its loss; make a new one for each forward.
 
-        Autocast keeps its casts of the weights until the outermost one is left, be it the user's around many steps: a
-        cast must not live through an update.
+        Autocast caches its casts of the weights until the outermost autocast ends, which may be the user's, around many
+        steps. The cache is cleared here, since no cast may live through an update.
         """
         torch.clear_autocast_cache()
         return self.autocast(device)()
 
     def autocast(self, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-        """What makes the context of a forward; the cache of an outer autocast has to be cleared before."""
+        """The function that makes a forward's context. Clear the autocast cache before each call, as `forward` does."""
         return partial(torch.autocast, device.type, dtype=LOW) if self.name == "bf16-autocast" else nullcontext
 
 
 def convert(module: nn.Module) -> None:
-    """Floating-point parameters and buffers to bfloat16, or float32 in norms that track statistics; in place."""
+    """Convert floating-point parameters and buffers to bfloat16, or to float32 in norms with statistics; in place."""
     for part in module.modules():
         dtype = torch.float32 if tracks_statistics(part) else LOW
         for parameter in part.parameters(recurse=False):
@@ -100,12 +101,12 @@ def convert(module: nn.Module) -> None:
 
 
 def tracks_statistics(module: nn.Module) -> bool:
-    """Whether it is a norm with running statistics: torch's batch norms, and instance norms where asked for."""
+    """Whether a module is a norm with running statistics: torch's batch norms, and instance norms that track them."""
     return bool(getattr(module, "track_running_stats", False))
 
 
 def raised(output: Any) -> Any:
-    """Tensors of low precision in float32."""
+    """A tensor, or a tuple of them, with bfloat16 converted to float32."""
     if isinstance(output, tuple):
         return tuple(raised(part) for part in output)
     return output.float() if isinstance(output, Tensor) and output.dtype == LOW else output

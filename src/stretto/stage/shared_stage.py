@@ -1,7 +1,7 @@
 """The processes that share one worker's stages, along the axes tensor, height and width of a mesh.
 
-Each runs the same actions on the same micro-batches: to the schedule a stage that several share is one stage. What they
-make of it is the business of `stretto.parallel`.
+Each runs the same actions on the same micro-batches: for the schedule they are one worker. `stretto.parallel` divides
+the work of a stage among them.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ from stretto.stage.stage import Norms, own_norms
 
 
 class StageSharing:
-    """One process: it has its stages for itself."""
+    """How processes share one worker's stages. This base class is for one process, which shares nothing."""
 
     parts, part = 1, 0  # how many parts a stage's weights have, and which of them is here
     writes = True  # whether no process before this one has the same part
@@ -24,30 +24,30 @@ class StageSharing:
     def prepare(
         self, module: nn.Module, *, first: bool = False, last: bool = False, tied: Collection[Tensor] = ()
     ) -> None:
-        """Let a stage do its part. The `first` one gets whole inputs, the `last` one gives whole outputs.
+        """Make a stage compute this process's part. The `first` gets whole inputs, the `last` gives whole outputs.
 
         `tied` are parameters that several stages use.
         """
 
     def prepare_head(self, head: nn.Module) -> None:
-        """Let a head work on what its stage gives, here."""
+        """Make a head work on this process's part of its stage's output."""
 
     def whole(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What all processes together give where each has given such outputs."""
+        """The whole outputs, put together from every process's part."""
         return outputs
 
     def state(self, module: nn.Module) -> dict[str, Tensor]:
-        """The state_dict that a module has on one device."""
+        """The module's state_dict with whole weights, as on one device."""
         state: dict[str, Tensor] = whole(module.state_dict())
         return state
 
     def norms(self, modules: Sequence[nn.Module], masters: Masters) -> Norms:
-        """How the norms of these modules' gradients are taken."""
+        """The function that takes the norms of these modules' gradients."""
         return own_norms
 
     def check(self, optimizer: torch.optim.Optimizer, stage: int) -> None:
-        """Raise UsageError for an optimizer that has to see more of a stage's weights than is here."""
+        """Raise UsageError for an optimizer that needs whole weights where this process has a part of them."""
 
     def working(self) -> AbstractContextManager[None]:
-        """While something of a stage runs."""
+        """The context in which a stage's modules run."""
         return nullcontext()

@@ -1,4 +1,4 @@
-"""What a Trainer is given, as all its stages see it: checked once, frozen, and passed whole."""
+"""The arguments of a Trainer that hold for all its stages: checked once, frozen, and passed whole."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from stretto.stage.precision import Precision
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Specification:
-    """The arguments of `Trainer` that count for all stages alike.
+    """The arguments of `Trainer` that hold for all its stages.
 
-    `loss` is what `stretto.losses.understand` made of the user's. `optimizer` and `scheduler` are the user's functions,
-    called once a stage.
+    `loss` is what `stretto.losses.understand` returned for the user's. `optimizer` and `scheduler` are the user's
+    functions, called once a stage.
     """
 
     method: Method

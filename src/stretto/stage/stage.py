@@ -44,15 +44,16 @@ VERSION, GRADIENT = attrgetter("_version"), attrgetter("grad")
 
 @dataclass(slots=True)
 class Target:
-    """What a head's loss compares with, and the share of the minibatch's examples that this micro-batch holds.
+    """The target of one micro-batch's loss, and the micro-batch's share of the minibatch's examples.
 
-    `counted`: torch's own losses are to give a sum and a count. `expected` is about what the whole minibatch counts:
-    the sums of its micro-batches are divided by it at first. `check` is called with the output if a mean is given.
+    `counted`: torch's own losses are to give a sum and a count. `expected` is an estimate of the whole minibatch's
+    count, by which the sums of its micro-batches are divided at first. `check` is called with the output if the loss
+    gives a mean.
     """
 
     value: Any
     share: float = 1.0
-    inputs: Tensors = ()  # the model's own, where a head's loss wants them
+    inputs: Tensors = ()  # the model's inputs, where a head's loss uses them
     counted: bool = False
     expected: float = 1.0
     check: Callable[[Any], None] | None = None
@@ -60,10 +61,10 @@ class Target:
 
 @dataclass(slots=True)
 class Graph:
-    """What one forward keeps for its backward. `updates` is how many updates the weights it saw had had.
+    """What one forward keeps for its backward. `updates` is the number of updates in the weights that it saw.
 
-    Of a forward that has been run again, `updates` is the first one's, `recomputed` is how many there then were.
-    `divisor` is what its loss adds to the divisor of the gradients of its update, where the loss gives sums.
+    After a recompute, `updates` is that of the first forward, and `recomputed` is the number of the stage's updates at
+    the recompute. `divisor` is what its loss adds to the divisor of its update's gradients, where the loss gives sums.
     """
 
     inputs: Tensors
@@ -80,7 +81,7 @@ class Graph:
 
 @dataclass(slots=True)
 class ForwardState:
-    """What one forward without a graph saw, for its recompute: a version, its number of updates, the buffers before."""
+    """What one forward without a graph saw, for its recompute: the version, its updates, the buffers before it."""
 
     version: Any
     updates: int
@@ -89,10 +90,10 @@ class ForwardState:
 
 
 class PhaseSettings(NamedTuple):
-    """How a stage trains for a while: which weights its passes see, and its update, told how many came before.
+    """How a stage trains in one phase: which weights its passes see, its update, and the limit of its gradients' norm.
 
-    `step` is None for the optimizer's own. `clip` is how large gradients may be at an update: those of all stages
-    together if they have told each other (R), else the stage's own.
+    `step` gets the number of updates before it; None for the optimizer's own. `clip` limits the norm of all stages'
+    gradients together where they reduce it (R), else of the stage's own.
     """
 
     weights: Weights
@@ -105,10 +106,10 @@ class StageParts:
     """What one stage consists of.
 
     `head` is None where the stage has no head, or is the last and its module's output is the model's. `optimizer` is
-    None where nothing is trained, `scheduler` where nobody steps one here. `masters` are what the optimizer steps in
+    None where nothing is trained, `scheduler` where none is stepped here. `masters` are what the optimizer steps in
     place of low-precision parameters. `lends` and `borrows` say which parameters it shares with other stages.
-    `agreement` is its part in what the copies of this stage in other replicas do together. `norms` takes gradients'
-    norms where a process holds parts of them only. `seeds` are started before each forward, so that what a stage draws
+    `agreement` keeps its copies in all replicas together; None without replicas. `norms` takes the gradients' norms
+    where a process holds only parts of them. `seeds` are started before each forward, so that what a stage draws
     (dropout) depends on nothing else.
     """
 
@@ -126,13 +127,13 @@ class StageParts:
 
 
 class Stage:
-    """One stage's module, head, weights and optimizer, and the six things that can happen to them.
+    """One stage's module, head, weights and optimizer, and what each kind of action does to them.
 
-    `practice` is how it trains at first; `apply_phase` changes that. Where `rules` split its backward, that comes as I
-    and W; where they recompute, forwards keep no graph and C makes it.
+    `phase` is how it trains at first; `apply_phase` changes that. Where `rules` split its backward, that comes as I and
+    W; where they recompute, forwards keep no graph and C makes it.
     """
 
-    def __init__(self, parts: StageParts, specification: Specification, rules: Rules, practice: PhaseSettings) -> None:
+    def __init__(self, parts: StageParts, specification: Specification, rules: Rules, phase: PhaseSettings) -> None:
         index, module, head, reach = parts.index, parts.module, parts.head, rules.reach
         self._split = index in rules.split
         mean = specification.method.combine == "mean"
@@ -143,13 +144,13 @@ class Stage:
         self.head = head
         self.optimizer = parts.optimizer
         self.scheduler = parts.scheduler
-        self.weights, self._step, self._clip = practice
+        self.weights, self._step, self._clip = phase
         self.loss = specification.precision.loss(specification.loss)
         self.updates = 0
         self._recompute = index in rules.recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
-        self._took: Kinds | None = None  # of the first micro-batch that came through
-        self._tried = False  # whether a forward has been run whose graph was not kept
+        self._fitting: Kinds | None = None  # of the first micro-batch whose forward succeeded
+        self._tried = False  # whether a forward of this phase has run, for a recompute
         self._is_last = index == reach.num_stages - 1
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
@@ -162,7 +163,7 @@ class Stage:
         self._parameters += self.masters.copies.values()
         self._autocast = specification.precision.autocast(specification.device)
         self.agreement = parts.agreement
-        self._own_norms: Norms = parts.norms or own_norms
+        self._gradient_norms: Norms = parts.norms or own_norms
         self._begun = False  # whether a gradient has been computed since the last update
         self._counting = Counting(rules.per_update, self.agreement)
         self._divisors: list[Tensor] = []  # of the gradients since the last update, a micro-batch each
@@ -170,7 +171,7 @@ class Stage:
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
         self._seeds = parts.seeds
-        # For each gradient sent down: whether the own head's is part of it, and which of the arriving ones.
+        # For each gradient sent down: whether this stage's head adds to it, and the position of the arriving one in it.
         arriving = reach.arriving(index)
         self._num_arriving = len(arriving)
         self._outgoing = [
@@ -190,18 +191,18 @@ class Stage:
     def run(
         self, kind: str, microbatch: int, operands: Mapping[str, Any], version: int | None = None
     ) -> dict[str, Any]:
-        """Do one action on what it needs, keyed by the values' names in `schedule.rules`; return what it makes.
+        """Run one action on its operands and return its results, both keyed by the names of `schedule.rules.Edge`.
 
-        `version` is how many updates the weights have had that a forward is to see; None for the current ones.
+        `version` is the number of updates in the weights that a forward is to see; None for the current weights.
         """
         try:
             if kind == "F":
-                wanted = self.updates if version is None else version
+                version = self.updates if version is None else version
                 run = self._first_forward if self._recompute else self._forward
                 with self.context():
-                    made = run(microbatch, operands, wanted)
-                if self._took is None:
-                    self._took = kinds_of(operands)
+                    made = run(microbatch, operands, version)
+                if self._fitting is None:
+                    self._fitting = kinds_of(operands)
                 return made
             if kind == "C":
                 with self.context():
@@ -217,11 +218,11 @@ class Stage:
             raise
 
     def _misfit(self, kind: str, operands: Mapping[str, Any], error: Exception) -> UsageError | None:
-        # What to say in an error's place, if it comes of a batch of another kind than this stage has trained with.
+        # The error to raise instead, if the batch is of another kind than those that the stage has trained with.
         if not is_misfit(error):
             return None
-        found = kinds_of(operands) if "activation" in operands else self._took
-        if self._took == found and self.updates and not isinstance(error, IndexError):
+        kinds = kinds_of(operands) if "activation" in operands else self._fitting
+        if self._fitting == kinds and self.updates and not isinstance(error, IndexError):
             return None
         target = operands.get("target")
         came = f"stage {self.index - 1} gives" if self.index else "it is given"
@@ -237,22 +238,22 @@ class Stage:
         )
 
     def context(self) -> AbstractContextManager[object]:
-        """What a forward runs in, with its head and its loss, as `Precision.forward` says; make one for each."""
+        """The context of one forward with its head and its loss, as `Precision.forward`; make a new one for each."""
         torch.clear_autocast_cache()
         return self._autocast()
 
-    def apply_phase(self, practice: PhaseSettings, recompute: bool) -> None:
-        """Train otherwise from now on; nothing may be in flight."""
-        self.weights, self._step, self._clip = practice
+    def apply_phase(self, phase: PhaseSettings, recompute: bool) -> None:
+        """Train with these settings from now on; nothing may be in flight."""
+        self.weights, self._step, self._clip = phase
         self._recompute, self._tried = recompute, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training this stage changes, of this replica; nothing in flight, replicas settled."""
+        """All that training changes of this stage, in this replica; nothing in flight, replicas settled."""
         parts = {name: None if part is None else whole(part.state_dict()) for name, part in self._parts()}
         return {**parts, "updates": self.updates, "weights": self.weights.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
-        """Go on from `state_dict`. Raises UsageError, naming `origin`, if it belongs to another kind of stage."""
+        """Load what `state_dict` returned. Raises UsageError, naming `origin`, if it is of another kind of stage."""
         for name, part in self._parts():
             if name == "agreement" and part is not None and state.get(name) is None:
                 part.begin(self._stepped(), state["updates"])
@@ -263,8 +264,8 @@ class Stage:
             if part is not None:
                 with fitting(f"{origin} does not fit the {name} of stage {self.index}"):
                     part.check(state[name]) if isinstance(part, Agreement) else check_part(state[name], part)
-                    own = shares(state[name], part)
-                    load(part, own) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(own)
+                    share = shares(state[name], part)
+                    load(part, share) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(share)
         with fitting(f"{origin} does not fit stage {self.index}"):
             check_weights(state["weights"], self.weights.state_dict(), self.module)
             self.updates = state["updates"]
@@ -283,17 +284,17 @@ class Stage:
             ("agreement", self.agreement if self.agreement is not None and self.agreement.remembers else None),
         )
 
-    def _first_forward(self, microbatch: int, operands: Mapping[str, Any], wanted: int) -> dict[str, Any]:
-        # The first one makes a graph all the same: a module that will not do is refused before anything is trained.
+    def _first_forward(self, microbatch: int, operands: Mapping[str, Any], updates: int) -> dict[str, Any]:
+        # The very first one makes a graph all the same: a module that cannot train is refused before an update.
         buffers = self._buffers.snapshot()
         with torch.set_grad_enabled(not self._tried):
-            made = self._forward(microbatch, operands, wanted)
+            made = self._forward(microbatch, operands, updates)
         self._tried = True
         graph: Graph = made.pop("graph")
         return {
             **made,
             "input": operands["activation"],
-            "version": ForwardState(graph.version, wanted, buffers, graph.tied),
+            "version": ForwardState(graph.version, updates, buffers, graph.tied),
         }
 
     def _second_forward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,8 +306,9 @@ class Stage:
         return {"graph": made["graph"], "recomputed": made.get("activation")}
 
     def _forward(
-        self, microbatch: int, operands: Mapping[str, Any], wanted: int, seen: ForwardState | None = None
+        self, microbatch: int, operands: Mapping[str, Any], updates: int, seen: ForwardState | None = None
     ) -> dict[str, Any]:
+        # `updates` is the number of updates in the weights to see; `seen` is given for a recompute.
         if self._seeds is not None:
             self._seeds.start(microbatch)
         if isinstance(self.head, SharedReadout):
@@ -314,51 +316,54 @@ class Stage:
         inputs = like(operands["activation"], [leaf(tensor, self._sends) for tensor in operands["activation"]])
         given = like(inputs, [tensor.clone() for tensor in inputs]) if self._changes_input else inputs
         before = list(map(VERSION, given))
-        output, version, tied = self._run_module(given, operands, wanted, seen)
+        output, version, tied = self._run_module(given, operands, updates, seen)
         if not self._changes_input and before != list(map(VERSION, given)):
             raise UsageError(IN_PLACE.format(self.index))
         outputs = output if isinstance(output, tuple) else (output,)
         if not (self._is_last and not self._split) and not all(isinstance(tensor, Tensor) for tensor in outputs):
             kinds = ", ".join(type(tensor).__name__ for tensor in outputs)
             raise UsageError(f"stage {self.index} returned {kinds}: a stage returns a tensor or a tuple of tensors")
-        graph = Graph(inputs, outputs, None, version, wanted, tied)
+        graph = Graph(inputs, outputs, None, version, updates, tied)
         made: dict[str, Any] = {"graph": graph}
         if self._has_loss:
             target: Target = operands["target"]
             if self._split:
                 graph.cut = tuple(leaf(tensor, True) for tensor in outputs)
-            given = graph.cut or outputs
-            made["loss"] = self._lose(graph, given, given if isinstance(output, tuple) else given[0], target, seen)
+            features = graph.cut or outputs
+            compared = features if isinstance(output, tuple) else features[0]
+            made["loss"] = self._compute_loss(graph, features, compared, target, seen)
         if not self._is_last:
             made["activation"] = tuple(map(Tensor.detach, outputs))
         return made
 
-    def _lose(self, graph: Graph, features: Tensors, output: Any, target: Target, seen: ForwardState | None) -> Tensor:
-        # What is told of a micro-batch's loss: its share of the minibatch's mean, or its sum and its count.
+    def _compute_loss(
+        self, graph: Graph, features: Tensors, output: Any, target: Target, seen: ForwardState | None
+    ) -> Tensor:
+        # Sets graph.loss. Returns a micro-batch's loss to report: its share of the minibatch's mean, or (sum, count).
         compared = output if self.head is None else self.head(*features)
         value = call(self.loss, compared, target.value, counted=target.counted)
-        whole = self.head if isinstance(self.head, LocalLoss) else None
+        local_loss = self.head if isinstance(self.head, LocalLoss) else None
         if isinstance(value, Sum):
             keeps_graph = seen is not None or not self._recompute
-            own, graph.divisor = self._counting.add(value, target, self.index, keeps_graph, alone=whole is None)
-            told = value.pair
+            loss, graph.divisor = self._counting.add(value, target, self.index, keeps_graph, alone=local_loss is None)
+            reported = value.pair
         else:
             if target.check is not None:
                 check, target.check = target.check, None
                 check(compared)
-            own, told = value, None
-        total = own if whole is None else whole.total(own, features, target.inputs)
+            loss, reported = value, None
+        total = loss if local_loss is None else local_loss.total(loss, features, target.inputs)
         sums = isinstance(value, Sum) and self._counting.per_update > 1
         graph.loss = total if sums or target.share == 1 else total * target.share
-        return graph.loss.detach() if told is None else told
+        return graph.loss.detach() if reported is None else reported
 
     def _run_module(
-        self, inputs: Tensors, operands: Mapping[str, Any], wanted: int, seen: ForwardState | None
+        self, inputs: Tensors, operands: Mapping[str, Any], updates: int, seen: ForwardState | None
     ) -> tuple[Any, Any, Mapping[int, nn.Parameter]]:
         if seen is not None:
             run = partial(self.weights.recompute, inputs, seen.version)
-        else:  # where nothing is trained every version is the same
-            run = partial(self.weights.forward, inputs, 0 if self.optimizer is None else self.updates - wanted)
+        else:  # without an optimizer all versions are the same
+            run = partial(self.weights.forward, inputs, 0 if self.optimizer is None else self.updates - updates)
         if self._borrows is None:
             return *run(), {}
         self._borrows.receive(operands.get("tied-weight", ()))
@@ -367,21 +372,21 @@ class Stage:
             return *run(), tied
 
     def abandon(self) -> None:
-        """What is in flight will not come back: drop it, and whatever gradients it has left."""
+        """Drop what is in flight and all gradients computed since the last update."""
         self._begun = False
         self._forget_counts()
         if self.agreement is not None:
             self.agreement.forget()
-        past = self.weights.state_dict()
+        state = self.weights.state_dict()
         self.weights.forget()
-        self.weights.load_state_dict(past)
+        self.weights.load_state_dict(state)
 
     def _forget_counts(self) -> None:
         self._counting.forget()
         self._divisors, self._divisor = [], None
 
     def _begin(self) -> None:
-        # As a plain loop begins with zero_grad: what others have left on the parameters is not part of the update.
+        # As zero_grad in a plain loop: gradients left on the parameters by other code are not part of the update.
         if not self._begun:
             self._begun = True
             self._drop_gradients()
@@ -413,13 +418,13 @@ class Stage:
         return {"gradient": sent, "weight-gradient": None, "tied-gradient": taken(graph.tied) if graph.tied else {}}
 
     def _arrived(self, operands: Mapping[str, Any]) -> tuple[Sequence[Gradient], Sequence[Tensor]]:
-        # By stop: gradients, and, where losses give sums, what their micro-batch adds to the update's divisor.
+        # The gradients from above, by stop; and their shares of the update's divisor, if losses give sums.
         arrived = operands.get("gradient", ())
         divisors = arrived[self._num_arriving :]
         return arrived[: self._num_arriving], divisors[0] if divisors else ()
 
     def _divide_by(self, divisors: Sequence[Tensor | None]) -> Tensor | None:
-        # What a micro-batch adds to the divisor of its update.
+        # Records and returns what a micro-batch adds to its update's divisor.
         divisor = shared_divisor(divisors, self.index)
         if divisor is not None:
             self._divisors.append(divisor)
@@ -428,34 +433,34 @@ class Stage:
     def _input_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
         graph: Graph = operands["graph"]
-        own = self._through_head(graph)
+        from_head = self._through_head(graph)
         arrived, divisors = self._arrived(operands)
         sent: list[Gradient] = []
         sent_divisors: list[Tensor | None] = []
-        for with_own, position in self._outgoing:
-            parts = [own] if with_own else []
-            own_divisor = graph.divisor if with_own else None
+        for with_head, position in self._outgoing:
+            parts = [from_head] if with_head else []
+            head_divisor = graph.divisor if with_head else None
             if position is not None:
                 parts.append(arrived[position])
             others = [divisors[position]] if position is not None and divisors else []
-            sent_divisors.append(shared_divisor([own_divisor, *others], self.index))
+            sent_divisors.append(shared_divisor([head_divisor, *others], self.index))
             roots, gradients = differentiable(graph.outputs, add(parts))
-            wanted = [tensor for tensor in graph.inputs if tensor.requires_grad]
-            if roots and wanted:
-                torch.autograd.backward(roots, gradients, retain_graph=True, inputs=wanted)
+            inputs = [tensor for tensor in graph.inputs if tensor.requires_grad]
+            if roots and inputs:
+                torch.autograd.backward(roots, gradients, retain_graph=True, inputs=inputs)
             sent.append(take(graph.inputs))
-        return {"gradient": message(sent, sent_divisors), "cotangent": own}
+        return {"gradient": message(sent, sent_divisors), "cotangent": from_head}
 
     def _through_head(self, graph: Graph) -> Gradient:
-        # The head's weight gradients stay with the micro-batch until its W: another one's U may come before.
+        # The head's weight gradients wait in the graph for their W: an update may come before it.
         if graph.loss is None or not graph.loss.requires_grad:
             return ()
-        held = take(self._head_parameters)
-        wanted = [tensor for tensor in graph.cut if tensor.requires_grad]
+        before = take(self._head_parameters)
+        features = [tensor for tensor in graph.cut if tensor.requires_grad]
         leaves = gathered(self.head) if self.head is not None and is_sharded(self.head) else self._head_parameters
-        torch.autograd.backward(graph.loss, inputs=[*wanted, *leaves])
+        torch.autograd.backward(graph.loss, inputs=[*features, *leaves])
         graph.head_gradients = list(take(self._head_parameters))
-        give(self._head_parameters, held)
+        give(self._head_parameters, before)
         return take(graph.cut)
 
     def _weight_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -466,7 +471,10 @@ class Stage:
         if self._scale != 1:
             total = tuple(None if gradient is None else gradient * self._scale for gradient in total)
         roots, gradients = differentiable(graph.outputs, total)
-        leaves = [*self.weights.leaves(graph.version), *(each for each in graph.tied.values() if each.requires_grad)]
+        leaves = [
+            *self.weights.leaves(graph.version),
+            *(weight for weight in graph.tied.values() if weight.requires_grad),
+        ]
         if roots and leaves:
             torch.autograd.backward(roots, gradients, inputs=leaves)
         self.weights.collect(graph.version)
@@ -476,7 +484,7 @@ class Stage:
         return {"weight-gradient": None, "tied-gradient": taken(graph.tied)}
 
     def _complete(self, operands: Mapping[str, Any]) -> None:
-        # What other stages contribute to the gradient of this update.
+        # Adds the gradients of tied weights from other stages, then divides by the update's divisor.
         if self._lends is not None:
             for contributed in operands.get("tied-gradient", ()):
                 self._lends.add([contributed])
@@ -498,12 +506,12 @@ class Stage:
         return {}
 
     def settle_replicas(self) -> None:
-        """Training pauses: the copies of this stage in all replicas are the same from here on."""
+        """Make the copies of this stage in all replicas the same; training pauses."""
         if self.agreement is not None:
             self.agreement.settle(self._stepped(), self.updates, self.masters.follow)
 
     def _stepped(self) -> list[Tensor]:
-        # What the optimizer steps.
+        # The tensors that the optimizer steps.
         return list(dict.fromkeys(self.masters.of(parameter) for parameter in self._parameters))
 
     def _reduce(self, operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -511,8 +519,8 @@ class Stage:
         return {"norm": self._norms()}
 
     def _norms(self) -> Tensor:
-        own = self._own_norms(self._parameters)
-        return own if self.agreement is None else self.agreement.norms(own)
+        norms = self._gradient_norms(self._parameters)
+        return norms if self.agreement is None else self.agreement.norms(norms)
 
     def _update(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         finished = self.updates
@@ -533,7 +541,7 @@ class Stage:
                 clip(self._parameters, self._clip, operands.get("norm") or [self._norms()])
             steps = counts or (self.agreement is not None and self.agreement.steps)
             step: Callable[[], object] = nothing
-            if steps:  # the optimizer's own is looked up each time: a scheduler replaces it
+            if steps:  # optimizer.step is looked up each time: a scheduler replaces it
                 step = self.optimizer.step if self._step is None else partial(self._step, finished)
             self.weights.update(partial(self.masters.step, step) if steps and self.masters.copies else step)
             self._drop_gradients()
@@ -542,16 +550,16 @@ class Stage:
         return {} if self._lends is None else {"tied-weight": self._lends.values()}
 
     def lent(self) -> dict[int, Tensor]:
-        """The weights that other stages borrow, as they stand."""
+        """The current weights that other stages borrow."""
         return {} if self._lends is None else self._lends.values()
 
     def take_over(self, values: Mapping[int, Tensor]) -> None:
-        """Give the parameters that it borrows new values, where their owner is another process."""
+        """Overwrite borrowed parameters with `values` from their owner, which is another process."""
         if self._borrows is not None:
             self._borrows.overwrite(values)
 
     def settle(self, unread: Sequence[Mapping[int, Tensor]] = ()) -> None:
-        """Nothing is in flight: weights that other stages own are as those have them, or have sent them: `unread`."""
+        """Bring borrowed weights up to date after a drain. `unread`: the owners' messages that no forward has read."""
         if isinstance(self.head, SharedReadout):
             self.head.receive(unread)
         if self._borrows is not None:
@@ -559,18 +567,18 @@ class Stage:
 
 
 def nothing() -> None:
-    """An update at which nothing counts."""
+    """The step of an update whose minibatch counts nothing."""
 
 
 def kinds_of(operands: Mapping[str, Any]) -> Kinds:
-    """The types and shapes of what a forward is given, but for the number of examples; of targets, entries for each."""
+    """The dtypes and shapes of a forward's inputs and targets, without the number of examples."""
     target = operands.get("target")
     inputs = operands["activation"]
     examples = inputs[0].shape[0] if inputs and inputs[0].dim() else 1
     targets = [part for _, part in tensors_in(target and target.value, "")]
     shapes = [[part.shape[0] // max(examples, 1), *part.shape[1:]] if part.dim() else [] for part in targets]
-    own = zip((part.dtype for part in targets), map(torch.Size, shapes), strict=True)
-    return (*((tensor.dtype, tensor.shape[1:]) for tensor in inputs), *own)
+    of_targets = zip((part.dtype for part in targets), map(torch.Size, shapes), strict=True)
+    return (*((tensor.dtype, tensor.shape[1:]) for tensor in inputs), *of_targets)
 
 
 IN_PLACE = (
@@ -580,17 +588,17 @@ IN_PLACE = (
 
 
 def head_loss(loss: Loss, head: nn.Module | None, features: Tensors, output: Any, target: Target) -> Tensor:
-    """What trains a stage whose `output` are these `features`: the mean loss of its head, or of its own output."""
+    """The loss that trains a stage: the mean loss of its head on `features`, or of its `output` without a head."""
     compared = head(*features) if head is not None else features if isinstance(output, tuple) else features[0]
     value = call(loss, compared, target.value, counted=False)
-    own = value.mean if isinstance(value, Sum) else value
-    return head.total(own, features, target.inputs) if isinstance(head, LocalLoss) else own
+    mean = value.mean if isinstance(value, Sum) else value
+    return head.total(mean, features, target.inputs) if isinstance(head, LocalLoss) else mean
 
 
 def head_loss_and_weight(
     loss: Loss, head: nn.Module | None, features: Tensors, output: Any, target: Target, *, examples: int
 ) -> tuple[Tensor, float]:
-    """The mean loss, and how much it weighs beside other batches: its count, or its number of examples."""
+    """The mean loss of a batch and its weight among other batches: its count, or else its number of examples."""
     weight = 0.0
 
     def weighed(output: Any, target: Any) -> Tensor:
@@ -607,15 +615,16 @@ def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
 
 
-def clip(parameters: Sequence[Tensor], limit: float, told: Sequence[Tensor]) -> None:
-    """Shrink gradients so that their norm is at most `limit`; what counts are the norms that were `told`.
+def clip(parameters: Sequence[Tensor], limit: float, stage_norms: Sequence[Tensor]) -> None:
+    """Scale the gradients of `parameters` so that the norm of all stages' gradients together is at most `limit`.
 
-    The same operations as torch.nn.utils.clip_grad_norm_ on the parameters of all who told theirs. Norms of different
-    dtypes are promoted; a stage without gradients tells an empty tensor, whose dtype counts for nothing.
+    `stage_norms` has the norms of each stage's gradients, [number of gradients]. The same operations as
+    torch.nn.utils.clip_grad_norm_ on the parameters of all these stages. Norms of different dtypes are promoted; the
+    empty tensor of a stage without gradients is left out, and so is its dtype.
     """
-    norms = [each.to(told[-1].device) for each in told if each.numel()]
-    if norms:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.linalg.vector_norm(torch.cat(norms)))
+    nonempty = [norms.to(stage_norms[-1].device) for norms in stage_norms if norms.numel()]
+    if nonempty:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.linalg.vector_norm(torch.cat(nonempty)))
 
 
 def begins_in_place(module: nn.Module) -> bool:
@@ -625,7 +634,7 @@ def begins_in_place(module: nn.Module) -> bool:
 
 
 def leaf(tensor: Tensor, wants_gradient: bool) -> Tensor:
-    """A leaf with the same values, which collects a gradient if one is wanted and the numbers are not whole."""
+    """A detached tensor that collects a gradient if one is wanted and its dtype is floating-point or complex."""
     tensor = tensor.detach()
     if wants_gradient and (tensor.is_floating_point() or tensor.is_complex()):
         tensor.requires_grad_()
@@ -633,20 +642,20 @@ def leaf(tensor: Tensor, wants_gradient: bool) -> Tensor:
 
 
 def add(parts: Sequence[Gradient]) -> Gradient:
-    """The sum of gradients, tensor by tensor; nothing counts as zero. Not in place: others may read the message."""
+    """The sum of gradients, tensor by tensor; None counts as zero. Not in place: others may read the same message."""
     parts = [part for part in parts if part]
     if len(parts) < 2:
         return parts[0] if parts else ()
     total: list[Tensor | None] = list(parts[0])
     for part in parts[1:]:
         for position, gradient in enumerate(part):
-            mine = total[position]
-            total[position] = gradient if mine is None else mine if gradient is None else mine + gradient
+            so_far = total[position]
+            total[position] = gradient if so_far is None else so_far if gradient is None else so_far + gradient
     return tuple(total)
 
 
 def differentiable(outputs: Tensors, gradients: Gradient) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Those of the outputs that a gradient arrived for and that depend on something trainable."""
+    """The outputs that have a gradient and require one, and their gradients."""
     roots: list[Tensor] = []
     arrived: list[Tensor | None] = []
     for output, gradient in zip(outputs, gradients, strict=False):
@@ -657,7 +666,7 @@ def differentiable(outputs: Tensors, gradients: Gradient) -> tuple[list[Tensor],
 
 
 def take(tensors: Sequence[Tensor]) -> Gradient:
-    """Take the gradients away from `tensors`."""
+    """Remove the gradients of `tensors` and return them."""
     gradients = tuple(map(GRADIENT, tensors))
     for tensor in tensors:
         tensor.grad = None
@@ -665,7 +674,7 @@ def take(tensors: Sequence[Tensor]) -> Gradient:
 
 
 def give(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Add gradients to those that `tensors` have."""
+    """Add `gradients` to the gradients of `tensors`; None adds nothing."""
     for tensor, gradient in zip(tensors, gradients, strict=False):
         if gradient is not None:
             tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient

@@ -217,7 +217,7 @@ class Construction:
             rules=self.rules,
             delays=self._delays,
             ties=self._ties,
-            within=self._backend.within,
+            sharing=self._backend.within,
             read=bool(self._reads),
         )
         mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, RemoteStage)]
@@ -243,7 +243,7 @@ class Construction:
         self.replicas = [
             {made.stage.index: made.stage for made in built[number :: len(parts)]} for number in range(len(parts))
         ]
-        return [made.practices for made in built]
+        return [made.phases for made in built]
 
     def _make_phases(
         self, practices: Sequence[tuple[PhaseSettings, PhaseSettings]], workers: int | None
