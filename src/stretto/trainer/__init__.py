@@ -1,1 +1,1 @@
-"""The object that a user's script needs, and how it is built."""
+"""`Trainer`, the object that a user's script needs, and what it is built from."""

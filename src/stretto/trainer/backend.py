@@ -1,4 +1,4 @@
-"""What a Trainer does differently in one process and in several: the interface `Backend`, and `OneProcess`."""
+"""What a Trainer does differently on one process and on several: the interface `Backend`, and `OneProcess`."""
 
 import os
 from abc import ABC, abstractmethod
@@ -35,11 +35,11 @@ from stretto.tracing import Recording
 from stretto.trainer.evaluate import evaluate
 
 State = dict[str, Tensor]
-Outputs = list[tuple[Tensor, ...]]  # of every stage, for one example
+Outputs = list[tuple[Tensor, ...]]  # of each stage, for one example
 
 
 class InterpreterPlan(NamedTuple):
-    """What an interpreter runs."""
+    """A schedule with its rules and delays, for one interpreter to run."""
 
     schedule: Schedule
     rules: Rules
@@ -47,11 +47,14 @@ class InterpreterPlan(NamedTuple):
 
 
 class Backend(ABC):
-    """What a Trainer does otherwise on several processes than on one."""
+    """What a Trainer does differently on one process and on several."""
 
     @abstractmethod
-    def workers(self, asked: int | None, num_stages: int) -> int | None:
-        """How many workers the schedule is for; None for as many as suit it. Raises UsageError if it cannot be."""
+    def workers(self, requested: int | None, num_stages: int) -> int | None:
+        """The number of workers to lay the schedule out for; None: as many as suit the method.
+
+        Raises UsageError if `requested` does not fit the processes.
+        """
 
     @abstractmethod
     def holds(self, worker: int) -> bool:
@@ -60,39 +63,39 @@ class Backend(ABC):
     @property
     @abstractmethod
     def replicas(self) -> Sequence[int]:
-        """The replicas of which something lives in this process; the first one is the one that is evaluated here."""
+        """The replicas that have stages in this process; the first of them is the one evaluated here."""
 
-    within: StageSharing  # how this process shares its stages with others
+    sharing: StageSharing  # how this process shares its stages with others
 
     @abstractmethod
     def share(self, modules: Sequence[nn.Module | None]) -> None:
-        """Begin all replicas alike: with the weights and buffers of replica 0."""
+        """Give all replicas the weights and buffers of replica 0."""
 
     @abstractmethod
     def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
-        """Leave each replica its share of the weights, if that is the choice."""
+        """Leave each replica only its share of the weights, if `sync` shards them."""
 
     @abstractmethod
-    def peers(self, sync: Sync) -> ReplicaReducer | Servers:
-        """What the copies of one stage in all replicas meet by. Raises UsageError if they cannot do as chosen."""
+    def reducer(self, sync: Sync) -> ReplicaReducer | Servers:
+        """Connects the copies of one stage in all replicas. Raises UsageError for a `sync` that cannot run here."""
 
     @abstractmethod
     def order(self) -> Order | None:
-        """Of a parameter server, the updates of all stages, on the first process; None elsewhere and without one."""
+        """The order of all stages' updates on a parameter server, on rank 0; None elsewhere, and without a server."""
 
     @abstractmethod
-    def device(self, asked: str | torch.device) -> torch.device:
+    def device(self, requested: str | torch.device) -> torch.device:
         """The device of this process."""
 
     @abstractmethod
     def interpreters(
         self, plans: Sequence[InterpreterPlan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
-        """What runs each plan on the stages of each replica that live here; they take turns."""
+        """An interpreter for each plan, on this process's stages of each of `replicas`; one of them runs at a time."""
 
     @abstractmethod
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
-        """Record from now on what each worker does that lives here, whichever of the interpreters runs."""
+        """Record the actions of each worker in this process from now on, whichever of the interpreters runs."""
 
     @abstractmethod
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
@@ -100,57 +103,57 @@ class Backend(ABC):
 
     @abstractmethod
     def calibrate(self, sync: Sync) -> None:
-        """Find what `all-reduce(algorithm=auto)` goes by. Raises UsageError for a file that is no calibration."""
+        """Find the calibration of `all-reduce(algorithm=auto)`. Raises UsageError for a file that is not one."""
 
     @abstractmethod
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
-        """What each stage gives for one example; shapes and types are right everywhere, numbers where a stage lives."""
+        """Each stage's outputs for one example: shapes and dtypes on every process, values on the stage's own."""
 
     @abstractmethod
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
-        """Give tied weights, where they are borrowed, the values that their owner has now."""
+        """Copy tied weights from the stages that own them to those that borrow them."""
 
     @abstractmethod
     def evaluate(
-        self, stages: Sequence[nn.Module], of: Specification, batches: Iterable[tuple[Any, Any]]
+        self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[tuple[Any, Any]]
     ) -> dict[str, float]:
         """As `stretto.trainer.evaluate.evaluate`, the same on every process."""
 
     @abstractmethod
-    def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
-        """What every process has of each stage, on the first one; None elsewhere."""
+    def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
+        """The states of all processes' stages, by stage, on rank 0; None elsewhere. `states` are this process's."""
 
     @abstractmethod
     def save(
         self, path: str | os.PathLike[str], replicas: Sequence[Mapping[int, Mapping[str, Any]]], manifest: Manifest
     ) -> None:
-        """Write a checkpoint of the stages that live here, of each of `replicas` that does, and of all others."""
+        """Write a checkpoint of all stages. `replicas`: this process's stage states, one mapping a replica."""
 
     @abstractmethod
     def together(self) -> AbstractContextManager[None]:
-        """What every process does at the same time goes here: an error on one of them ends all."""
+        """The context for work that all processes do together: an error on one of them ends all."""
 
     @abstractmethod
     def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
-        """After which step all stop, once one process has `wanted` it; each asks after each of its steps.
+        """The step after which all processes stop, once one of them has `wanted` it; None before that.
 
-        `ahead` is how many steps a process may be ahead of another.
+        Every process asks after each of its steps. `ahead` is how many steps one may be ahead of another.
         """
 
     @property
     @abstractmethod
     def can_retry(self) -> bool:
-        """Whether a step that failed and has changed nothing here has changed nothing anywhere."""
+        """Whether a failed step that changed nothing in this process changed nothing in any other."""
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """The number of this process."""
+        """The rank of this process."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
 
 
 class OneProcess(Backend):
@@ -158,33 +161,33 @@ class OneProcess(Backend):
 
     rank, size = 0, 1
     can_retry = True
-    within = StageSharing()
+    sharing = StageSharing()
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._servers: LocalServers | None = None
 
-    def workers(self, asked: int | None, num_stages: int) -> int | None:
-        """As asked."""
-        return asked
+    def workers(self, requested: int | None, num_stages: int) -> int | None:
+        """As requested: one process emulates any number of workers."""
+        return requested
 
     def holds(self, worker: int) -> bool:
-        """Always."""
+        """Always: every worker is emulated here."""
         return True
 
     @property
     def replicas(self) -> Sequence[int]:
-        """All."""
+        """All replicas: they are emulated here."""
         return range(self._mesh.data)
 
     def share(self, modules: Sequence[nn.Module | None]) -> None:
-        """They will be copied."""
+        """Do nothing: the other replicas will be copied from replica 0."""
 
     def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
-        """Emulated replicas have everything: the numbers are the same."""
+        """Do nothing: emulated replicas keep whole weights, and the numbers are the same."""
 
-    def peers(self, sync: Sync) -> ReplicaReducer | Servers:
-        """They take turns."""
+    def reducer(self, sync: Sync) -> ReplicaReducer | Servers:
+        """Parameter servers in this process, or a reducer of replicas that take turns."""
         if sync.serving is not None:
             self._servers = self._servers or LocalServers(sync.serving, self._mesh.data)
             return self._servers
@@ -194,17 +197,17 @@ class OneProcess(Backend):
         return EmulatedReducer(self._mesh.data, hook)
 
     def order(self) -> Order | None:
-        """All of it."""
+        """The whole order: all servers are in this process."""
         return None if self._servers is None else self._servers.order()
 
-    def device(self, asked: str | torch.device) -> torch.device:
-        """As asked."""
-        return pick_device(asked)
+    def device(self, requested: str | torch.device) -> torch.device:
+        """The requested device; "auto" takes an accelerator if there is one."""
+        return pick_device(requested)
 
     def interpreters(
         self, plans: Sequence[InterpreterPlan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
-        """Emulators."""
+        """An emulator for each plan, which runs every replica."""
         if len(replicas) == 1:
             return [Emulator(plan.schedule, plan.rules, replicas[0], plan.delays) for plan in plans]
         kind = EmulatedReplicas if self._servers is None else OrderedReplicas
@@ -212,13 +215,13 @@ class OneProcess(Backend):
 
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
         """One recording for each worker of the schedule."""
-        return record([each for each in interpreters if isinstance(each, Emulator)], device)
+        return record([interpreter for interpreter in interpreters if isinstance(interpreter, Emulator)], device)
 
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
-        """Nobody is asked."""
+        """Do nothing: there is no other process."""
 
     def calibrate(self, sync: Sync) -> None:
-        """No messages travel; but a file that is named must be one."""
+        """Only check the file that `sync` names: emulated replicas send no messages."""
         file = None if sync.reducing is None else sync.reducing.calibration
         if file is not None and not _in_one_process.get():
             from stretto.collectives import Calibration
@@ -226,33 +229,33 @@ class OneProcess(Backend):
             Calibration.read(file)
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
-        """One stage after the other."""
+        """Run one stage after the other."""
         return trace(stages, example, device)
 
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
-        """They are the same objects."""
+        """Do nothing: tied weights are the same objects on all stages."""
 
     def evaluate(
-        self, stages: Sequence[nn.Module], of: Specification, batches: Iterable[tuple[Any, Any]]
+        self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[tuple[Any, Any]]
     ) -> dict[str, float]:
-        """The model is here."""
-        return evaluate(Chain(*stages), of, batches)
+        """Evaluate the whole model in this process."""
+        return evaluate(Chain(*stages), specification, batches)
 
-    def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
-        """Everything is here."""
-        return dict(own)
+    def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
+        """The given states: all stages are in this process."""
+        return dict(states)
 
     def save(
         self, path: str | os.PathLike[str], replicas: Sequence[Mapping[int, Mapping[str, Any]]], manifest: Manifest
     ) -> None:
-        """All of them are here."""
+        """Write all replicas' stages: they are in this process."""
         first, *others = (states.values() for states in replicas)
         checkpoint.write(path, first, manifest, others)
 
-    together = staticmethod(nullcontext[None])  # nobody else does anything
+    together = staticmethod(nullcontext[None])  # there is no other process to end
 
     def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
-        """At once."""
+        """The current step, if `wanted`: there is no other process to wait for."""
         return step if wanted else None
 
 
@@ -261,7 +264,7 @@ _in_one_process: ContextVar[bool] = ContextVar("in_one_process", default=False)
 
 @contextmanager
 def in_one_process() -> Iterator[None]:
-    """Trainers made meanwhile emulate all workers, whatever a launcher has started: to try out, or to count FLOPs."""
+    """Trainers made in this context emulate all workers even under a launcher: for trials, or to count FLOPs."""
     token = _in_one_process.set(True)
     try:
         yield
@@ -270,8 +273,8 @@ def in_one_process() -> Iterator[None]:
 
 
 def find_team(timeout: float, mesh: Mesh) -> Backend:
-    """This process alone, or all that a launcher has started; nobody waits for another longer than `timeout` s."""
-    from stretto.runtime import membership  # it takes a while
+    """The backend of this process alone, or of all that a launcher started; waits for others end after `timeout` s."""
+    from stretto.runtime import membership  # slow to import
     from stretto.trainer.distributed import SeveralProcesses
 
     member = None if _in_one_process.get() else membership(timeout)

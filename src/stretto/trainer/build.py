@@ -1,4 +1,4 @@
-"""How a Trainer comes of what it was given: whatever can be wrong is found out here, before anything is trained."""
+"""Builds what a Trainer trains with. Mistakes in its arguments are found here, before anything is trained."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ from stretto.trainer.phase import Phase
 
 
 class Construction:
-    """Makes what trains the stages of this process: `replicas`, one dict (index -> Stage) for each that lives here.
+    """Builds the stages of this process: `replicas` has a dict (index -> Stage) for each replica that lives here.
 
     `phases` run them; the key is whether the phase is the synchronous one of a method that otherwise is not.
     `splitter` gives them their examples. `merges`: replicas differ between merges of their weights;
@@ -103,28 +103,26 @@ class Construction:
         }
 
     def _build(self, given: Sequence[StageLike], homes: Mapping[int, int]) -> list[nn.Module]:
-        # Stages that live in other processes are known here only if they were given as modules.
+        # Stages of other processes are known here only if they were given as modules.
         known: list[nn.Module] = []
         self.stages: list[nn.Module] = []
         for index, stage in enumerate(given):
             check_stage(stage, index)
-            elsewhere = RemoteStage(index, homes[index])
+            remote = RemoteStage(index, homes[index])
             here = self._backend.holds(homes[index])
-            known.append(
-                build_stage(stage, index, self._of.seed) if here or isinstance(stage, nn.Module) else elsewhere
-            )
-            self.stages.append(known[-1].to(self._of.device) if here else elsewhere)
+            known.append(build_stage(stage, index, self._of.seed) if here or isinstance(stage, nn.Module) else remote)
+            self.stages.append(known[-1].to(self._of.device) if here else remote)
         return known
 
     def _tied(self, known: Sequence[nn.Module]) -> Sequence[tied_weights.Tied]:
-        found = tied_weights.find(known)
-        if found and (self.merges or self._of.sync.sharding):
-            first = found[0]
+        ties = tied_weights.find(known)
+        if ties and (self.merges or self._of.sync.sharding):
+            first = ties[0]
             raise UsageError(
                 f"stages {first.owner} and {first.users[0]} share {first.name!r} (tied weights), which {self._of.sync} "
                 "does not keep the same on both: use sync='all-reduce', or put both into one stage"
             )
-        return found
+        return ties
 
     def _check_reading(self) -> None:
         if self._reads and self._ties:
@@ -140,17 +138,17 @@ class Construction:
             )
         if self._reads and (self.merges or self._of.sync.sharding):
             raise UsageError(
-                f"head 'solo' reads weights of the last stage, of which {self._of.sync} leaves no whole, or no newest, "
-                "version: use sync='all-reduce', or another head"
+                f"head 'solo' reads weights of the last stage, but {self._of.sync} does not keep them whole, or the "
+                "same on all replicas: use sync='all-reduce', or another head"
             )
 
     def _share_stages(self) -> None:
-        # Among the processes of a worker, where it has several.
-        tied = frozenset(each.parameter for each in self._ties)
+        # Prepares each stage for the processes that share it.
+        tied = frozenset(tie.parameter for tie in self._ties)
         for index, stage in enumerate(self.stages):
             if not isinstance(stage, RemoteStage):
                 last = index == len(self.stages) - 1
-                self._backend.within.prepare(stage, first=index == 0, last=last, tied=tied)
+                self._backend.sharing.prepare(stage, first=index == 0, last=last, tied=tied)
 
     def _heads(
         self,
@@ -178,26 +176,27 @@ class Construction:
                     generator.seed(derive(self._of.seed, "head", stage))
                     head = build_head(self._of.method.head, stage, outputs[stage], outputs[-1][0], network)
                 heads[stage] = head.to(dtype=outputs[stage][0].dtype)
-        own = [
+        heads_here = [
             head.to(self._of.device) if head is not None and not isinstance(stage, RemoteStage) else None
             for head, stage in zip(heads, self.stages, strict=True)
         ]
         refuse_lazy(stage for stage in self.stages if not isinstance(stage, RemoteStage))
-        for built in own:
-            if built is not None:
-                self._backend.within.prepare_head(built)
-        return own
+        for head_here in heads_here:
+            if head_here is not None:
+                self._backend.sharing.prepare_head(head_here)
+        return heads_here
 
     def _check_losses(self) -> None:
-        own = [stage for stage, head in enumerate(self.heads) if isinstance(head, LocalLoss)]
-        if own and self._of.sync.sharding:
+        with_losses = [stage for stage, head in enumerate(self.heads) if isinstance(head, LocalLoss)]
+        if with_losses and self._of.sync.sharding:
             raise UsageError(
-                f"the heads of stages {own} have losses of their own, which need their weights outside a forward, and "
-                f"{self._of.sync} has whole weights in a forward only: use sync='all-reduce', or other heads"
+                f"the heads of stages {with_losses} have losses of their own, which need their weights outside a "
+                f"forward, and {self._of.sync} has whole weights in a forward only: use sync='all-reduce', or other "
+                "heads"
             )
 
     def _example(self, stages: Sequence[StageLike]) -> Tensor | None:
-        # On several processes a stage that is given as a function is seen by one of them only.
+        # With several processes, a stage given as a function is built in one of them only.
         if any(isinstance(stage, RemoteStage) for stage in self.stages):
             modules = [stage for stage in stages if isinstance(stage, nn.Module)]
             return example_for_linear(modules) if len(modules) == len(stages) else None
@@ -212,16 +211,16 @@ class Construction:
 
     def _make_stages(self) -> list[tuple[PhaseSettings, PhaseSettings]]:
         self._delays = self._of.method.delays(self.schedule)
-        first = StageBuilder(
+        first_builder = StageBuilder(
             specification=self._of,
             rules=self.rules,
             delays=self._delays,
             ties=self._ties,
-            sharing=self._backend.within,
+            sharing=self._backend.sharing,
             read=bool(self._reads),
         )
-        mine = [index for index, stage in enumerate(self.stages) if not isinstance(stage, RemoteStage)]
-        builders = [first.of_replica(self._backend.replicas[0], self._ties)]
+        stages_here = [index for index, stage in enumerate(self.stages) if not isinstance(stage, RemoteStage)]
+        builders = [first_builder.of_replica(self._backend.replicas[0], self._ties)]
         parts = [(self.stages, self.heads)]
         copies = len(self._backend.replicas) - 1
         memory_limit.refuse_more(
@@ -229,45 +228,46 @@ class Construction:
             f"data={copies + 1}: {copies} copies of the stages for emulated replicas need",
             "choose fewer replicas, or processes of their own (--workers)",
         )
-        for replica in self._backend.replicas[1:]:  # emulated ones
+        for replica in self._backend.replicas[1:]:  # only emulated replicas
             parts.append(copy.deepcopy(parts[0]))
-            builders.append(first.of_replica(replica, tied_weights.find(parts[-1][0])))
+            builders.append(first_builder.of_replica(replica, tied_weights.find(parts[-1][0])))
         built: list[BuiltStage] = []
-        for index in mine:
-            peers = None if self._agreement is None else self._backend.peers(self._of.sync)
+        for index in stages_here:
+            reducer = None if self._agreement is None else self._backend.reducer(self._of.sync)
             for builder, (stages, heads) in zip(builders, parts, strict=True):
-                built.append(builder.build(index, stages[index], heads[index], peers))
+                built.append(builder.build(index, stages[index], heads[index], reducer))
         warn_of_overshoot(self._of.method, [stage.place for stage in built if stage.place is not None])
         for stages, heads in parts:
-            self._of.precision.convert([*stages, *heads])  # only now that nothing can be refused any more
+            self._of.precision.convert([*stages, *heads])  # last, since nothing can be refused from here on
         self.replicas = [
-            {made.stage.index: made.stage for made in built[number :: len(parts)]} for number in range(len(parts))
+            {built_stage.stage.index: built_stage.stage for built_stage in built[number :: len(parts)]}
+            for number in range(len(parts))
         ]
-        return [made.phases for made in built]
+        return [stage.phases for stage in built]
 
     def _make_phases(
-        self, practices: Sequence[tuple[PhaseSettings, PhaseSettings]], workers: int | None
+        self, settings: Sequence[tuple[PhaseSettings, PhaseSettings]], workers: int | None
     ) -> dict[bool, Phase]:
-        # By whether they are synchronous phases of a method that otherwise is not.
+        # The key is whether the phase is the synchronous one of a method that otherwise is not.
         plans = [InterpreterPlan(self.schedule, self.rules, self._delays)]
         if self._of.method.phases:
             schedule, rules = self._plan(self._of.method.synchronous_plan, workers)
             plans.append(InterpreterPlan(schedule, rules, Delays(schedule)))
         lag = self._of.method.lag(len(self.stages))
         interpreters = self._backend.interpreters(plans, self.replicas, lag, self._of.device)
-        both = zip((False, True), interpreters, zip(*practices, strict=True), strict=False)
-        return {synchronous: Phase(interpreter, own) for synchronous, interpreter, own in both}
+        phases = zip((False, True), interpreters, zip(*settings, strict=True), strict=False)
+        return {synchronous: Phase(interpreter, of_stages) for synchronous, interpreter, of_stages in phases}
 
     def _make_splitter(self) -> MinibatchSplitter:
-        here = self.replicas[0]
-        tells_x = any(isinstance(head, LocalLoss) for head in self.heads)
+        stages_here = self.replicas[0]
+        head_reads_x = any(isinstance(head, LocalLoss) for head in self.heads)
         return MinibatchSplitter(
             self._of,
             self.schedule.per_turn,
             own=self._backend.replicas,
             merges=self.merges,
-            reads_x=0 in here or tells_x,
-            reads_y=any(head in here for head in self.rules.reach.heads),
-            tells_x=tells_x,
-            arguments=arguments_of(self.stages[0]) if 0 in here else None,
+            reads_x=0 in stages_here or head_reads_x,
+            reads_y=any(head in stages_here for head in self.rules.reach.heads),
+            head_reads_x=head_reads_x,
+            arguments=arguments_of(self.stages[0]) if 0 in stages_here else None,
         )

@@ -58,19 +58,19 @@ from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State
 from stretto.trainer.evaluate import Tally
 
 LOGGER = logging.getLogger("stretto")
-DEPTH = 4  # values that may wait outside a schedule
-FIRST_TAG = 1  # 0 is for what workers say outside a schedule
+DEPTH = 4  # values sent outside a schedule that may wait for their receiver
+FIRST_TAG = 1  # tag 0 is for messages outside a schedule
 
 
 class SeveralProcesses(Backend):
-    """What a Trainer does otherwise on several processes. Everything here is a collective, but what asks no one."""
+    """A Trainer's backend on several processes. All methods that send messages are collectives."""
 
     def __init__(self, member: Member, timeout: float, mesh: Mesh) -> None:
         self.member = member
         self._mesh = mesh
-        self.within = StageSharing()
-        self._placement = Placement(mesh, 1)  # until it is known how many workers there are
-        self._fellowship: ReplicaGroup | None = None
+        self.sharing = StageSharing()
+        self._placement = Placement(mesh, 1)  # until the number of workers is known
+        self._replica_group: ReplicaGroup | None = None
         self._servers: LocalServers | RemoteServers | None = None
         self.world, self.status = member.world, member.status
         self.group = member.group(timeout)
@@ -79,54 +79,54 @@ class SeveralProcesses(Backend):
         self.cpu = torch.device("cpu")
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
-        self._home_of: Mapping[int, int] = {}  # the worker of each stage
-        self._sharded = False  # whether replicas have shares of the weights
+        self._home_of: Mapping[int, int] = {}  # stage -> its worker
+        self._sharded = False  # whether each replica keeps only a share of the weights
         self._calibration: Calibration | None = None
 
     can_retry = False
 
     @property
     def rank(self) -> int:
-        """Its rank."""
+        """The rank of this process in the world."""
         return self.world.rank
 
     @property
     def size(self) -> int:
-        """The world's."""
+        """The number of processes in the world."""
         return self.world.size
 
     @property
     def is_first(self) -> bool:
-        """Rank 0."""
+        """Whether this process is rank 0."""
         return self.world.rank == 0
 
-    def workers(self, asked: int | None, num_stages: int) -> int:
-        """One for each process of a replica."""
+    def workers(self, requested: int | None, num_stages: int) -> int:
+        """A replica's processes, divided by the number of those that share a stage."""
         processes, replicas = self.world.size, self._mesh.data
         size = self._mesh.pipeline(processes)
-        each = f" for each of {replicas} replicas" if replicas > 1 else ""
-        if asked not in (None, size):
+        per_replica = f" for each of {replicas} replicas" if replicas > 1 else ""
+        if requested not in (None, size):
             raise UsageError(
-                f"workers={asked}, but there are {size} processes{each}: leave workers= out, or start "
-                f"{asked * replicas} processes"
+                f"workers={requested}, but there are {size} processes{per_replica}: leave workers= out, or start "
+                f"{requested * replicas} processes"
             )
         if size > num_stages:
             raise UsageError(
-                f"{size} processes for {num_stages} stages{each}: {size - num_stages} would have nothing to do. Start "
-                f"{num_stages * replicas} processes at most, or cut the model into {size} stages or more"
+                f"{size} processes for {num_stages} stages{per_replica}: {size - num_stages} would have nothing to do. "
+                f"Start {num_stages * replicas} processes at most, or cut the model into {size} stages or more"
             )
         self._placement = Placement(self._mesh, size)
         return size
 
-    def _meet(self, device: torch.device) -> None:
-        # A group for each worker and its copies, one for those that share its stages; all processes make all of them.
+    def _make_groups(self, device: torch.device) -> None:
+        # A group for each worker and its replicas, and one for those that share its stages; all processes make all.
         places = itertools.product(range(self._placement.workers), range(self._mesh.inside))
         for worker, part in places if self._mesh.data > 1 else ():
             ranks = self._placement.replicas_of(worker, part)
             group = group_of(ranks, self._timeout)
             if group is not None:
-                self._fellowship = ReplicaGroup(group, ranks, self.status)
-        self.within = share_stages(self._placement, self.rank, device, self._timeout)
+                self._replica_group = ReplicaGroup(group, ranks, self.status)
+        self.sharing = share_stages(self._placement, self.rank, device, self._timeout)
 
     @property
     def _worker(self) -> int:
@@ -138,71 +138,73 @@ class SeveralProcesses(Backend):
 
     @property
     def _ranks(self) -> list[int]:
-        # The processes of this replica, in the order of workers; of those that share stages, the same one of each.
+        # The ranks of this replica's workers; of the processes that share a worker's stages, the one with this part.
         return self._placement.workers_of(self.replicas[0], self._part)
 
     @property
     def replicas(self) -> Sequence[int]:
-        """One."""
+        """The one replica that this process is part of."""
         return (self._placement.at(self.rank)[0],)
 
     def holds(self, worker: int) -> bool:
-        """Whether it is this process."""
+        """Whether this process is that worker."""
         return worker == self._worker
 
     def share(self, modules: Sequence[nn.Module | None]) -> None:
-        """Replica 0 tells the others."""
-        if self._fellowship is not None:
-            group, ranks, _ = self._fellowship
+        """Broadcast weights and buffers from replica 0 to the other replicas."""
+        if self._replica_group is not None:
+            group, ranks, _ = self._replica_group
             with reaching(ranks[0] if self.rank != ranks[0] else ranks[1]):
                 align(tensors_of(modules), group)
 
     def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
-        """Each module by itself."""
-        if self._fellowship is not None and sync.sharding is not None:
-            from stretto.runtime.fsdp import shard  # it takes a while
+        """Shard each module by itself among the replicas."""
+        if self._replica_group is not None and sync.sharding is not None:
+            from stretto.runtime.fsdp import shard  # slow to import
 
             self._sharded = True
             for module in modules:
                 if module is not None and any(True for _ in module.parameters()):
-                    shard(module, self._fellowship, sync.sharding, device)
+                    shard(module, self._replica_group, sync.sharding, device)
 
-    def peers(self, sync: Sync) -> ReplicaReducer | Servers:
-        """The processes that hold the same stages."""
+    def reducer(self, sync: Sync) -> ReplicaReducer | Servers:
+        """Parameter servers, or a reducer, over the processes that hold the same stages."""
         if sync.serving is not None:
             self._servers = self._servers or self._serve(sync.serving)
             return self._servers
-        return EmulatedReducer(1) if self._fellowship is None else GroupPeers(self._fellowship, sync, self._calibration)
+        if self._replica_group is None:
+            return EmulatedReducer(1)
+        return GroupPeers(self._replica_group, sync, self._calibration)
 
     def _serve(self, sync: ParameterServer) -> LocalServers | RemoteServers:
-        if self._fellowship is None:
+        if self._replica_group is None:
             return LocalServers(sync, 1)
-        servers = RemoteServers(sync, self._fellowship, self.member.failures, self._timeout)
+        servers = RemoteServers(sync, self._replica_group, self.member.failures, self._timeout)
         self.member.services.add(servers)
         return servers
 
     def order(self) -> Order | None:
-        """What each has counted, put together on the first."""
+        """The orders recorded by all processes' servers, joined on rank 0."""
         if self._servers is None:
             return None
-        told = self._collect(as_tensor(json.dumps(self._servers.order().to_json()).encode()))
-        return Order.join(Order.of_json(json.loads(as_text(one))) for one in told) if self.is_first else None
+        orders = self._collect(as_tensor(json.dumps(self._servers.order().to_json()).encode()))
+        return Order.join(Order.of_json(json.loads(as_text(order))) for order in orders) if self.is_first else None
 
-    def _sums(self) -> ReplicaReducer | None:
-        if self._fellowship is None:
+    def _loss_reducer(self) -> ReplicaReducer | None:
+        if self._replica_group is None:
             return None
         if isinstance(self._servers, RemoteServers):
             return Sums(self._servers, self._servers.choice.lag(self._mesh.data))
-        return GroupPeers(self._fellowship, AllReduce())
+        return GroupPeers(self._replica_group, AllReduce())
 
-    def device(self, asked: str | torch.device) -> torch.device:
-        """A device of its own for each process of a machine, unless one is asked for by its number."""
-        return pick_device_of(asked, self.world.local_rank)
+    def device(self, requested: str | torch.device) -> torch.device:
+        """A device of its own for each process of a machine, unless one is requested by its number."""
+        return pick_device_of(requested, self.world.local_rank)
 
     def interpreters(
         self, plans: Sequence[InterpreterPlan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
-        """Workers that share one mailbox."""
+        """A worker for each plan; all of them share one mailbox."""
         self._home_of = plans[0].schedule.worker_of
         used = dict(reduce(or_, (Counter(channels(plan.schedule, plan.rules, lag)) for plan in plans)))
         mailbox = Mailbox(
@@ -215,7 +217,7 @@ class SeveralProcesses(Backend):
             status=self.status,
             direct=self._direct(used, device),
         )
-        sums = self._sums()
+        loss_reducer = self._loss_reducer()
         return [
             Worker(
                 plan.schedule,
@@ -226,16 +228,16 @@ class SeveralProcesses(Backend):
                 mailbox=mailbox,
                 lag=lag,
                 status=self.status,
-                peers=sums,
-                within=self.within,
+                peers=loss_reducer,
+                within=self.sharing,
             )
             for plan in plans
         ]
 
     def _direct(self, used: Iterable[Channel], device: torch.device) -> dict[Channel, Direct]:
-        # Losses go to everybody, each a few bytes: they pass the host.
+        # Losses go to all processes, a few bytes each: they go through the host.
         backend = backend_between(self.group, device)
-        made: dict[Channel, Direct] = {}
+        connections: dict[Channel, Direct] = {}
         if backend is not None:
             for channel in sorted(channel for channel in used if channel.value != "loss"):
                 for replica, part in itertools.product(range(self._mesh.data), range(self._mesh.inside)):
@@ -243,16 +245,16 @@ class SeveralProcesses(Backend):
                     ends = ranks[self._home_of[channel.stage]], ranks[channel.worker]
                     group = group_of(ends, self._timeout, backend)
                     if group is not None:
-                        made[channel] = Direct(group, device)
-        return made
+                        connections[channel] = Direct(group, device)
+        return connections
 
     def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
-        """One recording: that of this worker."""
-        workers = [each for each in interpreters if isinstance(each, Worker)]
+        """The recording of this process's worker."""
+        workers = [worker for worker in interpreters if isinstance(worker, Worker)]
         name = worker_name(self._worker, workers[0].schedule)
-        of = f"replica {self.replicas[0]}, " if self._mesh.data > 1 else ""
-        of += "".join(f"{axis} {at}, " for axis, at in self._placement.place(self.rank).items())
-        recording = Recording(self.world.rank, name=of + name)
+        place = f"replica {self.replicas[0]}, " if self._mesh.data > 1 else ""
+        place += "".join(f"{axis} {at}, " for axis, at in self._placement.place(self.rank).items())
+        recording = Recording(self.world.rank, name=place + name)
         if self.is_first:
             for rank in range(1, self.world.size):
                 tell_time(self._to(rank), self._from(rank, self.cpu))
@@ -264,35 +266,35 @@ class SeveralProcesses(Backend):
         return [recording]
 
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
-        """Compare what all are about to train; then those who share something meet."""
+        """Compare what all processes are about to train, then make the groups of replicas and of shared stages."""
         with reaching((self.rank + 1) % self.size):
             agree(self.group, description)
-            self._meet(device)
+            self._make_groups(device)
 
     def calibrate(self, sync: Sync) -> None:
-        """What the first process finds counts for all: with other tables they would choose other algorithms."""
+        """Give all processes rank 0's calibration: with different tables they would choose different algorithms."""
         reducing = sync.reducing
-        if self._fellowship is None or reducing is None or reducing.algorithm != AUTO:
+        if self._replica_group is None or reducing is None or reducing.algorithm != AUTO:
             return
-        mine: dict[str, Any] = {}
+        message: dict[str, Any] = {}
         if self.is_first:
-            ranks = self._fellowship.ranks
+            ranks = self._replica_group.ranks
             try:
-                mine = basis(len(ranks), machines_of(ranks), reducing.calibration).to_json()
+                message = basis(len(ranks), machines_of(ranks), reducing.calibration).to_json()
             except UsageError as error:
-                mine = {"error": str(error)}
+                message = {"error": str(error)}
         with reaching(0 if self.rank else 1):
-            told = json.loads(told_by_first(self.group, json.dumps(mine).encode()))
-        if "error" in told:
-            raise UsageError(f"{sync}: {told['error']}")
-        found = Basis.of_json(told)
-        self._calibration = found.calibration
+            message = json.loads(told_by_first(self.group, json.dumps(message).encode()))
+        if "error" in message:
+            raise UsageError(f"{sync}: {message['error']}")
+        chosen = Basis.of_json(message)
+        self._calibration = chosen.calibration
         if self.is_first:
-            level = logging.WARNING if found.calibration is None else logging.INFO
-            LOGGER.log(level, "%s goes by %s", sync, found.words)
+            level = logging.WARNING if chosen.calibration is None else logging.INFO
+            LOGGER.log(level, "%s goes by %s", sync, chosen.words)
 
     def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
-        """Each stage where it lives; then everybody is told the shapes."""
+        """Run each stage in its own process, which then sends its outputs to the others."""
         homes = self._homes(stages)
         outputs: Outputs = []
         given: tuple[Tensor, ...] = inputs_on(example, device) if homes[0] == self.world.rank else ()
@@ -304,34 +306,34 @@ class SeveralProcesses(Backend):
             if home == self.world.rank:
                 if before != home:
                     given = self._from(before, device).receive().value
-                with self.within.working():
+                with self.sharing.working():
                     given = trace([stages[index]], given, device, first=index)[0]
-                    whole = given if index == len(stages) - 1 else self.within.whole(given)
-            outputs.append(self._shapes(whole, home, device))
+                    whole = given if index == len(stages) - 1 else self.sharing.whole(given)
+            outputs.append(self._outputs_of(home, whole, device))
         self._settle()
         return outputs
 
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
-        """The owner sends, the borrower overwrites what it has."""
-        for tie in (each for each in rules.ties if each.shares):
+        """The owner sends its weights, the borrower overwrites its copies."""
+        for tie in (tie for tie in rules.ties if tie.shares):
             if tie.owner in stages and tie.user not in stages:
                 self._to(self._ranks[self._home_of[tie.user]]).send(stages[tie.owner].lent())
             elif tie.user in stages and tie.owner not in stages:
                 stages[tie.user].take_over(self._from(self._ranks[self._home_of[tie.owner]], self.cpu).receive().value)
 
     def evaluate(
-        self, stages: Sequence[nn.Module], of: Specification, batches: Iterable[tuple[Any, Any]]
+        self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[tuple[Any, Any]]
     ) -> dict[str, float]:
-        """Batch after batch through the stages of replica 0, where they live; the last one counts.
+        """Run each batch through the stages of replica 0, each in its process; the last stage's process sums up.
 
-        Replicas that share out their weights all do it: none can without the others.
+        Replicas that shard their weights all take part, since none has whole weights without the others.
         """
         homes, me = self._homes(stages), self.world.rank
-        told = self._placement.rank(0, self._home_of[len(stages) - 1])  # whom to ask
-        device, precision, tally = of.device, of.precision, Tally()
+        last = self._placement.rank(0, self._home_of[len(stages) - 1])  # the rank that sums up
+        device, precision, tally = specification.device, specification.precision, Tally()
         here = [stage for stage in stages if not isinstance(stage, RemoteStage)]
         if self.replicas[0] > 0 and not self._sharded:
-            for _ in batches:  # whoever made them may draw from the same source again
+            for _ in batches:  # draws as many random numbers as in replica 0
                 pass
             batches = ()
         with evaluating(here), torch.no_grad():
@@ -348,98 +350,98 @@ class SeveralProcesses(Backend):
                     if home == me:
                         if before != home:
                             examples, given = self._from(before, device).receive()
-                        with precision.forward(device), self.within.working():
+                        with precision.forward(device), self.sharing.working():
                             output = call(stages[index], given)
                             given = output if isinstance(output, tuple) else (output,)
                             if index == len(stages) - 1:
                                 target = target_on(y, device)
-                                tally.add(output, target, precision.loss(of.loss), examples)
+                                tally.add(output, target, precision.loss(specification.loss), examples)
         sums = torch.tensor([*astuple(tally)], dtype=torch.float64)
         for stage in here:
             release(stage)
-        self._settle()  # what another replica, or another part of it, has sent is not part of the answer
-        with reaching(told if told != me else (me + 1) % self.size):
-            dist.broadcast(sums, group_src=told, group=self.group)
+        self._settle()  # the broadcast below does not wait for messages in other replicas and parts
+        with reaching(last if last != me else (me + 1) % self.size):
+            dist.broadcast(sums, group_src=last, group=self.group)
         total, weight, *counts = sums.tolist()
         return Tally(total, weight, *map(int, counts)).result()
 
-    def gather(self, own: Mapping[int, State]) -> dict[int, State] | None:
-        """Names as text in bytes, then tensor after tensor. Those of replica 0."""
+    def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
+        """Send replica 0's states to rank 0: for each stage its names, as bytes of text, then its tensors."""
         if self.replicas[0] > 0 or self._part > 0:
             return None
         if not self.is_first:
             out = self._to(0)
-            out.send(torch.tensor(len(own)))
-            for stage, state in own.items():
+            out.send(torch.tensor(len(states)))
+            for stage, state in states.items():
                 names = "\n".join(state).encode()
                 out.send(as_tensor(names) if names else None, stage)
                 for tensor in state.values():
                     out.send(tensor.detach())
             out.settle()
             return None
-        gathered = dict(own)
+        gathered = dict(states)
         for rank in self._ranks[1:]:
-            box = self._from(rank, self.cpu)
-            for _ in range(int(box.receive().value)):
-                stage, names = box.receive()
+            inbox = self._from(rank, self.cpu)
+            for _ in range(int(inbox.receive().value)):
+                stage, names = inbox.receive()
                 keys = [] if names is None else as_text(names).decode().split("\n")
-                gathered[stage] = {key: box.receive().value.clone() for key in keys}
+                gathered[stage] = {key: inbox.receive().value.clone() for key in keys}
         return dict(sorted(gathered.items()))
 
     def save(
         self, path: str | os.PathLike[str], replicas: Sequence[Mapping[int, Mapping[str, Any]]], manifest: Manifest
     ) -> None:
-        """Each process writes its own stages, or its part of them, the first of several that have the same part.
+        """Each process writes its own stages, or its part of them; of several with the same part, the first.
 
-        Of what is the same in all replicas replica 0 writes all. Rank 0 makes a checkpoint of it.
+        Other replicas write only what differs from replica 0. Rank 0 completes the checkpoint.
         """
         if self.is_first:
             checkpoint.begin(path)
         self.barrier()
         (states,) = replicas
-        partial, mine = checkpoint.partial_of(path), {}
-        if self.within.writes:
-            first = self._contents_of_first(states)
+        partial, written = checkpoint.partial_of(path), {}
+        if self.sharing.writes:
+            contents = self._contents_of_first(states)
             for index, state in states.items():
-                known = first.get(index) if self.replicas[0] else None
-                mine[index] = checkpoint.write_stage(partial, index, state, replica=self.replicas[0], first=known)
+                known = contents.get(index) if self.replicas[0] else None
+                written[index] = checkpoint.write_stage(partial, index, state, replica=self.replicas[0], first=known)
         digests: dict[int, dict[str, Any]] = {}
-        for one in self._collect(as_tensor(json.dumps(mine).encode())):
-            for stage, files in json.loads(as_text(one)).items():
+        for message in self._collect(as_tensor(json.dumps(written).encode())):
+            for stage, files in json.loads(as_text(message)).items():
                 digests.setdefault(int(stage), {}).update(files)
         if self.is_first:
             checkpoint.finish(partial, path, replace(manifest, stages=[digests[index] for index in sorted(digests)]))
         self.barrier()
 
     def _contents_of_first(self, states: Mapping[int, Mapping[str, Any]]) -> dict[int, checkpoint.Contents]:
-        # Replica 0 tells its copies what its stages consist of.
-        if self._fellowship is None:
+        # Replica 0 sends the contents of its stages to its copies in other replicas.
+        if self._replica_group is None:
             return {}
-        first, *others = self._fellowship.ranks
+        first, *others = self._replica_group.ranks
         if self.rank != first:
-            told = json.loads(as_text(self._from(first, self.cpu).receive().value))
-            return {int(index): each for index, each in told.items()}
-        found = {index: checkpoint.contents(index, state) for index, state in states.items()}
+            received = json.loads(as_text(self._from(first, self.cpu).receive().value))
+            return {int(index): contents for index, contents in received.items()}
+        own = {index: checkpoint.contents(index, state) for index, state in states.items()}
         for rank in others:
-            self._to(rank).send(as_tensor(json.dumps(found).encode()))
+            self._to(rank).send(as_tensor(json.dumps(own).encode()))
         self._settle()
-        return found
+        return own
 
-    def _collect(self, mine: Tensor) -> list[Tensor]:
-        # What every process has, on the first one.
+    def _collect(self, message: Tensor) -> list[Tensor]:
+        # The messages of all processes, by rank, on rank 0; an empty list elsewhere.
         if not self.is_first:
-            self._to(0).send(mine)
+            self._to(0).send(message)
             self._settle()
             return []
-        return [mine, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.world.size))]
+        return [message, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.world.size))]
 
     def together(self) -> AbstractContextManager[None]:
-        """An error here ends all processes: it is said once, by the process where it happened."""
+        """An error in this context ends all processes; the process where it happened reports it."""
         return self._served_together() if isinstance(self._servers, RemoteServers) else self.member.together()
 
     @contextmanager
     def _served_together(self) -> Iterator[None]:
-        # Where a server has failed here, others have gone because of that.
+        # If this process's server has failed, that is why other processes are lost.
         with self.member.together():
             try:
                 yield
@@ -449,7 +451,7 @@ class SeveralProcesses(Backend):
                 raise
 
     def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
-        """Whoever wants it first names a step that nobody has reached; the others find it in the store."""
+        """The first process that wants to stop stores a step that none has reached; the others read it."""
         store = self.world.store
         if store is None:
             return None
@@ -458,7 +460,7 @@ class SeveralProcesses(Backend):
         return int(store.get("last step")) if store.check(["last step"]) else None
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait until all processes have come here."""
         with reaching((self.rank + 1) % self.size):
             dist.barrier(group=self.group)
 
@@ -466,8 +468,8 @@ class SeveralProcesses(Backend):
         # The process of this replica that holds each stage.
         return [self._ranks[stage.worker] if isinstance(stage, RemoteStage) else self.world.rank for stage in stages]
 
-    def _shapes(self, outputs: tuple[Tensor, ...], home: int, device: torch.device) -> tuple[Tensor, ...]:
-        # Everybody hears what the stage at `home` gives for an example; the numbers stay there.
+    def _outputs_of(self, home: int, outputs: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
+        # Every process of the replica gets the outputs of the stage at rank `home`.
         if home == self.world.rank:
             for other in self._ranks:
                 if other != home:
@@ -477,16 +479,16 @@ class SeveralProcesses(Backend):
         return value
 
     def _settle(self) -> None:
-        # A message that has not been taken is lost if this trainer is given up.
-        for box in self._outboxes.values():
-            box.settle()
+        # Wait until all messages are received: the rest would be lost if this trainer is given up.
+        for outbox in self._outboxes.values():
+            outbox.settle()
 
     def _to(self, rank: int) -> Outbox:
         if rank not in self._outboxes:
-            self._outboxes[rank] = Outbox(ChannelEnd(self.group, rank, 0, "what it has", self.status), DEPTH)
+            self._outboxes[rank] = Outbox(ChannelEnd(self.group, rank, 0, "a message", self.status), DEPTH)
         return self._outboxes[rank]
 
     def _from(self, rank: int, device: torch.device) -> Inbox:
         if rank not in self._inboxes:
-            self._inboxes[rank] = Inbox(ChannelEnd(self.group, rank, 0, "what it has", self.status), device)
+            self._inboxes[rank] = Inbox(ChannelEnd(self.group, rank, 0, "a message", self.status), device)
         return self._inboxes[rank]

@@ -16,7 +16,7 @@ from stretto.stage.specification import Specification
 
 @dataclass
 class Tally:
-    """Sums over the batches that have been evaluated. A batch's loss weighs as much as it counts."""
+    """Sums over evaluated batches. A batch's mean loss is weighted by its count, or its number of examples."""
 
     loss: float = 0.0
     weight: float = 0.0
@@ -25,7 +25,7 @@ class Tally:
     targets: int = 0
 
     def add(self, output: Any, target: Any, loss: Loss, examples: int) -> None:
-        """One more batch."""
+        """Add a batch of so many examples."""
         mean, weight = mean_and_weight(loss, output, target, examples)
         self.loss += float(mean) * weight
         self.weight += weight
@@ -35,7 +35,7 @@ class Tally:
             self.targets += int((target != IGNORED).sum())
 
     def result(self) -> dict[str, float]:
-        """The mean loss, and the accuracy if it can be told. Raises UsageError where there are no examples."""
+        """The mean "loss", and the "accuracy" if there are targets to hit. Raises UsageError if nothing counts."""
         if not self.examples:
             raise UsageError("evaluate got no examples: the iterable of batches is empty (a used-up generator?)")
         if not self.weight:
@@ -48,25 +48,25 @@ class Tally:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, of: Specification, batches: Iterable[tuple[Any, Any]]) -> dict[str, float]:
-    """Mean loss over examples, or over what the loss counts; and the accuracy.
+def evaluate(model: nn.Module, specification: Specification, batches: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    """The mean "loss" over examples, or over what the loss counts, and the "accuracy" over targets.
 
-    That is over targets, where these are whole numbers one dimension short of outputs.
-    Targets of -100 ask for nothing and do not count. Batches are weighted by their number of examples, or, where the
-    loss gives (sum, count), by that count. Raises UsageError when there are none, or nothing counts.
+    There is an accuracy where targets are whole numbers with one dimension less than outputs; targets of -100 are
+    ignored. Batches are weighted by their number of examples, or, where the loss gives (sum, count), by that count.
+    Raises UsageError when there are no examples, or nothing counts.
     """
-    device, precision, tally = of.device, of.precision, Tally()
+    device, precision, tally = specification.device, specification.precision, Tally()
     with evaluating([model]):
         for x, y in batches:
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
             with precision.forward(device):
                 output = call(model, tensors)
-                tally.add(output, target, precision.loss(of.loss), tensors[0].shape[0])
+                tally.add(output, target, precision.loss(specification.loss), tensors[0].shape[0])
     return tally.result()
 
 
 def countable(output: Any, target: Any) -> bool:
-    """Whether "the output's largest entry is the target" makes sense."""
+    """Whether targets are classes: whole numbers with one dimension less than the output."""
     return (
         isinstance(output, Tensor)
         and isinstance(target, Tensor)
@@ -76,6 +76,6 @@ def countable(output: Any, target: Any) -> bool:
 
 
 def class_dim(output: Tensor, target: Tensor) -> int:
-    """Classes stand last in [N, T, V] against [N, T], second in [N, K, H, W] against [N, H, W], even if K = H."""
+    """The dim of classes: the last of [N, T, V] for [N, T], the second of [N, K, H, W] for [N, H, W], even if K = H."""
     of_pixels = output.dim() > 3 and output.shape[2:] == target.shape[1:]
     return -1 if output.shape[:-1] == target.shape and not of_pixels else 1

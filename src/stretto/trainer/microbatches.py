@@ -1,4 +1,4 @@
-"""From a minibatch to what is loaded of each micro-batch: every replica's part of it, and how much its loss counts."""
+"""Splits minibatches into micro-batches and these among replicas, and weights the loss of each part."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,13 +25,14 @@ from stretto.stage.stage import Target
 
 
 class MinibatchSplitter:
-    """Deals minibatches out: to `pieces` micro-batches, and each of these to the replicas, of which `own` live here.
+    """Splits minibatches into `pieces` micro-batches, and each of these among the replicas; `own` are those here.
 
-    A loss that is no mean over examples, and gives no sum and count either, is refused where there are several parts.
+    A loss that is neither a mean over examples nor a sum and a count is refused where there are several parts.
 
-    This process reads inputs, or targets, only where it says so. Replicas that `merges` weights count the mean loss of
-    their own examples; others add up gradients, and have shares of the whole minibatch's mean. `tells_x`: a head's loss
-    here wants the inputs, too. `arguments` are stage 0's, if it lives here: what a dict of inputs may name.
+    `reads_x`, `reads_y`: whether this process reads inputs and targets. `merges`: replicas merge weights, so that each
+    counts the mean loss of its own examples; otherwise they add up gradients, and each has a share of the whole
+    minibatch's mean. `head_reads_x`: the loss of a head here uses the inputs, too. `arguments` are those of stage 0's
+    forward, if it is here: the names that a dict of inputs may have.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class MinibatchSplitter:
         merges: bool,
         reads_x: bool,
         reads_y: bool,
-        tells_x: bool = False,
+        head_reads_x: bool = False,
         arguments: tuple[Mapping[str, bool] | None, str] | None = None,
     ) -> None:
         loss = specification.loss
@@ -57,13 +58,16 @@ class MinibatchSplitter:
         self._merges = merges
         self._reads_x = reads_x
         self._reads_y = reads_y
-        self._tells_x = tells_x
+        self._head_reads_x = head_reads_x
         self._precision = specification.precision
         self._device = specification.device
-        self._deals: dict[int, SplitSizes] = {}  # by number of examples
+        self._sizes: dict[int, SplitSizes] = {}  # by the number of examples of a minibatch
 
     def loads(self, x: Any, y: Any) -> list[dict[str, Any]]:
-        """Of each own replica each micro-batch. Raises UsageError for examples that are missing, or too few."""
+        """The loader's values, by name, of each micro-batch of each replica here, replica after replica.
+
+        Raises UsageError for examples that are missing, or too few.
+        """
         if (x is None and self._reads_x) or (y is None and self._reads_y):
             self._refuse_none(x)
         if self._device.type == "meta":
@@ -78,20 +82,20 @@ class MinibatchSplitter:
             self._refuse_few(examples)
         else:
             examples = 1
-        inputs = None if read is None else self._parted(read)
+        inputs = None if read is None else self._by_replica(read)
         targets = self._targets(y, examples) if self._reads_y else None
-        made = []
+        loads = []
         for replica in self._own:
             for piece in range(self._pieces):
                 given = () if inputs is None else self._inputs(inputs[replica][piece])
                 target = Target(None) if targets is None else targets[replica][piece]
-                if self._tells_x:
+                if self._head_reads_x:
                     target.inputs = given
-                made.append({"activation": given, "target": target})
-        return made
+                loads.append({"activation": given, "target": target})
+        return loads
 
     def _refuse_none(self, x: Any) -> None:
-        reader = "a head that reads it is" if self._tells_x else "stage 0 is"
+        reader = "a head that reads it is" if self._head_reads_x else "stage 0 is"
         name, where = ("x", reader) if x is None and self._reads_x else ("y", "a loss is")
         raise UsageError(f"{name} is None in this process, where {where}: every process passes the same batches")
 
@@ -104,47 +108,50 @@ class MinibatchSplitter:
             )
 
     def _targets(self, y: Any, examples: int) -> list[list[Target]]:
-        # Of each replica; what differs from a mean over examples is counted, and looked for.
-        deal = self._deals.get(examples) or self._deal(examples)
+        # By replica and micro-batch, with the check of a loss that may not be a mean over examples.
+        split = self._sizes.get(examples) or self._split(examples)
         counted = self._cross_entropy is not None and self._cross_entropy.uneven(y)
         expected = 1.0
         if counted or self._mean_check is not None:
             expected = entries(y, examples) / (self._replicas if self._merges else 1)
         targets: list[list[Target]] = []
-        for own, shares in zip(self._parted(y), deal.shares, strict=True):
+        for parts, shares in zip(self._by_replica(y), split.shares, strict=True):
             targets.append([])
-            for part, share in zip(own, shares, strict=True):
+            for part, share in zip(parts, shares, strict=True):
                 value = moved(part, self._device)
                 targets[-1].append(Target(value, share, counted=counted, expected=expected))
         if self._mean_check is not None and self._parts > 1:
-            check = self._mean_check.due(y, deal.sizes, deal.first)
+            check = self._mean_check.due(y, split.sizes, split.first)
             if check is not None:
                 targets[self._own[0]][0].check = lambda output: check(self._precision.outputs(output))
         return targets
 
-    def _parted(self, value: Any) -> list[list[Any]]:
-        # Of each replica its micro-batches: each micro-batch is dealt out, so that its examples are what they were.
+    def _by_replica(self, value: Any) -> list[list[Any]]:
+        # Each replica's part of each micro-batch: a micro-batch has the same examples for any number of replicas.
         pieces = cut(value, self._pieces)
         if self._replicas == 1:
             return [pieces]
-        parted = [cut(piece, self._replicas, "parts, one for each replica") for piece in pieces]
-        return [list(own) for own in zip(*parted, strict=True)]
+        parts = [cut(piece, self._replicas, "parts, one for each replica") for piece in pieces]
+        return [list(of_replica) for of_replica in zip(*parts, strict=True)]
 
-    def _deal(self, examples: int) -> "SplitSizes":
-        # How so many examples are dealt out: the same for every minibatch of that size.
+    def _split(self, examples: int) -> "SplitSizes":
+        # The sizes and shares for this number of examples, kept for later minibatches of the same size.
         if self._parts == 1:
-            deal = SplitSizes([[1.0]], (examples,), examples)
+            split = SplitSizes([[1.0]], (examples,), examples)
         else:
             pieces = part_sizes(examples, self._pieces)
             sizes = list(zip(*(part_sizes(piece, self._replicas) for piece in pieces), strict=True))
-            wholes = [sum(own) if self._merges else examples for own in sizes]
-            shares = [[size / (whole or 1) for size in own] for own, whole in zip(sizes, wholes, strict=True)]
-            looked = pieces if self._merges else tuple(s for piece in pieces for s in part_sizes(piece, self._replicas))
-            deal = SplitSizes(shares, looked, part_sizes(pieces[0], self._replicas)[self._own[0]])
-        if len(self._deals) > 1000:
-            self._deals.clear()
-        self._deals[examples] = deal
-        return deal
+            wholes = [sum(of_replica) if self._merges else examples for of_replica in sizes]
+            shares = [
+                [size / (whole or 1) for size in of_replica] for of_replica, whole in zip(sizes, wholes, strict=True)
+            ]
+            parts = tuple(size for piece in pieces for size in part_sizes(piece, self._replicas))
+            compared = pieces if self._merges else parts
+            split = SplitSizes(shares, compared, part_sizes(pieces[0], self._replicas)[self._own[0]])
+        if len(self._sizes) > 1000:
+            self._sizes.clear()
+        self._sizes[examples] = split
+        return split
 
     def _inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         here = like(tensors, [tensor.to(self._device) for tensor in tensors])
@@ -152,10 +159,11 @@ class MinibatchSplitter:
 
 
 class SplitSizes(NamedTuple):
-    """How a number of examples is dealt out.
+    """How a number of examples is split.
 
-    `shares` are each part's share of the examples whose mean loss it belongs to, [replica][micro-batch]; `sizes` are
-    the parts that a mean is compared for, `first` is the size of this process's first one.
+    `shares`: each part's share of the examples in whose mean loss it counts, [replica][micro-batch]. `sizes`: the
+    numbers of examples of the parts for which the loss is checked to be a mean. `first`: the number of examples of this
+    process's first part.
     """
 
     shares: list[list[float]]

@@ -1,8 +1,8 @@
-"""What the passes of a stage really saw and what a stage really held, measured while it trains.
+"""Measures which weights a stage's passes saw and how many bytes a stage held, while it trains.
 
 An observer samples the forwards of a few minibatches and follows these to their backwards, and to the updates that
-their predictions aimed at. It copies weights, so it watches for a while only; it reads and never writes, so training
-comes to the same numbers with it and without.
+their predictions aimed at. It copies weights, so it observes a few minibatches only; it reads and never writes, so
+training comes to the same numbers with it and without.
 """
 
 import copy
@@ -51,61 +51,63 @@ class Observed:
 
 
 class Observer:
-    """Watches an interpreter from now on: samples what enters in turns `first` to `first + minibatches - 1`.
+    """Observes an interpreter: samples the micro-batches that enter in turns `first` to `first + minibatches - 1`.
 
-    It stops by itself once it is `done`; until then `figures` tells what is known so far. Another observer of the same
-    interpreter takes its place.
+    It stops by itself once it is `done`; until then `figures` has what is known so far. Another observer of the same
+    interpreter replaces it.
     """
 
     def __init__(self, interpreter: Interpreter, first: int, minibatches: int) -> None:
         pieces = interpreter.schedule.per_turn
         samples = range(first * pieces, (first + minibatches) * pieces)
         self._interpreter = interpreter
-        self._sights = {index: Sight(stage, samples) for index, stage in interpreter.stages.items()}
+        self._stages = {index: StageObserver(stage, samples) for index, stage in interpreter.stages.items()}
         interpreter.watch = self._see
 
     @property
     def done(self) -> bool:
-        """Whether every sampled micro-batch has been through, and every prediction has met what it predicted."""
-        return all(sight.done for sight in self._sights.values())
+        """Whether all sampled micro-batches have had their backward, and all predictions have been measured."""
+        return all(stage.done for stage in self._stages.values())
 
     @property
     def watching(self) -> bool:
-        """Whether there is more to see; a phase of training with another schedule also ends it."""
+        """Whether it still observes; a change of phase ends that, too."""
         return self._interpreter.watch == self._see
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop observing."""
         if self.watching:
             self._interpreter.watch = None
 
     def figures(self) -> Observed:
         """What has been measured so far."""
-        errors = [list(zip(*sight.errors, strict=True)) or [(), ()] for sight in self._sights.values()]
+        errors = [list(zip(*stage.errors, strict=True)) or [(), ()] for stage in self._stages.values()]
         return Observed(
-            mismatch=tuple(mean(sight.mismatches) for sight in self._sights.values()),
+            mismatch=tuple(mean(stage.mismatches) for stage in self._stages.values()),
             prediction_error=tuple(mean(predicted) for predicted, _ in errors),
             unpredicted_error=tuple(mean(unpredicted) for _, unpredicted in errors),
-            weight_bytes=tuple(sight.weight_bytes for sight in self._sights.values()),
-            activation_bytes=tuple(sight.activation_bytes for sight in self._sights.values()),
+            weight_bytes=tuple(stage.weight_bytes for stage in self._stages.values()),
+            activation_bytes=tuple(stage.activation_bytes for stage in self._stages.values()),
         )
 
     def _see(self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-        used = operands.get("input") if action.kind == "C" else None  # it is part of the graph now
-        own = [
+        used = operands.get("input") if action.kind == "C" else None  # part of the graph after a recompute
+        values = [
             (edge.value, value)
             for edge, value in self._interpreter.values.items()
             if edge.stage == action.stage and value is not used
         ]
-        flight = Flight(*([value for name, value in own if name == kind] for kind in ("graph", "version", "input")))
+        in_flight = InFlight(
+            *([value for name, value in values if name == kind] for kind in ("graph", "version", "input"))
+        )
         with torch.no_grad():
-            self._sights[action.stage].see(action, operands, made, flight)
+            self._stages[action.stage].observe(action, operands, made, in_flight)
         if self.done:
             self.stop()
 
 
-class Flight(NamedTuple):
-    """What a stage keeps of the forwards in flight: graphs; of those to be run again what they saw, their inputs."""
+class InFlight(NamedTuple):
+    """What a stage keeps of the forwards in flight: graphs, or, before a recompute, what they saw and their inputs."""
 
     graphs: Sequence[Graph]
     seen: Sequence[ForwardState]
@@ -117,11 +119,11 @@ class PendingPrediction(NamedTuple):
 
     updates: int
     predicted: Values
-    then: Values  # the weights it was made from
+    before: Values  # the weights at the time of the prediction
 
 
-class Sight:
-    """What is seen of one stage."""
+class StageObserver:
+    """Measures one stage."""
 
     def __init__(self, stage: Stage, samples: range) -> None:
         self.mismatches: list[float] = []
@@ -133,43 +135,45 @@ class Sight:
         self._parameters: list[Tensor] = [parameter for part in parts for parameter in part.parameters()]
         self._weights: Values = {name: p for name, p in stage.module.named_parameters() if p.requires_grad}
         self._samples = samples
-        self._left = len(samples)
-        self._weighing = False  # from the first sampled forward to the first one after
-        self._saved = 0  # bytes that a forward keeps
+        self._backwards_left = len(samples)
+        self._measuring = False  # from the first sampled forward to the first one after the samples
+        self._kept_bytes = 0  # that one forward keeps for its backward
         self._forwards: dict[int, Values] = {}  # of the micro-batches in flight
-        self._forecasts: list[PendingPrediction] = []
+        self._pending: list[PendingPrediction] = []
         self._latest: tuple[tuple[int, int], Values] | None = None  # copies, shared by forwards that saw the same
 
     @property
     def done(self) -> bool:
-        """Whether nothing is expected any more."""
-        return not self._left and not self._forecasts
+        """Whether no backward and no update is awaited any more."""
+        return not self._backwards_left and not self._pending
 
-    def see(self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any], flight: Flight) -> None:
-        """An action of this stage has just run; what it consumed is still part of `flight`."""
+    def observe(
+        self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any], in_flight: InFlight
+    ) -> None:
+        """Measure an action of this stage that has just run; its operands are still part of `in_flight`."""
         kind, _, microbatch = action
         if kind == "F":
-            self._weighing = microbatch in self._samples
-            if self._weighing:
+            self._measuring = microbatch in self._samples
+            if self._measuring:
                 self._forward(microbatch, made["graph" if "graph" in made else "version"].version)
-        if self._weighing:
-            if not self._saved and "graph" in made:
-                self._saved = kept_by_forward(self._stage, made["graph"], operands.get("target"))
-            self._weigh(flight, operands.get("graph"))
+        if self._measuring:
+            if not self._kept_bytes and "graph" in made:
+                self._kept_bytes = kept_by_forward(self._stage, made["graph"], operands.get("target"))
+            self._measure_bytes(in_flight, operands.get("graph"))
         if kind in BACKWARD and microbatch in self._forwards:
             seen, read = self._forwards.pop(microbatch), self._stage.weights.backward_values(operands["graph"].version)
             self.mismatches.append(distance(seen, read, self._weights))
-            self._left -= 1
+            self._backwards_left -= 1
         if kind == "U":
-            self._meet()
+            self._compare()
 
     def _forward(self, microbatch: int, version: Any) -> None:
         self._forwards[microbatch] = predicted = self._copied(version)
         ahead = self._stage.weights.ahead()
         if ahead:
-            then = copied(self._weights)
-            self._forecasts.append(PendingPrediction(self._stage.updates + round(ahead), predicted, then))
-            self._meet()
+            before = copied(self._weights)
+            self._pending.append(PendingPrediction(self._stage.updates + round(ahead), predicted, before))
+            self._compare()
 
     def _copied(self, version: Any) -> Values:
         key = self._stage.updates, id(version)
@@ -177,37 +181,37 @@ class Sight:
             self._latest = key, copied(self._stage.weights.forward_values(version))
         return self._latest[1]
 
-    def _meet(self) -> None:
-        """Compare the predictions that aimed at the weights of now."""
+    def _compare(self) -> None:
+        """Measure the predictions that aimed at the current weights."""
         actual = self._weights
-        for forecast in self._forecasts:
-            if forecast.updates == self._stage.updates:
-                errors = (distance(each, actual, actual) for each in (forecast.predicted, forecast.then))
-                self.errors.append((next(errors), next(errors)))
-        self._forecasts = [each for each in self._forecasts if each.updates > self._stage.updates]
+        for prediction in self._pending:
+            if prediction.updates == self._stage.updates:
+                error = distance(prediction.predicted, actual, actual)
+                self.errors.append((error, distance(prediction.before, actual, actual)))
+        self._pending = [prediction for prediction in self._pending if prediction.updates > self._stage.updates]
 
-    def _weigh(self, flight: Flight, consumed: Graph | None) -> None:
+    def _measure_bytes(self, in_flight: InFlight, consumed: Graph | None) -> None:
         tensors = [*self._parameters]
-        versions = [graph.version for graph in flight.graphs] + [seen.version for seen in flight.seen]
+        versions = [graph.version for graph in in_flight.graphs] + [seen.version for seen in in_flight.seen]
         tensors += self._stage.weights.held(versions)
         if consumed is not None:
             tensors += self._stage.weights.backward_values(consumed.version).values()
         self.weight_bytes = max(self.weight_bytes, sum(storages(tensors).values()))
-        inputs = sum(storages(tensors_in(list(flight.inputs))).values())
-        self.activation_bytes = max(self.activation_bytes, len(flight.graphs) * self._saved + inputs)
+        inputs = sum(storages(tensors_in(list(in_flight.inputs))).values())
+        self.activation_bytes = max(self.activation_bytes, len(in_flight.graphs) * self._kept_bytes + inputs)
 
 
 @torch.enable_grad()
 def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
     """Bytes that one forward keeps for its backward: its inputs and what autograd saves, each storage once.
 
-    Weights and targets are not among them: they are there anyway. Found by running a copy of the stage once more on
-    what `graph` was computed from.
+    Weights and targets are left out: they exist anyway. Measured by running a copy of the stage once more on the inputs
+    of `graph`.
     """
     module, head = copy.deepcopy((stage.module, stage.head))
     parts = [part for part in (module, head) if part is not None]
-    own = storages(tensor for part in parts for tensor in (*part.parameters(), *part.buffers()))
-    own |= storages(tensors_in([] if target is None else [target.value, *target.inputs]))
+    excluded = storages(tensor for part in parts for tensor in (*part.parameters(), *part.buffers()))
+    excluded |= storages(tensors_in([] if target is None else [target.value, *target.inputs]))
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in graph.inputs]
     kept = storages(inputs)
 
@@ -216,18 +220,18 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
         return tensor
 
     given = [tensor.clone() for tensor in inputs] if begins_in_place(module) else inputs
-    alive: list[Any] = []  # whatever is freed gives its place to the next, which would then not be counted
+    alive: list[Any] = []  # a tensor that is freed may give its address to the next, which would not be counted
     hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
     with PreservedGenerator(inputs[0].device), hooks, stage.context():
         alive.append(call(module, like(graph.inputs, given)))
         if target is not None:
             features = alive[0] if isinstance(alive[0], tuple) else (alive[0],)
             alive.append(head_loss(stage.loss, head, features, alive[0], target))
-    return sum(size for where, size in kept.items() if where not in own)
+    return sum(size for address, size in kept.items() if address not in excluded)
 
 
 def copied(values: Values) -> Values:
-    """The values as they are now."""
+    """Copies of the current values."""
     return {name: value.detach().clone() for name, value in values.items()}
 
 
@@ -250,10 +254,10 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """The storages of tensors by their address, and their sizes in bytes."""
+    """The sizes of the tensors' storages in bytes, by address."""
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean, None of nothing."""
+    """The mean; None without values."""
     return fmean(values) if values else None

@@ -9,17 +9,17 @@ from stretto.stage.stage import PhaseSettings
 
 @dataclass(frozen=True)
 class Phase:
-    """What runs the schedule, and how each of its stages trains meanwhile, in their order."""
+    """The interpreter of the phase's schedule, and the settings of each of its stages, in the interpreter's order."""
 
     interpreter: Interpreter
-    practices: Sequence[PhaseSettings]
+    settings: Sequence[PhaseSettings]
 
     def begin(self, n: int) -> None:
-        """Turn n is the phase's first; nothing is in flight."""
-        for stage, practice in zip(self.interpreter.every_stage, self.practices, strict=True):
-            stage.apply_phase(practice, stage.index in self.interpreter.rules.recompute)
+        """Begin the phase at turn n, with nothing in flight."""
+        for stage, settings in zip(self.interpreter.every_stage, self.settings, strict=True):
+            stage.apply_phase(settings, stage.index in self.interpreter.rules.recompute)
         self.interpreter.restart(n)
 
     def end(self) -> None:
-        """Another phase is about to begin."""
+        """End the phase: its observer sees no more."""
         self.interpreter.watch = None

@@ -1,4 +1,4 @@
-"""The one object a user's script needs: stages, a loss, an optimizer and a method, trained step by step."""
+"""`Trainer`: trains stages with a loss, an optimizer and a method, step by step."""
 
 import copy
 import math
@@ -45,10 +45,10 @@ class Trainer:
             index alone). Modules are trained in place. A stage that returns a tuple hands its members to the next
             stage as arguments. One may be compiled, `torch.compile(stage)`, but not where a method's backward sees
             other weights than its forward; `_orig_mod.` is then part of its keys, in `model`, `gather` and checkpoints.
-        loss: (output, target) -> mean loss over the examples of a batch, or (sum, count), a sum over what counts in it
-            (tokens that are not padding, say) and how much that is: the gradient is then that of the whole minibatch's
-            sum over its count, however it is cut. Every auxiliary head uses it too. torch's cross_entropy, as a
-            function or a module, is taken for its sum and count. A mean that is not over examples is refused where
+        loss: (output, target) -> mean loss over the examples of a batch, or (sum, count): a sum over the entries that
+            count (tokens that are not padding, say) and their number. The gradient is then that of the whole
+            minibatch's sum over its count, however it is cut. Every auxiliary head uses it too. torch's cross_entropy,
+            as a function or a module, is used with its sum and count. A mean that is not over examples is refused where
             minibatches are cut into micro-batches or among replicas, unless `stretto.mean(loss)` says that it is.
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
@@ -66,8 +66,9 @@ class Trainer:
         workers: how many workers the schedule is laid out for; one a stage unless said otherwise. It changes costs,
             never numbers.
         device: "auto" takes an accelerator (a GPU) if there is one, else the CPU.
-        seed: decides the weights of auxiliary heads, of stages given as functions, and everything stages draw in
-            training (dropout). It depends on the stage and the micro-batch only; the global generator is left alone.
+        seed: decides the weights of auxiliary heads and of stages given as functions, and all random numbers that
+            stages draw in training (dropout). These depend on the stage and the micro-batch only; the global generator
+            is left alone.
         precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to
             bfloat16 (norms with running statistics stay in float32); the optimizer steps float32 masters, and the loss
             gets float32 outputs. `stages` and `model` hold the bfloat16 weights, which follow the masters: give weights
@@ -169,42 +170,42 @@ class Trainer:
 
     @property
     def precision(self) -> Precision:
-        """How precise it computes."""
+        """The precision it computes in."""
         return self.specification.precision
 
     @property
     def device(self) -> torch.device:
-        """Where the stages of this process are."""
+        """The device of this process's stages."""
         return self.specification.device
 
     @property
     def seed(self) -> int:
-        """What decides everything that is drawn."""
+        """The seed of all random numbers that training draws."""
         return self.specification.seed
 
     @property
     def mesh(self) -> Mesh:
-        """How processes share the work besides the pipeline."""
+        """The mesh: how processes share the work besides the pipeline."""
         return self.specification.mesh
 
     @property
     def sync(self) -> Sync:
-        """How replicas stay together."""
+        """The strategy that keeps replicas together."""
         return self.specification.sync
 
     # -- training ---------------------------------------------------------------------------------------------------
 
     def step(self, x: Batch, y: Any) -> float | None:
-        """One minibatch enters: x [N, ...], y whatever the loss takes.
+        """Train on one minibatch: inputs x [N, ...], and y as the loss takes it.
 
         x is a tensor, a tuple or list of tensors for stage 0's arguments in their order, or a dict of them for its
         arguments by name (`{"input_ids": ids, "attention_mask": mask}`); y may be such a tuple or dict, too, and the
         loss gets it so. NumPy arrays are tensors. All are cut into micro-batches along their first dimension.
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
-        the one 2S steps ago for the others, and None before that one exists. (With a parameter server of staleness k,
-        k more: so far may replicas be apart.) Where the loss gives (sum, count) it is sum over count, nan if nothing
-        counts: then no weights change, with a warning.
+        the one 2S steps ago for the others, and None before there is one. (A parameter server of staleness k adds k to
+        the lag: replicas may be so many steps apart.) Where the loss gives (sum, count) it is sum over count, nan if
+        nothing counts: then no weights change, with a warning.
         """
         if self._broken is not None:
             self._refuse_broken()
@@ -243,23 +244,22 @@ class Trainer:
     def order(self) -> Order | None:
         """Which replica made each update of each stage on a parameter server, and how stale it was; flushes first.
 
-        On processes the whole is on rank 0, None elsewhere; None without a parameter server, too. Given to
-        `stretto.ParameterServer(order=...)`, or written and its path given, it makes another run come to the same
-        numbers.
+        With several processes the order is on rank 0, None elsewhere; None without a parameter server, too. Another run
+        with `stretto.ParameterServer(order=...)`, given the order or the path of its file, comes to the same numbers.
         """
         self._pause()
         with self._backend.together():
             return self._backend.order()
 
     def _pause(self) -> None:
-        # All processes are about to do something together. A server's bound may make one wait for an update of another.
+        # Before a collective: a server's staleness bound may make one process wait for an update of another.
         if self.sync.serving is not None and self.mesh.data > 1 and self._broken is None:
             self.flush()
 
     def stops(self, wanted: bool) -> bool:
-        """Whether to stop training now, because one process has `wanted` it: all stop after the same step.
+        """Whether to stop training now, since one process has `wanted` it: all stop after the same step.
 
-        On several processes each asks after each step; it takes a look into their store, some 0.1 ms.
+        On several processes, each calls this after each step; it reads their store, which takes some 0.1 ms.
         """
         flag("stops: wanted", wanted)
         with self._backend.together():
@@ -287,7 +287,7 @@ class Trainer:
         except BaseException as error:
             what = what if number is None else f"{what} {number}"
             if self._backend.can_retry and idle and before == self._interpreter.updates:
-                # Nothing was in flight, nothing was updated: as if it had not been tried.
+                # Nothing was in flight before, and nothing was updated: as if the step had not been tried.
                 for stage in self._interpreter.every_stage:
                     stage.abandon()
                 self._interpreter.restart(self._entered)
@@ -312,8 +312,8 @@ class Trainer:
             self._finished += 1
 
     def _mean_loss(self, losses: Sequence[Tensor]) -> float:
-        # Of a minibatch's micro-batches: shares of its mean, of which replicas that train by themselves tell their sum;
-        # or sums and counts.
+        # `losses` of a minibatch's micro-batches are shares of its mean (summed over replicas that train by
+        # themselves), or (sum, count) pairs.
         if not losses[0].dim():
             total = 0.0
             for loss in losses:
@@ -332,9 +332,9 @@ class Trainer:
     def evaluate(self, batches: Iterable[tuple[Batch, Any]]) -> dict[str, float]:
         """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
 
-        With whole-numbered targets one dimension short of the output, "accuracy" is the share of them that the
-        output's largest entry hits, but for those of -100, which ask for nothing (as in torch's cross entropy);
-        without such targets there is no such key. Raises UsageError without examples.
+        If targets are whole numbers with one dimension less than the output, "accuracy" is the share of targets that
+        the output's largest entry hits; targets of -100 are ignored, as in torch's cross entropy. Without such targets
+        there is no such key. Raises UsageError without examples.
         """
         given = Batches("evaluate", batches)
         self._pause()
@@ -343,12 +343,12 @@ class Trainer:
             return self._backend.evaluate(self.stages, self.specification, given)
 
     def together(self) -> AbstractContextManager[None]:
-        """What all processes do at the same time, besides training: an error in one of them ends all."""
+        """The context for other work that all processes do at the same time: an error in one of them ends all."""
         return self._backend.together()
 
     @property
     def rank(self) -> int:
-        """Which of the job's processes this is; 0 where it is alone."""
+        """The rank of this process; 0 if it is the only one."""
         return self._backend.rank
 
     @property
@@ -357,10 +357,10 @@ class Trainer:
         return self._backend.size
 
     def observe(self, minibatches: int = 2) -> Observer:
-        """Measure what the next minibatches see and what stages hold, while `step` trains as it does without.
+        """Measure which weights the next minibatches see and how much stages hold; `step` trains the same numbers.
 
-        Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The result has `done` and
-        `figures()`.
+        Figures are those of the steady state from minibatch 2 `schedule.drain` + 1 on. The observer returned has `done`
+        and `figures()`.
         """
         whole("observe: minibatches", minibatches, 1, 1_000_000)
         if any(map(is_sharded, self.stages)):
@@ -371,11 +371,11 @@ class Trainer:
         return Observer(self._interpreter, self._entered, minibatches)
 
     def record(self) -> list[Recording]:
-        """Record what each worker of this process does from now on, and when; one recording a worker.
+        """Record the actions of each worker of this process from now on, with their times; one recording a worker.
 
-        `recording.write(folder)` keeps it. Training comes to the same numbers; each action takes some 20 microseconds
-        more, and on an accelerator the host waits for each to end, so that its time is known. On several processes a
-        collective: clocks are compared.
+        `recording.write(folder)` writes it. Training comes to the same numbers; each action takes some 20 microseconds
+        more, and on an accelerator the host waits for each to end, so that its time is known. On several processes this
+        is a collective: they compare their clocks.
         """
         self._pause()
         with self._backend.together():
@@ -384,7 +384,7 @@ class Trainer:
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
 
-        On one process that is all there is to gather; on processes the result is on rank 0, None elsewhere.
+        On several processes this is a collective, and the result is on rank 0, None elsewhere.
         """
         self._pause()
         with self._backend.together():
@@ -392,7 +392,7 @@ class Trainer:
             gathered = self._backend.gather({index: self._weights_of(index) for index in self._stages})
         if gathered is None:
             return None
-        state = {key: value for each in gathered.values() for key, value in each.items()}
+        state = {key: value for weights in gathered.values() for key, value in weights.items()}
         return dict(sorted(state.items(), key=lambda item: item[0].startswith("heads.")))
 
     def _weights_of(self, index: int) -> State:
@@ -401,15 +401,15 @@ class Trainer:
             prefix + name: value
             for prefix, module in parts
             if module is not None
-            for name, value in self._backend.within.state(module).items()
+            for name, value in self._backend.sharing.state(module).items()
         }
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write everything training needs to go on; drains first. The folder appears whole or not at all.
 
-        `extra` is the caller's: numbers, text, lists and dicts, which `load` gives back. A checkpoint that was there is
-        replaced; if that fails (UsageError, OSError) it is still there. On several processes a collective: they all
-        see the same files, and each writes its own stages.
+        `extra` is the caller's: numbers, text, lists and dicts, which `load` returns. A checkpoint at `path` is
+        replaced; if that fails (UsageError, OSError) it is still there. On several processes this is a collective: each
+        writes its own stages, into a folder that all of them see.
         """
         check_path("save: path", path)
         if extra is not None:
@@ -422,13 +422,13 @@ class Trainer:
             entered=self._entered,
             losses={n: [self._mean_loss(losses)] for n, losses in self._losses.items()},
             extra=extra or {},
-            parts=self._backend.within.parts,
+            parts=self._backend.sharing.parts,
             replicas=self.mesh.data,
             sync=self.sync.checkpoint_name(self.mesh.data),
         )
         with self._backend.together():
             states = [
-                {self._saved_as(index): stage.state_dict() for index, stage in stages.items()}
+                {self._checkpoint_index(index): stage.state_dict() for index, stage in stages.items()}
                 for stages in self._replicas
             ]
             self._backend.save(path, states, manifest)
@@ -436,25 +436,25 @@ class Trainer:
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
 
-        As many replicas under the same `sync` go on as if nothing had been: each has its own statistics (buffers),
-        optimizer, and what its `sync` remembers. Where all have the same optimizer state (all-reduce without powersgd,
-        fully-shard, a single replica) another number may go on, also under local-sgd or diloco, all of them from what
-        replica 0 had; of anything else UsageError says what would go on.
+        The same number of replicas under the same `sync` goes on exactly: each has its own statistics (buffers),
+        optimizer state and state of its `sync`. Where all replicas had the same optimizer state (all-reduce without
+        powersgd, fully-shard, a single replica) any number may go on, also under local-sgd or diloco, all of them from
+        replica 0's state. In all other cases UsageError says which replicas could go on.
 
-        Raises UsageError, and changes nothing, if a file is damaged or missing, or if it is of other stages, another
-        seed or precision, a method that is another or written otherwise, or replicas that cannot go on as these.
+        Raises UsageError, and changes nothing, if a file is damaged or missing, or if the checkpoint is of other
+        stages, another seed or precision, a method with another name or options, or other replicas.
         """
         check_path("load: path", path)
         self._pause()
         with self._backend.together():
             manifest = read_manifest(path)
             own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
-            for what, mine in own.items():
-                if getattr(manifest, what) != mine:
+            for name, value in own.items():
+                if getattr(manifest, name) != value:
                     raise UsageError(
-                        f"{path} was saved with {what} {getattr(manifest, what)}, this trainer has {what} {mine}"
+                        f"{path} was saved with {name} {getattr(manifest, name)}, this trainer has {name} {value}"
                     )
-            stages, parts = len(manifest.stages) // manifest.parts, self._backend.within.parts
+            stages, parts = len(manifest.stages) // manifest.parts, self._backend.sharing.parts
             if stages != len(self.stages):
                 raise UsageError(f"{path} holds {stages} stages, this trainer has {len(self.stages)}")
             if manifest.parts != parts:
@@ -466,21 +466,21 @@ class Trainer:
             self._load_stages(path, manifest.entered, alike=manifest.replicas != self.mesh.data)
             self._entered = manifest.entered
             self._finished = self._entered
-            self._losses = {  # each as a sum of one
-                n: [torch.tensor([sum(each), 1.0], dtype=torch.float64)] for n, each in manifest.losses.items()
+            self._losses = {  # a mean loss as the sum of one entry
+                n: [torch.tensor([sum(losses), 1.0], dtype=torch.float64)] for n, losses in manifest.losses.items()
             }
             self._drained, self._broken = True, None
             self._interpreter.restart(self._entered)
         return dict(manifest.extra)
 
-    def _saved_as(self, index: int) -> int:
-        within = self._backend.within
-        return index * within.parts + within.part
+    def _checkpoint_index(self, index: int) -> int:
+        sharing = self._backend.sharing
+        return index * sharing.parts + sharing.part
 
     def _load_stages(self, path: str | os.PathLike[str], entered: int, *, alike: bool) -> None:
-        # Each replica what it had, or all of them, if they are to be `alike`, what replica 0 had.
+        # Loads each replica's own state, or replica 0's into all of them if `alike`.
         loads = [
-            (stage, read_stage(path, self._saved_as(index), 0 if alike else replica))
+            (stage, read_stage(path, self._checkpoint_index(index), 0 if alike else replica))
             for replica, stages in zip(self._backend.replicas, self._replicas, strict=True)
             for index, stage in stages.items()
         ]
