@@ -27,7 +27,7 @@ def text(spans: Sequence[Span], unit: float = 1.0, width: int = 1000) -> str:
     """Draw spans whose times are multiples of `unit`, one column a unit, in lines of at most `width` characters.
 
     A cell names the action as stage, kind and micro-batch; "=" goes on where it takes longer than one column, "." is
-    idle time. Actions that take no time are left out. A last line tells what there was no room for.
+    idle time. Actions that take no time are left out. A last line says what was cut for lack of room.
     """
     shown = [span for span in spans if span.end > span.start]
     if not shown:
@@ -51,12 +51,15 @@ def text(spans: Sequence[Span], unit: float = 1.0, width: int = 1000) -> str:
 
 
 def readable(spans: Sequence[Span]) -> tuple[list[Span], str]:
-    """What a picture can show of a schedule, up to the moment at which some worker has shown enough; and a remark."""
+    """The spans up to the time at which some worker has MOST_ACTIONS, for a picture; and a remark on what is cut."""
     shown = [span for span in spans if span.end > span.start and span.worker < MOST_WORKERS]
     ends: dict[int, list[float]] = {}
     for span in shown:
         ends.setdefault(span.worker, []).append(span.end)
-    stop = min((sorted(own)[MOST_ACTIONS - 1] for own in ends.values() if len(own) > MOST_ACTIONS), default=None)
+    stop = min(
+        (sorted(worker_ends)[MOST_ACTIONS - 1] for worker_ends in ends.values() if len(worker_ends) > MOST_ACTIONS),
+        default=None,
+    )
     kept = shown if stop is None else [span for span in shown if span.end <= stop]
     workers = 1 + max((span.worker for span in spans), default=0)
     cut = [f"{MOST_WORKERS} of {workers} workers"] * (workers > MOST_WORKERS)
@@ -68,7 +71,7 @@ def readable(spans: Sequence[Span]) -> tuple[list[Span], str]:
 def svg(spans: Sequence[Span], *, title: str = "", width: int = 960, row: int = 34) -> str:
     """Draw spans to scale. The picture carries its own legend and hover texts and needs nothing from outside.
 
-    A schedule that is too long for a picture is cut, and the title tells.
+    A schedule that is too long for a picture is cut, and the title says where.
     """
     shown, remark = readable(spans)
     title += remark
@@ -93,21 +96,23 @@ def svg(spans: Sequence[Span], *, title: str = "", width: int = 960, row: int = 
 
 
 def box(span: Span, x: float, y: float, height: float, scale: float) -> str:
-    """One action: a rectangle, its label where it fits, and the full story on hover."""
+    """One action: a rectangle, its label where it fits, and its description on hover."""
     kind, stage, microbatch = span.action
     wide = (span.end - span.start) * scale
     label = str(span.action) if wide > 8 * len(str(span.action)) else str(microbatch) if wide > 14 else ""
-    story = f"{span.action}: {KINDS[kind]} of micro-batch {microbatch} on stage {stage}, {span.start:g} to {span.end:g}"
+    description = (
+        f"{span.action}: {KINDS[kind]} of micro-batch {microbatch} on stage {stage}, {span.start:g} to {span.end:g}"
+    )
     shade = ' fill-opacity="0.75"' if kind == "I" else ""
     return (
-        f'<g><title>{escape(story)}</title><rect x="{x + 0.5:.2f}" y="{y}" width="{max(wide - 1, 0.5):.2f}" '
+        f'<g><title>{escape(description)}</title><rect x="{x + 0.5:.2f}" y="{y}" width="{max(wide - 1, 0.5):.2f}" '
         f'height="{height}" rx="2" fill="{COLORS[kind]}"{shade}/>'
         f'<text x="{x + wide / 2:.2f}" y="{y + height / 2 + 4:.1f}" text-anchor="middle" fill="#fff">{label}</text></g>'
     )
 
 
 def legend(kinds: Sequence[str], x: float, y: float) -> list[str]:
-    """What the colors mean."""
+    """A colored square and a name for each of `kinds`."""
     parts = []
     for kind in kinds:
         shade = ' fill-opacity="0.75"' if kind == "I" else ""

@@ -1,4 +1,4 @@
-"""Schedules for others to run: the file that torch.distributed.pipelining reads."""
+"""Writes a schedule as the file that torch.distributed.pipelining reads."""
 
 from stretto.errors import UsageError
 from stretto.schedule.schedule import Schedule
@@ -9,8 +9,8 @@ def to_csv(schedule: Schedule) -> str:
 
     One row a worker, actions as stage, kind and micro-batch: forward F, whole backward B, input gradient I, weight
     gradient W. There the caller steps the optimizer after the last action, so updates are left out and only a
-    synchronous schedule can be written: for others UsageError names the first action that stands in the way. Where
-    heads stand and how far gradients travel is not in the file either: torch runs it as backprop.
+    synchronous schedule can be written: for others UsageError names the first action that does not fit. Heads and
+    how far their gradients travel are not in the file either: torch runs it as backprop.
     """
     for worker, actions in enumerate(schedule.body):
         for position, action in enumerate(actions):

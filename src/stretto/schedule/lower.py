@@ -1,4 +1,4 @@
-"""A schedule lowered to lanes: who is kept busy by what, and which values pass between lanes.
+"""A schedule lowered to lanes: the actions that each lane runs, and the values that pass between lanes.
 
 A schedule lists computation. A worker has four lanes: it computes, sends, receives, and talks to its replicas, all at
 once. 1F1B with two stages and two micro-batches, a value on its way for half a unit:
@@ -10,8 +10,8 @@ once. 1F1B with two stages and two micro-batches, a value on its way for half a 
     0 compute  01  .aa.bbU
     0 send      ~ ~
 
-What stands on compute and collective lanes is in the order of the schedule; what is sent and received follows from the
-rules: every value that an action makes for another worker is a message.
+Compute and collective lanes run their actions in the order of the schedule. Sends and receives follow from the rules:
+every value that an action makes for another worker is a message.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ from stretto.schedule.rules import Edge, Rules
 from stretto.schedule.schedule import Schedule
 
 COLLECTIVES = "ARM"  # the kinds that a trace shows on the lane "collective"
-OVERLAPPING = "AM"  # those that a worker may compute beside: replicas agree, and it needs nobody else of its pipeline
-LATE = 1 << 20  # turns after which no micro-batch that an action refers to lies before the first
+OVERLAPPING = "AM"  # kinds that may run beside computation: they need replicas, but no other worker of the pipeline
+LATE = 1 << 20  # a turn so late that all micro-batches that its actions refer to have entered
 
 
 class Lane(NamedTuple):
@@ -37,11 +37,11 @@ class Lane(NamedTuple):
 
 
 class Passing(NamedTuple):
-    """A value that one lane makes and another one waits for, in every turn: positions in `Lowered.actions`.
+    """A value that one lane makes and another one waits for, in every turn.
 
-    The `user` of minibatch g waits for what the `source` of minibatch g + `back` makes. It is None where nobody waits:
-    nobody needs the message, or nobody before another lane's action has waited for it. `edge` is that of the source's
-    own offset; None where the user only keeps its place in the order of its stage.
+    `source` and `user` are positions in `Lowered.actions`: the user of minibatch g waits for the value that the source
+    makes for minibatch g + `back`. `user` is None for a message that no action waits for. `edge` has the source's own
+    offset; it is None where the user only has to come after the source, in the order of their stage.
     """
 
     edge: Edge | None
@@ -53,7 +53,7 @@ class Passing(NamedTuple):
 
 @dataclass(frozen=True)
 class Lowered:
-    """One turn: all actions, lane after lane, and what passes between lanes, ordered by its source."""
+    """One turn: all actions, lane after lane, and the values that pass between lanes, ordered by source."""
 
     schedule: Schedule
     actions: tuple[Action, ...]
@@ -62,7 +62,7 @@ class Lowered:
 
     @cached_property
     def late(self) -> tuple[int, ...]:
-        """How many turns after a minibatch entered each action is run for it."""
+        """For each action, how many turns after a minibatch enters it runs for that minibatch."""
         return tuple(-(action.microbatch // self.schedule.per_turn) for action in self.actions)
 
     @cached_property
@@ -72,59 +72,59 @@ class Lowered:
 
     @cached_property
     def beside(self) -> frozenset[str]:
-        """The kinds that a worker computes beside."""
+        """The kinds of actions that run beside computation."""
         lanes = self.lanes[self.schedule.num_workers :]
         return frozenset(action.kind for lane in lanes for action in self.actions[lane.first : lane.last])
 
     def action(self, position: int, minibatch: int) -> Action:
-        """An action with the micro-batch that it has for a minibatch."""
+        """The action at `position`, with its micro-batch of `minibatch`."""
         kind, stage, offset = self.actions[position]
         per_turn = self.schedule.per_turn
         return Action(kind, stage, minibatch * per_turn + offset % per_turn)
 
 
 def lower(schedule: Schedule, rules: Rules, *, overlap: bool = False) -> Lowered:
-    """Lower a schedule. `overlap` says that workers compute while their replicas agree (A, M), on a lane of its own."""
+    """Lower a schedule. `overlap`: replicas agree (A, M) on a lane of their own, while workers compute."""
     beside = OVERLAPPING if overlap else ""
     actions: list[Action] = []
     lanes: list[Lane] = []
     for collective in (False, True):
         for worker, body in enumerate(schedule.body):
-            own = [action for action in body if (action.kind in beside) == collective]
-            if own or not collective:
-                lanes.append(Lane(worker, len(actions), len(actions) + len(own)))
-                actions += own
+            lane_actions = [action for action in body if (action.kind in beside) == collective]
+            if lane_actions or not collective:
+                lanes.append(Lane(worker, len(actions), len(actions) + len(lane_actions)))
+                actions += lane_actions
     lowered = Lowered(schedule, tuple(actions), tuple(lanes), ())
-    waits = waiting(lowered, rules)
+    users = users_of(lowered, rules)
     passings = [
         passing
         for source in range(len(actions))
-        for edge, receiver in dict.fromkeys(made(lowered, rules, source))
-        for passing in passed(lowered, edge, source, receiver, waits.get((edge, source), []))
+        for edge, receiver in dict.fromkeys(values_made(lowered, rules, source))
+        for passing in passings_of(lowered, edge, source, receiver, users.get((edge, source), []))
     ]
     passings += in_order_of_stage(lowered)
     passings.sort(key=lambda passing: passing.source)  # stable: a worker's messages leave in the order they are made
     return Lowered(schedule, lowered.actions, lowered.lanes, tuple(passings))
 
 
-def waiting(lowered: Lowered, rules: Rules) -> dict[tuple[Edge, int], list[tuple[int, int]]]:
-    """Who waits for each value: {(edge of its source's offset, source): [(user, minibatches back)]}."""
+def users_of(lowered: Lowered, rules: Rules) -> dict[tuple[Edge, int], list[tuple[int, int]]]:
+    """The users of each value: {(edge with its source's offset, source): [(user, minibatches back)]}."""
     per_turn = lowered.schedule.per_turn
     index = {(kind, stage, offset % per_turn): i for i, (kind, stage, offset) in enumerate(lowered.actions)}
-    waits: dict[tuple[Edge, int], list[tuple[int, int]]] = {}
+    users: dict[tuple[Edge, int], list[tuple[int, int]]] = {}
     for user, (kind, stage, offset) in enumerate(lowered.actions):
-        for value, (of_kind, of_stage, microbatch), home in rules.needs(
+        for value, (source_kind, source_stage, microbatch), home in rules.needs(
             Action(kind, stage, LATE * per_turn + offset % per_turn)
         ):
-            source = index.get((of_kind, of_stage, microbatch % per_turn))
+            source = index.get((source_kind, source_stage, microbatch % per_turn))
             if source is not None:  # None: the loader, which never keeps anyone waiting
                 edge = Edge(value, lowered.actions[source], home)
-                waits.setdefault((edge, source), []).append((user, microbatch // per_turn - LATE))
-    return waits
+                users.setdefault((edge, source), []).append((user, microbatch // per_turn - LATE))
+    return users
 
 
-def made(lowered: Lowered, rules: Rules, source: int) -> Iterator[tuple[Edge, int | None]]:
-    """What an action makes, and the other worker that it is for; not what is for the caller."""
+def values_made(lowered: Lowered, rules: Rules, source: int) -> Iterator[tuple[Edge, int | None]]:
+    """The values that an action makes for stages, each with the other worker that gets it; None for its own."""
     action = lowered.actions[source]
     homes = lowered.schedule.worker_of
     for value, _, stage in rules.makes(action._replace(microbatch=action.microbatch % lowered.schedule.per_turn)):
@@ -132,15 +132,15 @@ def made(lowered: Lowered, rules: Rules, source: int) -> Iterator[tuple[Edge, in
             yield Edge(value, action, stage), None if homes[stage] == homes[action.stage] else homes[stage]
 
 
-def passed(
-    lowered: Lowered, edge: Edge, source: int, receiver: int | None, waits: list[tuple[int, int]]
+def passings_of(
+    lowered: Lowered, edge: Edge, source: int, receiver: int | None, users: list[tuple[int, int]]
 ) -> Iterator[Passing]:
-    """A value as each lane waits for it, by the first of the lane's actions that does."""
+    """The passings of a value: one to each lane that waits for it, to the lane's first action that does."""
     first: dict[int, tuple[int, int, int]] = {}
-    for user, back in waits:
+    for user, back in users:
         later = lowered.late[user] - back - lowered.late[source]  # turns from the source's to the user's
         lane = lowered.lane_of[user]
-        if lane != lowered.lane_of[source] or (later, user) <= (0, source):  # else its own order has it come before
+        if lane != lowered.lane_of[source] or (later, user) <= (0, source):  # otherwise its own lane makes it before
             first[lane] = min(first.get(lane, (later, user, back)), (later, user, back))
     for _, user, back in first.values():
         yield Passing(edge, source, user, back, receiver)
@@ -149,18 +149,18 @@ def passed(
 
 
 def in_order_of_stage(lowered: Lowered) -> Iterator[Passing]:
-    """Where replicas merge weights beside the computation (M), their stage's actions still come before and after."""
+    """Keeps each merge (M) that runs beside computation in its place among its stage's actions."""
     place = {action: position for position, action in enumerate(lowered.actions)}
     for merge, action in enumerate(lowered.actions):
         if action.kind == "M" and lowered.lane_of[merge] >= lowered.schedule.num_workers:
-            order = [place[each] for each in lowered.schedule.of_stage(action.stage)]
-            own = order.index(merge)
-            yield after(lowered, order[own - 1], merge, turns=int(own == 0))
+            order = [place[other] for other in lowered.schedule.of_stage(action.stage)]
+            start = order.index(merge)
+            yield after(lowered, order[start - 1], merge, turns=int(start == 0))
             for steps in range(1, len(order)):
-                follower = order[(own + steps) % len(order)]
+                follower = order[(start + steps) % len(order)]
                 if lowered.actions[follower].kind == "M":
                     break
-                yield after(lowered, merge, follower, turns=(own + steps) // len(order))
+                yield after(lowered, merge, follower, turns=(start + steps) // len(order))
 
 
 def after(lowered: Lowered, source: int, user: int, turns: int) -> Passing:

@@ -1,6 +1,6 @@
-"""A synchronous schedule in which all stages agree on something before any of them updates.
+"""A synchronous schedule whose stages exchange the norms of their gradients before any of them updates.
 
-1F1B with three stages and two micro-batches; R tells the others how large the stage's gradients are, and U waits for
+1F1B with three stages and two micro-batches; R sends the norms of a stage's gradients to all stages, and U waits for
 all of them:
 
     2 ..0aa1bbRU
@@ -14,9 +14,9 @@ from stretto.schedule.schedule import Schedule
 
 
 def with_reduce(schedule: Schedule) -> Schedule:
-    """R where a stage's update stood, and all updates at the end of their worker's turn.
+    """Replace each update by R, and put all updates at the end of their worker's turn: for global-norm clipping.
 
-    Global-norm clipping is such an agreement. Raises ScheduleError for a schedule whose updates do not end a minibatch:
+    Raises ScheduleError for a schedule whose updates do not end a minibatch:
     a stage would wait for gradients of minibatches that have not entered.
     """
     body = []

@@ -39,9 +39,9 @@ Value = tuple[str, str, int, int, int]  # an edge whose source has its micro-bat
 
 
 class Turn(NamedTuple):
-    """One turn, all workers' actions one after the other, so late that everything they refer to has entered.
+    """One turn, worker after worker, so late that all micro-batches that its actions refer to have entered.
 
-    What actions need may repeat only after several of the schedule's turns, `period` micro-batches: they are one here.
+    It has `period` micro-batches: several of the schedule's turns, where needs repeat only after as many.
     """
 
     schedule: Schedule
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, rules: Rules, period: int) -> "Turn":
-        """The turn of so many micro-batches."""
+        """The turn of `period` micro-batches."""
         per_turn = schedule.per_turn
         behind = max((max(tie.behind) for tie in rules.ties), default=0)
         first = (schedule.drain + max(0, behind) + 2) * period
@@ -65,7 +65,7 @@ class Turn(NamedTuple):
         return cls(schedule, period, first, *map(tuple, zip(*actions, strict=True)))
 
     def value(self, edge: Edge) -> Value:
-        """What is the same of an edge in all turns."""
+        """The edge with its micro-batch modulo the period: the same in all turns."""
         value, (kind, stage, microbatch), user = edge
         return value, kind, stage, microbatch % self.period, user
 
@@ -76,8 +76,9 @@ class Turn(NamedTuple):
 
 
 class Use(NamedTuple):
-    """That the action at `position` needs a value so many turns after it was made; it is for `microbatch`, if the
-    value is made in this turn.
+    """The action at `position` needs a value `turns` turns after it was made.
+
+    `microbatch` is the action's, if the value is made in this turn. `frees`: whether the action frees the value.
     """
 
     turns: int
@@ -87,9 +88,9 @@ class Use(NamedTuple):
 
 
 def proved(schedule: Schedule, rules: Rules, most: int) -> bool:
-    """Whether one turn proves that a schedule is complete and free of deadlock; if not, it may be so all the same.
+    """Whether one turn proves that a schedule is complete and free of deadlock; False proves nothing.
 
-    Nothing is proved where what actions need repeats only after more than `most` turns.
+    False, too, where needs repeat only after more than `most` turns.
     """
     period = lcm(schedule.per_turn, *(repeat for tie in rules.ties for repeat in (len(tie.behind), tie.every)))
     if period > most * schedule.per_turn or not complete(schedule, rules):
@@ -104,19 +105,19 @@ def proved(schedule: Schedule, rules: Rules, most: int) -> bool:
 
 
 def complete(schedule: Schedule, rules: Rules) -> bool:
-    """Claim 1."""
+    """Claim 1: whether the body has each action of each stage once for each micro-batch of a turn."""
     per_turn, per_update = schedule.per_turn, rules.per_update
     if schedule.num_stages != rules.num_stages or per_update < 1 or per_turn % per_update:
         return False
     if not all(stage in rules.split or rules.reach.one_sweep(stage) for stage in range(schedule.num_stages)):
         return False
-    wanted = Counter(
+    required = Counter(
         (kind, stage, residue)
         for stage in range(schedule.num_stages)
         for residue in range(per_turn)
         for kind in rules.kinds(stage, updates=(residue + 1) % per_update == 0)
     )
-    return wanted == Counter(
+    return required == Counter(
         (kind, stage, offset % per_turn) for actions in schedule.body for kind, stage, offset in actions
     )
 
@@ -153,12 +154,12 @@ def uses_of(turn: Turn, rules: Rules, makers: Mapping[Value, int | None]) -> dic
 
 
 def kept(value: Value, users: Sequence[Use]) -> bool:
-    """Whether a value stays until its last user, who is the only one where some users may not enter."""
+    """Whether a value stays until its last user. A tied weight must have one user only: some may never enter."""
     return len(users) == 1 or (value[0] != TIED and not any(use.frees for use in users[:-1]))
 
 
 def acyclic(turn: Turn, makers: Mapping[Value, int | None], uses: Mapping[Value, Sequence[Use]]) -> bool:
-    """Claim 2."""
+    """Claim 2: whether the orders of workers and the needs within one turn have no cycle."""
     last = len(turn.actions) - 1
     followers = [
         [position + 1] if position < last and worker == turn.workers[position + 1] else []
@@ -186,19 +187,19 @@ def channels(
     A channel is what `validity.channel_of` says: a value's name, its source's stage and its user's.
     """
     worker_of = turn.schedule.worker_of
-    found: dict[tuple[str, int, int], list[Use | None]] = {}
+    carried: dict[tuple[str, int, int], list[Use | None]] = {}
     for value, maker in makers.items():
         name, _, stage, _, user = value
         if maker is not None and worker_of.get(user, turn.workers[maker]) != turn.workers[maker]:
-            found.setdefault((name, stage, user), []).append(uses[value][0] if value in uses else None)
-    return found
+            carried.setdefault((name, stage, user), []).append(uses[value][0] if value in uses else None)
+    return carried
 
 
 def in_order(name: str, channel: Sequence[Use | None], period: int) -> bool:
     """Claim 4: whether the values of a channel are first needed in the order in which they are made."""
     uses = [use for use in channel if use is not None]
     if not uses:
-        return True  # nobody waits
+        return True  # no action waits
     first = uses[0]
     uses.append(first._replace(turns=first.turns + 1, microbatch=first.microbatch + period))  # in the next turn
     return len(uses) > len(channel) and all(

@@ -42,7 +42,7 @@ class Reach:
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return len(self.hops)
 
     @cached_property
@@ -82,7 +82,7 @@ class Reach:
         for head, stop in self._stops():
             for stage in range(stop + 1, head + 1):
                 stops[stage].add(stop)
-        return tuple(tuple(sorted(own)) for own in stops)
+        return tuple(tuple(sorted(carried)) for carried in stops)
 
     def carried(self, stage: int) -> tuple[int, ...]:
         """The stops of the gradients that `stage` sends to the stage below it, ascending; one tensor each."""
@@ -97,12 +97,12 @@ class Reach:
         return tuple(stop for stop in self.arriving(stage) if stop < stage)
 
     def one_sweep(self, stage: int) -> bool:
-        """Whether one backward sweep gives both the weight gradient and all that goes down.
+        """Whether one backward sweep gives both the weight gradient and all gradients for the stage below.
 
-        So it is when nothing goes down, or when all that trains this stage goes down together. Overlapping's
+        True when no gradient goes down, or when all gradients that train this stage go down as one. Overlapping's
         stages send less than they use: their backward needs two sweeps, I and W.
         """
         carried = self.carried(stage)
-        own = self.stop(stage)
-        present = set(self.arriving(stage)) | (set() if own is None else {own})
+        stop = self.stop(stage)
+        present = set(self.arriving(stage)) | (set() if stop is None else {stop})
         return not carried or (len(carried) == 1 and present == set(carried))

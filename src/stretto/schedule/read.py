@@ -5,7 +5,7 @@ One row a worker, cells in the order of its actions, each a stage, a kind and a 
     0F0,0F1,,0B0,0B1
     ,1F0,1B0,1F1,1B1
 
-A list of one minibatch can only say what a synchronous method does: everything that enters is finished in it.
+Every minibatch is finished before the next one enters: only a synchronous schedule can be written in this way.
 """
 
 import csv
@@ -28,11 +28,11 @@ ADDED = {"R": "Trainer(clip=...)", "A": "Trainer(mesh=...)", "M": "Trainer(mesh=
 
 
 def read_csv(path: str | os.PathLike[str]) -> Schedule:
-    """The schedule in a file; UsageError with file and line for one that is not complete, or can deadlock.
+    """The schedule in a file. Raises UsageError, with file and line, if it is not complete or can deadlock.
 
-    F, B (or I and W), and C, a forward run again, of each stage and micro-batch. Where there is no update (U) each
-    stage's comes after its last backward. R is left out: gradients' norms are told where `clip=` asks for it. Gradients
-    reach every stage, as in backpropagation.
+    The file has F and B (or I and W) of each stage and micro-batch, and C where a forward is run again. Without updates
+    (U) each stage is updated after its last backward. R is left out: `clip=` adds it. Gradients reach every stage, as
+    in backpropagation.
     """
     check_path("path", path)
     rows = {line: tuple(actions(path, line, cells)) for line, cells in lines(path)}
@@ -57,7 +57,7 @@ def read_csv(path: str | os.PathLike[str]) -> Schedule:
 
 
 def lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a file with their numbers, from 1 on; empty lines at its end are none."""
+    """The rows of a file with their line numbers, from 1 on, without empty lines at the end."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         rows = list(csv.reader(text.rstrip().splitlines(), strict=True))
@@ -71,28 +71,28 @@ def lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def actions(path: str | os.PathLike[str], line: int, cells: list[str]) -> Iterator[Action]:
-    """The actions of a row. Raises UsageError for the first cell that is none."""
+    """The actions of a row. Raises UsageError for the first cell that is not an action."""
     for column, cell in enumerate(cells, start=1):
         if not cell.strip():
             continue
         where = f"{path}, line {line}, column {column}: {cell.strip()[:40]!r}"
-        found = CELL.fullmatch(cell.strip())
-        if found is None or found[2] not in (*READ, *ADDED) or found[3] is None:
+        match = CELL.fullmatch(cell.strip())
+        if match is None or match[2] not in (*READ, *ADDED) or match[3] is None:
             raise UsageError(
                 f"{where} is no action of a stage: write stage, kind and micro-batch, 0F3; kinds are {', '.join(READ)} "
-                "(of torch's files the ones with computation only)"
+                "(torch's files with sends and receives cannot be read)"
             )
-        if found[2] in "AM":
-            raise UsageError(f"{where}: leave it out, {ADDED[found[2]]} adds it")
-        if found[2] != "R":
-            yield Action(found[2], int(found[1]), int(found[3]))
+        if match[2] in "AM":
+            raise UsageError(f"{where}: leave it out, {ADDED[match[2]]} adds it")
+        if match[2] != "R":
+            yield Action(match[2], int(match[1]), int(match[3]))
 
 
 def with_updates(row: tuple[Action, ...], per_turn: int) -> tuple[Action, ...]:
     """A row with each stage's update after its last action."""
-    made: list[Action] = []
+    updated: list[Action] = []
     for position, action in enumerate(row):
-        made.append(action)
+        updated.append(action)
         if all(later.stage != action.stage for later in row[position + 1 :]):
-            made.append(Action("U", action.stage, per_turn - 1))
-    return tuple(made)
+            updated.append(Action("U", action.stage, per_turn - 1))
+    return tuple(updated)

@@ -33,10 +33,10 @@ from stretto.schedule.schedule import Schedule
 
 
 def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
-    """The schedule with a C before each backward of the stages that gain by it.
+    """The schedule with a C before each backward of the stages that need fewer graphs with it.
 
-    `size` is how many stages a segment has, counted from stage 0; the last may be shorter. Unless told otherwise 1
-    where every minibatch drains, else sqrt(S), rounded. Stages that would not gain are left as they are: the schedule
+    `size` is the number of stages of a segment, from stage 0 on; the last may be shorter. By default it is 1 where
+    every minibatch drains, else sqrt(S), rounded. Stages that would not gain are left as they are: the schedule
     may come back unchanged. Raises UsageError for longer segments where every minibatch drains.
     """
     num_stages, drains = schedule.num_stages, schedule.drain == 0
@@ -57,7 +57,7 @@ def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
 
 
 def waits(order: Sequence[Action]) -> Iterator[int]:
-    """The stages that have something in `order` between a forward and its backward: then its graph is kept."""
+    """The stages with another action between a forward and its backward in `order`: they have to keep its graph."""
     following = dict(pairwise(order))
     for action in order:
         if action.kind == "F":
@@ -67,9 +67,10 @@ def waits(order: Sequence[Action]) -> Iterator[int]:
 
 
 def inserted(body: Sequence[Action], recomputed: Mapping[int, Sequence[int]]) -> Iterator[Action]:
-    """A worker's list with recomputes: before its k-th backward a stage recomputes for the k-th of its segment's last.
+    """A worker's actions with recomputes: before a stage's k-th backward, a recompute for its micro-batch number k.
 
-    So all stages of a segment recompute a micro-batch in the same turn. `recomputed` are those of each stage.
+    `recomputed` has the micro-batches of each stage: those of the backwards of its segment's last stage, in their
+    order. So all stages of a segment recompute a micro-batch in the same turn.
     """
     done: Counter[int] = Counter()
     for action in body:

@@ -20,12 +20,12 @@ def with_agreement(schedule: Schedule, kind: Agreement) -> Schedule:
     first = "R" if any(action.kind == "R" for actions in schedule.body for action in actions) else "U"
     body = []
     for actions in schedule.body:
-        own: list[Action] = []
+        with_kind: list[Action] = []
         for action in actions:
             if "A" in kind and action.kind == first:
-                own.append(action._replace(kind="A"))
-            own.append(action)
+                with_kind.append(action._replace(kind="A"))
+            with_kind.append(action)
             if "M" in kind and action.kind == "U":
-                own.append(action._replace(kind="M"))
-        body.append(tuple(own))
+                with_kind.append(action._replace(kind="M"))
+        body.append(tuple(with_kind))
     return Schedule(tuple(body), schedule.per_turn)

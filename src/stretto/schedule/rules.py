@@ -26,11 +26,11 @@ class Edge(NamedTuple):
     gradient                  what a backward sends to the stage below: one gradient for each stop it carries
     cotangent                 what I keeps for W
     weight-gradient           what U consumes, or R, or A, where there is one
-    summed                    that the replicas' gradients have been added up: for R, or U
-    norm                      how large a stage's gradients are: what R tells every stage's U
+    summed                    a mark that the replicas' gradients have been added up: for R, or U
+    norm                      the norms of a stage's gradients: what R sends to every stage's U
     tied-weight               a version of weights that another stage owns
     tied-gradient             what a backward contributes to the gradient of weights that another stage owns
-    loss                      the output head's loss, for whoever called (stage S)
+    loss                      the output head's loss, for the caller (stage S)
     ========================  ==================================================================================
     """
 
@@ -60,9 +60,9 @@ def operands(needs: Iterable[Edge], values: Mapping[Edge, Any]) -> dict[str, Any
 class Tie(NamedTuple):
     """Stage `user` works on weights that stage `owner` updates.
 
-    For micro-batch m it gets those that the owner's forward of m saw: `behind[m % len(behind)]` says how many
-    micro-batches before m the last one is whose gradient they contain. If it `trains` them, its gradients go to the
-    owner; else it only reads them, and only each version after so many updates, `every`, is sent.
+    For micro-batch m it gets the version that the owner's forward of m saw; the last gradient in it is that of the
+    micro-batch `behind[m % len(behind)]` before m. If the user `trains` the weights, its gradients go to the owner.
+    Else it only reads them, and only the version after each `every` updates is sent.
     """
 
     owner: int
@@ -86,7 +86,7 @@ class Tie(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """What an action waits for, what it makes, and what nobody needs any more once it has run."""
+    """The values that an action needs, those that it makes, and those that no later action needs."""
 
     needs: tuple[Edge, ...]
     makes: tuple[Edge, ...]
@@ -105,7 +105,7 @@ class Rules:
     `split` are the stages whose backward is I and W instead of B; `per_update` is how many micro-batches an update
     consumes. `recompute` are the stages whose graph is made by a second forward, C; `keep` those of them that keep
     their input for it, the first of each segment: the others get it from the C of the stage below. `reduces` says that
-    updates wait for what all stages' R have to tell, `sums` that the gradients of replicas are added up before,
+    updates wait for the norms that all stages' R send, `sums` that the gradients of replicas are added up before,
     `merges` that their weights are merged after; `ties` are weights that several stages use.
     """
 
@@ -122,7 +122,7 @@ class Rules:
 
     @classmethod
     def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None, ties: tuple[Tie, ...] = ()) -> "Rules":
-        """The rules of a schedule: who splits the backward, who recomputes, who reduces stands in its body."""
+        """The rules of a schedule. Which stages split the backward, recompute or reduce is read off its body."""
         of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
         of_kind("reach", reach, Reach, "a stretto.schedule.Reach")
         if per_update is not None:
@@ -146,38 +146,38 @@ class Rules:
 
     @cached_property
     def num_stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return self.reach.num_stages
 
     def kinds(self, stage: int, *, updates: bool) -> str:
-        """What a stage does with a micro-batch, a letter an action; `updates`: with the last one of an update."""
+        """The kinds of a stage's actions for one micro-batch; `updates`: for the last micro-batch of an update."""
         ends = "A" * self.sums + "R" * self.reduces + "U" + "M" * self.merges
         runs = ("FC" if stage in self.recompute else "F") + ("IW" if stage in self.split else "B")
         return runs + ends * updates
 
     @property
     def lookback(self) -> int:
-        """For how many micro-batches, at most, weights that are only read are under way."""
+        """The most micro-batches between an update and a forward that reads its weights without training them."""
         return max((max(tie.behind) + tie.every for tie in self.ties if not tie.trains), default=0)
 
     def needs(self, action: Action) -> tuple[Edge, ...]:
-        """What must be there before `action` can run."""
+        """The values that `action` needs before it can run."""
         return self._needs(action) if self.ties else self.flow(action).needs
 
     def makes(self, action: Action) -> tuple[Edge, ...]:
-        """What is there once `action` has run."""
+        """The values that `action` makes."""
         return self._makes(action) if self.ties else self.flow(action).makes
 
     def flow(self, action: Action, since: int | None = None) -> Flow:
-        """What `action` needs, makes and frees, at once; without what was made before micro-batch `since`, if given.
+        """What `action` needs, makes and frees; without values made before micro-batch `since`, if given.
 
-        Only weights that another stage owns may be older than a drain: those have been settled by it.
+        Only tied weights may be older than a drain, and the drain has settled them.
         """
         kind, stage, microbatch = action
         if self.ties:
-            needs = tuple([e for e in self._needs(action) if since is None or e.source.microbatch >= since])
+            needs = tuple([edge for edge in self._needs(action) if since is None or edge.source.microbatch >= since])
             return Flow(needs, self._makes(action), self.frees(action, needs))
-        # All micro-batches are alike, so what the first one needs is moved on.
+        # All micro-batches are alike: the pattern is that of micro-batch 0, moved on.
         pattern = self._patterns.get((kind, stage))
         if pattern is None:
             first = Action(kind, stage, 0)
@@ -254,9 +254,9 @@ class Rules:
         return tuple(made)
 
     def frees(self, action: Action, needs: tuple[Edge, ...] | None = None) -> tuple[Edge, ...]:
-        """What nobody needs any more once `action` has run, of its `needs` if they are known already.
+        """The values among `needs` (all that `action` needs, if None) that no later action needs.
 
-        I keeps everything for its W, F its target for its C.
+        I frees nothing, since its W needs the same values; F keeps its target for its C.
         """
         if action.kind == "I":
             return ()
@@ -266,7 +266,7 @@ class Rules:
         return needs
 
     def loads(self, microbatch: int) -> tuple[Edge, ...]:
-        """What the loader makes when a micro-batch enters."""
+        """The values that the loader makes when a micro-batch enters."""
         source = new(Action, ("F", -1, microbatch))
         return (new(Edge, ("activation", source, 0)), *[Edge("target", source, stage) for stage in self.reach.heads])
 
@@ -308,8 +308,7 @@ class Rules:
 def segments_of(schedule: Schedule) -> tuple[frozenset[int], frozenset[int]]:
     """The stages that recompute, and those of them at which a segment begins.
 
-    A segment ends at a stage whose backward follows its recompute at once: what the stages above it need lies in
-    another segment.
+    A segment ends at a stage whose backward follows its recompute at once: the stages above it are in another segment.
     """
     recompute, ends = set(), set()
     for stage in range(schedule.num_stages):

@@ -61,12 +61,12 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """How many stages the schedule drives."""
+        """The number of stages."""
         return len(self.worker_of)
 
     @property
     def num_workers(self) -> int:
-        """How many workers it needs."""
+        """The number of workers."""
         return len(self.body)
 
     @cached_property
@@ -99,15 +99,15 @@ class Schedule:
 
     @cached_property
     def _stages(self) -> dict[int, tuple[Action, ...]]:
-        found: dict[int, list[Action]] = {stage: [] for stage in self.worker_of}
+        orders: dict[int, list[Action]] = {stage: [] for stage in self.worker_of}
         for actions in self.body:
             for action in actions:
-                found[action.stage].append(action)
-        return {stage: tuple(own) for stage, own in found.items()}
+                orders[action.stage].append(action)
+        return {stage: tuple(order) for stage, order in orders.items()}
 
 
 def rows(body: Body) -> Body:
-    """The body, which has to be a list of actions for each worker."""
+    """The body. Raises ScheduleError if it is not a tuple or list of actions for each worker."""
     if not isinstance(body, tuple | list):
         raise ScheduleError(f"body={shown(body)}: give a tuple of actions for each worker")
     for worker, actions in enumerate(body):
@@ -117,7 +117,7 @@ def rows(body: Body) -> Body:
 
 
 def check_action(action: Action, worker: int) -> None:
-    """Refuse what is no action."""
+    """Raise ScheduleError for anything but an Action with a kind, a stage and an offset."""
     if not isinstance(action, Action):
         raise ScheduleError(f"worker {worker}: {shown(action)} is no action: write stretto.schedule.Action('F', 0, 0)")
     kind, stage, microbatch = action

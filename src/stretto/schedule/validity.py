@@ -1,4 +1,4 @@
-"""Whether a schedule is complete and cannot deadlock, be sends buffered or waiting for their receive."""
+"""Checks that a schedule is complete and cannot deadlock, with buffered sends and with rendezvous sends."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ def check(schedule: Schedule, rules: Rules, turns: int | None = None) -> None:
 
     Complete: every stage runs every micro-batch forward once, again where the rules recompute it, backward once (B, or
     I and W where they split it), and every update once. Free of deadlock: it runs to its end under both kinds of sends.
-    With `turns` the schedule is run for so many turns, without tensors; else it holds for any number of them, as one
-    turn proves (`proof`) or as a run with fill, steady state and drain shows.
+    With `turns` the schedule is run for so many turns, without tensors. Without, it is checked for any number of turns:
+    one turn proves it (`proof`), or a run with fill, steady state and drain shows it.
 
     *buffered*: a value is there once it is made. *rendezvous*: the values of one kind from one stage to another travel
     through one channel in the order they are made, and one leaves the channel only when the receiver reaches an action
@@ -42,14 +42,14 @@ def run(schedule: Schedule, rules: Rules, turns: int) -> None:
     """Raise ScheduleError unless so many turns, one after the other, are complete and end under both kinds of sends."""
     complete(schedule, rules, turns)
     try:
-        run_dry(schedule, rules, turns, "rendezvous")  # what gets through here does with buffers, where all is sooner
+        run_dry(schedule, rules, turns, "rendezvous")  # what ends here also ends with buffers, where values come sooner
     except ScheduleError:
         run_dry(schedule, rules, turns, "buffered")
         raise
 
 
 def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
-    """Raise ScheduleError unless every action of every micro-batch is there, once."""
+    """Raise ScheduleError unless every action of every micro-batch is in the schedule once."""
     if schedule.num_stages != rules.num_stages:
         raise ScheduleError(f"the schedule drives {schedule.num_stages} stages, the rules know {rules.num_stages}")
     for stage in range(schedule.num_stages):
@@ -72,7 +72,7 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
 
 
 def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
-    """Run a schedule without tensors; raise ScheduleError at a deadlock, with who waits for what."""
+    """Run a schedule without tensors. Raise ScheduleError at a deadlock, naming what each worker waits for."""
     if not is_among(sends, SENDS):
         raise ScheduleError(f"sends={shown(sends)}: choose from {', '.join(SENDS)}")
     queues = [
@@ -82,10 +82,10 @@ def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
     there = {edge for m in range(turns * schedule.per_turn) for edge in rules.loads(m)}
     channels: dict[tuple[str, int, int], deque[Edge]] = {}
 
-    def receive(wanted: Sequence[Edge]) -> None:
-        for edge in wanted:
+    def receive(needs: Sequence[Edge]) -> None:
+        for edge in needs:
             channel = channels.get(channel_of(edge))
-            while channel and channel[0] in wanted:
+            while channel and channel[0] in needs:
                 there.add(channel.popleft())
 
     progress = True
@@ -112,12 +112,12 @@ def run_dry(schedule: Schedule, rules: Rules, turns: int, sends: str) -> None:
 
 
 def channel_of(edge: Edge) -> tuple[str, int, int]:
-    """The channel a value travels through: what it is, from which stage, to which."""
+    """The channel a value travels through: its name, the stage that makes it, the stage that uses it."""
     return edge.value, edge.source.stage, edge.stage
 
 
 def explain(queues: Iterable[deque[Action]], rules: Rules, there: set[Edge]) -> str:
-    """Who waits for what, one clause a blocked worker: "worker 1 waits for 0F3's activation before 1F3"."""
+    """What each blocked worker waits for: "worker 1 waits for 0F3's activation before 1F3"; `there` has been made."""
     clauses = []
     for worker, queue in enumerate(queues):
         if queue:

@@ -48,12 +48,12 @@ def backward(stages: range, microbatch: int) -> list[Action]:
 
 
 def updates(stages: Sequence[int], microbatches: int) -> list[Action]:
-    """The updates that end a minibatch, after everything that another worker waits for."""
+    """The updates that end a minibatch, after all actions that another worker waits for."""
     return [Action("U", stage, microbatches - 1) for stage in reversed(stages)]
 
 
 def contiguous(num_stages: int, num_workers: int) -> list[range]:
-    """The stages of each worker, neighbours together; raises UsageError where a worker would have none."""
+    """The stages of each worker, contiguous. Raises UsageError where a worker would have none."""
     at_least_one(num_stages=num_stages, num_workers=num_workers)
     if num_workers > num_stages:
         raise UsageError(f"num_workers={num_workers} for num_stages={num_stages}: a worker would have no stage; "

@@ -45,7 +45,7 @@ def interleaved(num_stages: int, num_workers: int, microbatches: int) -> Schedul
 def looped_bfs(num_stages: int, num_workers: int, microbatches: int) -> Schedule:
     """Looped breadth-first: all micro-batches through one chunk, then through the next; back in the opposite order.
 
-    Every worker holds the activations of all micro-batches; what it gathers or reduces for a chunk it does once.
+    Every worker holds the activations of all micro-batches, and gathers or reduces a chunk's weights once.
     Raises UsageError for counts that cannot be.
     """
     chunks = loops(num_stages, num_workers)
@@ -70,7 +70,7 @@ def loops(num_stages: int, num_workers: int) -> range:
 
 
 def equal_rounds(num_workers: int, microbatches: int) -> list[range]:
-    """Cut the micro-batches in rounds of at least one per worker where there are so many, all equally long."""
+    """Cut the micro-batches in equally long rounds, of at least one per worker if there are enough."""
 
     def fits(count: int) -> bool:
         return count % max(1, count // num_workers) == 0

@@ -8,8 +8,8 @@ the right, one row a worker, F = 1, B = 2, updates take no time; digits are forw
     1 .01234..aa5bb.cc.dd.ee.ff..
     0 012345....aa.bb.cc.dd.ee.ff
 
-Nobody waits for anybody but in the fill: a stage has room for both a slow forward and a slow backward on the way. The
-price is that stage s holds 2(S-1-s)+1 activations and its gradients are 2(S-1-s) updates old.
+No worker waits for another after the fill: messages may take as long as a forward and a backward. The price is that
+stage s holds 2(S-1-s)+1 activations and its gradients are 2(S-1-s) updates old.
 """
 
 from stretto.schedule.library.gpipe import at_least_one

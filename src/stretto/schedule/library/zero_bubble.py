@@ -72,7 +72,9 @@ def zb_v(num_stages: int, num_workers: int, microbatches: int) -> Schedule:
 def v_order(worker: int, num_workers: int, microbatches: int) -> Iterator[Action]:
     """The paper's phases (section 6), without weight gradients: warm-up, pairs in the steady state, cool-down."""
     low, high = worker, 2 * num_workers - 1 - worker
-    count = max(microbatches, 2 * num_workers - 1)  # what a full pipeline takes; those too many are left out
+    count = max(
+        microbatches, 2 * num_workers - 1
+    )  # those of a full pipeline; what exceeds `microbatches` is left out below
     above = num_workers - 1 - worker
     phases = [
         *[("F", low)] * (2 * above + 1),
@@ -92,15 +94,15 @@ def v_order(worker: int, num_workers: int, microbatches: int) -> Iterator[Action
 
 
 def down(stage: int, microbatch: int) -> Action:
-    """What a gradient does on its way down: stage 0 sends none on, so its backward stays whole."""
+    """The backward action of a stage: I, but B on stage 0, which sends no gradient on."""
     return Action("I" if stage else "B", stage, microbatch)
 
 
 def fill(orders: Sequence[Sequence[Action]], room: Sequence[int], microbatches: int) -> Schedule:
     """Put the weight gradients into each worker's order of everything else, on a clock where F = I = W = 1.
 
-    At every tick a free worker takes the next action of its order, if what that needs is there and, for a forward, if
-    it holds fewer activations than it has `room` for; else its oldest weight gradient; else it idles.
+    At every tick a free worker takes the next action of its order, if the action's operands have been made and, for a
+    forward, if it holds fewer activations than it has `room` for; else its oldest weight gradient; else it idles.
     """
     num_stages = 1 + max(action.stage for order in orders for action in order)
     rules = Rules(Reach((*[None] * (num_stages - 1), num_stages - 1)), frozenset(range(1, num_stages)), microbatches)
@@ -117,7 +119,7 @@ def fill(orders: Sequence[Sequence[Action]], room: Sequence[int], microbatches: 
             when.update(dict.fromkeys(made, worker.busy))
             for other in {index, *(home[edge.stage] for edge in made if edge.stage in home)}:
                 heappush(wakes, (worker.busy, other))
-    assert not any(worker.todo or worker.late for worker in workers), "nobody can go on"
+    assert not any(worker.todo or worker.late for worker in workers), "no worker can go on"
     return Schedule(tuple(worker.whole(microbatches) for worker in workers), microbatches)
 
 
@@ -126,14 +128,14 @@ class FillState:
     """One worker while `fill` runs."""
 
     todo: deque[Action]  # forwards and input gradients, in their order
-    room: int  # for so many activations
+    room: int  # the most activations it may hold
     held: int = 0
     busy: int = 0  # until this tick
     late: deque[Action] = field(default_factory=deque)  # weight gradients that can be done at any time
     body: list[Action] = field(default_factory=list)
 
     def take(self, tick: int, rules: Rules, when: Mapping[Edge, int]) -> Action | None:
-        """What the worker begins at this tick, if anything."""
+        """The action that the worker begins at this tick, or None."""
         if self.busy > tick:
             return None
         if self.todo and self.may_begin(tick, rules, when):
@@ -150,11 +152,11 @@ class FillState:
         return action
 
     def may_begin(self, tick: int, rules: Rules, when: Mapping[Edge, int]) -> bool:
-        """Whether the next action of the order has what it needs and, for a forward, a place for its activation."""
+        """Whether the next action's operands have been made and, for a forward, there is room for its activation."""
         if self.todo[0].kind == "F" and self.held >= self.room:
             return False
         return all(edge in when and when[edge] <= tick for edge in rules.needs(self.todo[0]))
 
     def whole(self, microbatches: int) -> tuple[Action, ...]:
-        """The worker's list, its updates at the end."""
+        """All actions of the worker, its updates at the end."""
         return (*self.body, *updates(sorted({action.stage for action in self.body}), microbatches))
