@@ -199,7 +199,7 @@ def test_any_method_with_one_stage_is_plain_training(name):
 
 
 def test_a_v_wants_an_even_number_of_stages():
-    with pytest.raises(UsageError, match="there are 3: use 2 or 4 stages"):
+    with pytest.raises(UsageError, match="not 3: use 2 or 4 stages"):
         stretto.method("zb-v").plan(3)
 
 

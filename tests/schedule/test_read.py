@@ -97,7 +97,7 @@ def test_a_file_is_for_its_stages_and_its_content(tmp_path):
     file.write_text(to_csv(stretto.method("1f1b(microbatches=3)").plan(4)[0]))
     method = stretto.method(f"csv(path={file})")
     assert stretto.method(str(method)).options == method.options
-    with pytest.raises(UsageError, match="is for 4 stages on 4 workers, and here are 2 stages"):
+    with pytest.raises(UsageError, match="is for 4 stages on 4 workers, but there are 2 stages"):
         stretto.Trainer([nn.Linear(5, 5), nn.Linear(5, 3)], cross_entropy, sgd, method)
     _, trainer = trained(method)
     trainer.save(tmp_path / "saved")

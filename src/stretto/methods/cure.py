@@ -1,4 +1,4 @@
-"""Cures for delay, as data: what a method wants of a stage's weights and of its optimizer's step."""
+"""Cures for delay, as data: which weights a stage's passes see, and how its optimizer's step changes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ class Place(NamedTuple):
     """What a cure may depend on: the stage, how many there are, its steady-state delay, its optimizer's momentum.
 
     The delay is the mean over the micro-batches of an update: a fraction where some of them see one update more than
-    others. recompute: how many of the delay's updates come after the stage has recomputed, on average, too; None where
-    it does not.
+    others. recompute: how many of the delay's updates come after the stage's recompute, a mean as well; None where it
+    does not recompute.
     """
 
     stage: int
@@ -37,12 +37,13 @@ class Correction:
 
 @dataclass(frozen=True)
 class Cure:
-    """forward, backward: the weights that each sees; None for those its method's policy gives.
+    """How a method makes up for delay.
 
+    forward, backward: the change of the weights that each pass sees; None for those of the method's policy.
     recompute: the weights that a second forward sees, part of the way that `forward` looks ahead or `backward` back.
-    spike: whether the step makes up for the delay of what it applies (spike compensation). reschedule: updates until
+    spike: whether the step makes up for the delay of its gradient (spike compensation). reschedule: updates until
     the learning rate is no longer divided for the delay (PipeMare's T1); None for never dividing. optimizer: the class
-    of torch.optim that the method is built on, if only one will do.
+    of torch.optim that the method needs; None for any.
     """
 
     forward: Prediction | None = None
@@ -54,11 +55,12 @@ class Cure:
 
     @property
     def optimizers(self) -> tuple[str, ...]:
-        """The optimizers that it works with, as plans and settings call them; none where any will do.
+        """The names of the optimizers that it works with, as in plans and settings; empty for any.
 
         Velocities are read off SGD alone, an optimizer's own steps off SGD and Adam's kin.
         """
-        forms = {each.form for each in (self.forward, self.backward, self.recompute) if isinstance(each, Prediction)}
+        passes = (self.forward, self.backward, self.recompute)
+        forms = {prediction.form for prediction in passes if isinstance(prediction, Prediction)}
         if self.optimizer is not None:
             return (self.optimizer.lower(),)
         if self.spike or "velocity" in forms:

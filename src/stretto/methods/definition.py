@@ -1,4 +1,4 @@
-"""What a method is: a schedule, how far gradients travel, and which weights a pass sees."""
+"""`Method`: a schedule, how far gradients travel, and which weights a pass sees."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +40,8 @@ class Method:
     of `stretto.weights`, `cure` what is done about delay. `combine` says whether several losses that train the same
     stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`). `recompute` says that
     forwards are run again for their backward, in segments of so many stages, or (True) of as many as suit the schedule
-    (`schedule/recompute.py`). `workers(num_stages)` is how many suit it. `planning` is what `stretto plan` has to know
-    beside all this (`methods/planning.py`).
+    (`schedule/recompute.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
+    `stretto plan` needs beside all this (`methods/planning.py`).
     """
 
     name: str
@@ -65,23 +65,26 @@ class Method:
         return f"{self.name}({', '.join(f'{key}={self._written(key)}' for key in self.options)})"
 
     def _written(self, key: str) -> str:
-        # So that a name reads back as what it was.
+        # So that the name can be parsed again.
         return repr(self.options[key]) if key in ("path", "digest") else str(self.options[key])
 
     @property
     def family(self) -> Family:
-        """synchronous: plain training. asynchronous: one loss, old gradients. local: several losses, for parts each."""
+        """The kind of method, by its losses and the delay of its gradients.
+
+        synchronous: plain training. asynchronous: one loss, old gradients. local: several losses, each for some stages.
+        """
         if self.synchronous:
             return "synchronous"
         return "asynchronous" if self.reach is whole_network else "local"
 
     def lag(self, num_stages: int) -> int:
-        """How many minibatches `Trainer.step`'s loss is behind: no worker runs further ahead than that."""
+        """How many minibatches the loss that `Trainer.step` returns is behind; no worker runs further ahead."""
         whole("num_stages", num_stages, 1)
         return 0 if self.synchronous else 2 * num_stages
 
     def delays(self, schedule: Schedule) -> Delays:
-        """How old the gradients are that the stages of `schedule` work with."""
+        """The delays of the gradients on each stage of `schedule`."""
         of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
         return Delays(schedule, buffered=self._buffered(schedule))
 
@@ -124,14 +127,13 @@ class Method:
         reads: Readings = (),
         agreement: Agreement | None = None,
     ) -> tuple[Schedule, Rules]:
-        """The schedule and its rules for so many stages, on as many workers as suit the method.
+        """The schedule and its rules for so many stages, on the method's default number of workers if None.
 
-        `reduce` makes the updates of a synchronous method wait until all stages have told each other how large their
-        gradients are. `ties` are pairs of stages, the second of which works on weights of the first, and trains them if
-        its losses reach that far; `reads` are such
-        that the second does not train, with the number of updates after which it gets them. `agreement` is
-        what replicas of the pipeline do at each update (`schedule/replicas.py`). Raises
-        ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
+        `reduce` makes the updates of a synchronous method wait for the norms of all stages' gradients. `ties` are pairs
+        of stages: the second works on weights of the first, and trains them if all its losses train the first, too.
+        `reads` are (owner, reader, updates): the reader gets the owner's weights after that many updates each, and does
+        not train them. `agreement` is what replicas of the pipeline do at each update (`schedule/replicated.py`).
+        Raises ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
         recompute.
         """
         flag("reduce", reduce)
@@ -166,7 +168,7 @@ class Method:
 def planned(
     delays: Delays, reach: Reach, reduce: bool, ties: Pairs, reads: Readings, agreement: Agreement | None
 ) -> tuple[Schedule, Rules]:
-    """A schedule, with R before its updates and A or M beside them if asked for, and its rules; checked."""
+    """The schedule of `delays`, with R for `reduce` and A or M for `agreement`, and its rules; checked."""
     check_ties("ties", ties, 2, delays.schedule.num_stages)
     check_ties("reads", reads, 3, delays.schedule.num_stages)
     if agreement is not None:
@@ -174,18 +176,18 @@ def planned(
     schedule = with_reduce(delays.schedule) if reduce else delays.schedule
     if agreement is not None:
         schedule = with_agreement(schedule, agreement)
-    owned = (delays.tie(*each, reach.trains_all_of(*each)) for each in ties)
-    borrowed = (*owned, *(delays.reading(*each) for each in reads))
-    rules = Rules.of(schedule, reach, ties=borrowed)
+    shared = (delays.tie(*pair, reach.trains_all_of(*pair)) for pair in ties)
+    all_ties = (*shared, *(delays.reading(*reading) for reading in reads))
+    rules = Rules.of(schedule, reach, ties=all_ties)
     check(schedule, rules)
     return schedule, rules
 
 
 def check_ties(name: str, given: Sequence[tuple[int, ...]], length: int, num_stages: int) -> None:
-    """Refuse what does not name stages: the first two numbers of each are two different ones."""
+    """Raise UsageError unless each tuple has `length` whole numbers, of which the first two are different stages."""
     sequence(name, given, f"a list of tuples of {length} whole numbers")
-    for each in given:
-        if not isinstance(each, tuple | list) or len(each) != length or not all(map(is_whole, each)):
-            raise UsageError(f"{name}: {shown(each)}: give {length} whole numbers")
-        if each[0] == each[1] or not all(0 <= stage < num_stages for stage in each[:2]):
-            raise UsageError(f"{name}: {shown(each)}: two different stages from 0 to {num_stages - 1} come first")
+    for numbers in given:
+        if not isinstance(numbers, tuple | list) or len(numbers) != length or not all(map(is_whole, numbers)):
+            raise UsageError(f"{name}: {shown(numbers)}: give {length} whole numbers")
+        if numbers[0] == numbers[1] or not all(0 <= stage < num_stages for stage in numbers[:2]):
+            raise UsageError(f"{name}: {shown(numbers)}: two different stages from 0 to {num_stages - 1} come first")

@@ -23,33 +23,33 @@ COUNTS = ("num_stages", "num_workers", "microbatches")
 
 
 def own_method(text: str) -> Callable[..., Method]:
-    """What builds the method that `text` names: the function itself, or one that trains by its schedule.
+    """The function that builds the method `text` names: the user's, or one that trains by the user's schedule.
 
     Raises UsageError where there is no such function, and, when it is called, where it returns something else.
     """
-    found = import_object(text, "method")
-    if not callable(found):
-        raise UsageError(f"method {text!r} is {shown(found)}: give {GIVE}")
-    parameters = inspect.signature(found).parameters.values()
+    function = import_object(text, "method")
+    if not callable(function):
+        raise UsageError(f"method {text!r} is {shown(function)}: give {GIVE}")
+    parameters = inspect.signature(function).parameters.values()
     needed = tuple(p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD)
     if not needed:
-        return checked(text, found)
+        return checked(text, function)
     if needed == COUNTS[:2]:
-        return of_schedule(text, found)
+        return of_schedule(text, function)
     if needed == COUNTS:
-        return of_minibatch(text, found)
+        return of_minibatch(text, function)
     raise UsageError(f"method {text!r} takes {', '.join(needed)}: give {GIVE}")
 
 
 def checked(text: str, build: Callable[..., Any]) -> Callable[..., Method]:
-    """The function, whose errors and results are told by its name."""
+    """`build`, with its result checked; errors name it as `text`."""
 
     @wraps(build)
     def built(**options: Any) -> Method:
-        made = attempted(text, build, **options)
-        if not isinstance(made, Method):
-            raise UsageError(f"method {text!r} returned {shown(made)}: give {GIVE}")
-        return made
+        result = attempted(text, build, **options)
+        if not isinstance(result, Method):
+            raise UsageError(f"method {text!r} returned {shown(result)}: give {GIVE}")
+        return result
 
     return built
 
@@ -64,7 +64,7 @@ def of_schedule(text: str, lay: Callable[[int, int], Any]) -> Callable[..., Meth
 
 
 def of_minibatch(text: str, lay: Callable[[int, int, int], Any]) -> Callable[..., Method]:
-    """Plain training in the order of a schedule of so many micro-batches: one a worker, at least 4, or as told."""
+    """Plain training in the order of a schedule of micro-batches: by default one a worker, at least 4."""
 
     def built(*, microbatches: int | None = None) -> Method:
         return trained_by(text, in_microbatches(lay, microbatches))
@@ -91,7 +91,7 @@ def trained_by(text: str, lay: Callable[[int, int], Any]) -> Method:
 
 
 def attempted(text: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What a user's function gives. Its own errors become UsageError."""
+    """The result of a user's function. Its errors become UsageError, which names it as `text`."""
     try:
         return function(*arguments, **options)
     except (UsageError, ScheduleError):

@@ -9,8 +9,8 @@ from stretto.errors import UsageError
 class Phases:
     """Minibatches before `warmup` and those from `finish` on are synchronous: each one's update before the next enters.
 
-    PipeMare's T3 is such a warm-up (Yang et al. 2021, arXiv 1910.05124). Between phases the pipeline drains. Cures rest
-    in a synchronous phase, but go on to follow the weights: what they know of past updates is there when it ends.
+    PipeMare's T3 is such a warm-up (Yang et al. 2021, arXiv 1910.05124). Between phases the pipeline drains. Cures
+    change nothing in a synchronous phase, but go on to follow the weights, to know past updates when it ends.
     """
 
     warmup: int = 0
@@ -31,7 +31,7 @@ class Phases:
         return minibatch < self.warmup or (self.finish is not None and minibatch >= self.finish)
 
     def synchronous_among(self, minibatches: int) -> int:
-        """How many of the first so many minibatches are synchronous."""
+        """How many of the first `minibatches` minibatches are synchronous."""
         late = 0 if self.finish is None else max(0, minibatches - self.finish)
         return min(self.warmup, minibatches) + late
 

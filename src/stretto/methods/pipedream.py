@@ -29,10 +29,10 @@ def pipedream() -> Method:
 
 
 def pipedream_2bw(*, microbatches: int | None = None) -> Method:
-    """Update after `microbatches` micro-batches, S unless told otherwise: gradients one update old on every stage.
+    """Update after `microbatches` micro-batches, S by default: gradients are one update old on every stage.
 
-    But for the first minibatch, and the first after each drain (`flush`, `save`, a change of phase), which sees the
-    newest weights, as there is nothing in flight that the former version would have to be shared with.
+    Exceptions are the first minibatch and the first after each drain (`flush`, `save`, a change of phase): they see the
+    newest weights, since no micro-batch in flight needs the former version.
     """
     check_count("pipedream-2bw", "microbatches", microbatches)
 

@@ -20,7 +20,7 @@ PB_CLOCK = Planning(held=lambda at: 2 * at.above + 1, delay=lambda at: 2 * at.ab
 
 
 def decayed(place: Place) -> float:
-    """m (1 - m^D) / (1 - m) = m + m^2 + ... + m^D: how far the velocity of now carries in D updates by itself.
+    """m (1 - m^D) / (1 - m) = m + m^2 + ... + m^D: how far the current velocity alone carries in D updates.
 
     On quadratics, prediction that far ahead equals spike compensation (Kosson et al. 2021).
     """
@@ -54,10 +54,12 @@ def pb(
     horizon: int | Literal["decayed"] | None = None,
     stash: bool = False,
 ) -> Method:
-    """spike: spike compensation. predict: weight prediction along the velocity or the last change of the weights
-    (linear weight prediction), or along the optimizer's own step (as in PipeOptim).
+    """Pipelined Backpropagation, with any of its cures.
 
-    Both use the stage's steady-state delay, also in fill and drain. horizon: how many updates to look ahead instead.
+    spike: spike compensation. predict: weight prediction along the velocity or the last change of the weights (linear
+    weight prediction), or along the optimizer's own step (as in PipeOptim). stash: backwards see the weights of their
+    forward. Both cures use the stage's steady-state delay, also in fill and drain. horizon: how many updates to look
+    ahead instead.
     """
     check_flag("pb", "spike", spike)
     check_flag("pb", "stash", stash)

@@ -26,14 +26,14 @@ Lay = Callable[[int, int, int], Schedule]  # (stages, workers, micro-batches)
 
 
 def check_count(name: str, option: str, value: int | None, most: int | None = MOST) -> None:
-    """Refuse what is no whole number from 1 to `most`: so many actions a turn can be laid out."""
+    """Raise UsageError for anything but None or a whole number from 1 to `most`, the most micro-batches of a turn."""
     if value is not None and (not is_whole(value) or value < 1 or (most is not None and value > most)):
         upper = "" if most is None else f" (and at most {most:,})"
         raise UsageError(f"{name}({option}={shown(value)}): a whole number of at least 1{upper}")
 
 
 def check_flag(name: str, option: str, value: object) -> None:
-    """Refuse what is neither True nor False."""
+    """Raise UsageError for anything but True or False."""
     if not isinstance(value, bool):
         raise UsageError(f"{name}({option}={shown(value)}): choose True or False")
 
@@ -46,7 +46,7 @@ def synchronous(
     planning: Planning,
     workers: Callable[[int], int] = one_each,
 ) -> Method:
-    """A pipeline that drains at the end of each minibatch. Micro-batches: one a worker, at least 4, or as told."""
+    """A pipeline that drains at the end of each minibatch, of `microbatches`; by default one a worker, at least 4."""
     check_count(name, "microbatches", microbatches)
     return Method(
         name=name,
@@ -59,7 +59,7 @@ def synchronous(
 
 
 def in_microbatches(lay: Lay, count: int | None) -> Callable[[int, int], Schedule]:
-    """The schedule of so many micro-batches, by stages and workers; of one a worker, at least 4, if it is not told."""
+    """The schedule of `count` micro-batches, by stages and workers; if None, of one a worker, at least 4."""
     return lambda stages, workers: lay(stages, workers, count or max(4, workers))
 
 
@@ -124,7 +124,7 @@ def zb_v(*, microbatches: int | None = None) -> Method:
         if num_stages == 1:
             return zb_h1_schedule(num_stages, num_workers, count)
         if num_stages % 2:
-            raise UsageError(f"zb-v wants two stages for each worker, an even number of them; there are {num_stages}: "
+            raise UsageError(f"zb-v wants two stages for each worker, so an even number of stages, not {num_stages}: "
                              f"use {num_stages - 1} or {num_stages + 1} stages")  # fmt: skip
         return zb_v_schedule(num_stages, num_workers, count)
 

@@ -16,7 +16,7 @@ from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
 
 def pipemare(*, reschedule: int | None = None, correct: bool = True, microbatches: int = 1) -> Method:
-    """reschedule: T1 over so many updates, None for none. correct: T2. microbatches: to an update, N."""
+    """T1 over `reschedule` updates (None: no T1), T2 if `correct`, and N = `microbatches` to an update."""
     check_flag("pipemare", "correct", correct)
     check_count("pipemare", "microbatches", microbatches)
     check_count("pipemare", "reschedule", reschedule, most=None)

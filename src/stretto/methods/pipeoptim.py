@@ -1,4 +1,4 @@
-"""PipeOptim (Guan et al. 2023, arXiv 2312.00839): forwards look ahead along the step of whatever optimizer there is."""
+"""PipeOptim (Guan et al. 2023, arXiv 2312.00839): forwards look ahead along the optimizer's own step."""
 
 from stretto.methods.cure import Cure, Prediction
 from stretto.methods.definition import Method
@@ -7,8 +7,10 @@ from stretto.schedule.library.pipedream import pipedream
 
 
 def pipeoptim() -> Method:
-    """Asynchronous 1F1B without stashes: a forward on stage s sees the weights predicted for its backward, S-1-s
-    updates later, the backward the weights as they then stand. XPipe (arXiv 1911.04610) does so for Adam.
+    """Asynchronous 1F1B without stashes, whose forwards see the weights predicted for their backward.
+
+    On stage s that is S-1-s updates later. The backward sees the current weights. XPipe (arXiv 1911.04610) does so for
+    Adam.
     """
     return Method(
         name="pipeoptim",

@@ -1,4 +1,4 @@
-"""What `stretto plan` asks of a method beside its schedule: closed forms, which cost less than laying a schedule out.
+"""What `stretto plan` needs of a method beside its schedule: closed forms, cheaper than laying a schedule out.
 
 Everything else that plans need is read off the `Method`: its losses, the weights that it keeps, its optimizers. A
 method that says nothing here trains, simulates and compares as any other one, and `plan` refuses it by name. Tests
@@ -15,7 +15,7 @@ Waits = Literal["chunk", "hop"]
 
 
 class StageAt(NamedTuple):
-    """Stage `stage` of `stages`, where a turn has so many micro-batches."""
+    """Stage `stage` of `stages`, with the number of micro-batches of a turn."""
 
     stage: int
     stages: int
@@ -31,11 +31,11 @@ class StageAt(NamedTuple):
 class Planning:
     """The closed forms of a method's schedule.
 
-    cut: the option that takes the micro-batches of a turn; None where a turn is one micro-batch. losses: the option
-    that takes the number of chunks of stages that a loss each trains, if there is one.
+    cut: the option for the number of micro-batches of a turn; None where a turn is one micro-batch. losses: the option
+    for the number of chunks of stages with a loss each, if there is one.
     allows(microbatches, workers): whether the closed forms hold, and the schedule exists, for so many micro-batches.
-    workers: the fewest and the most (None: any) workers of a pipeline for which the method is tried. One stage is plain
-    training by any method, so that only those are tried on one worker that are meant for it.
+    workers: the fewest and the most (None: any) workers of a pipeline for which the method is tried. On one stage every
+    method is plain training, so only some are tried on one worker.
     variants: options under which plans try the method, "delay=1"; the first of them under its bare name.
 
     held(stage): the micro-batches whose activations a stage keeps. delay(stage): how many updates old its gradients
@@ -46,8 +46,8 @@ class Planning:
     fills_bubble: whether W fills 1F1B's bubble, as in ZB-H1.
     stages_per_worker, order: how many stages each worker has, and in which order it takes them up: "line" is one a
     worker, "loop" interleaved 1F1B, "breadth first" looped-bfs, "v" ZB-V.
-    waits: whether in every turn a stage waits for the gradient of those above it in its chunk, or of the one above it
-    ("hop").
+    waits: what a stage waits for in every turn: "chunk", the gradient of the stages above it in its chunk; "hop", that
+    of the stage above it; None for neither.
     """
 
     cut: str | None = None

@@ -16,7 +16,7 @@ from stretto.methods.definition import Method
 
 
 def recomputing(method: Method, recompute: Any) -> Method:
-    """The method with recomputation: None or False for none, True, or in segments of so many stages.
+    """The method with recomputation: None or False for none; True, or the number of stages of a segment.
 
     Raises UsageError for anything else, and for a prediction that does not say where a recompute should look.
     """
@@ -24,12 +24,12 @@ def recomputing(method: Method, recompute: Any) -> Method:
         return method
     if not isinstance(recompute, int) or recompute < 1:
         raise UsageError(f"{method.name}(recompute={recompute!r}): True, False, or how many stages a segment has")
-    cure = replace(method.cure, recompute=seen_again(method)) if method.weights == "live" else method.cure
+    cure = replace(method.cure, recompute=recompute_cure(method)) if method.weights == "live" else method.cure
     return replace(method, recompute=recompute, cure=cure)
 
 
-def seen_again(method: Method) -> Prediction | Correction | None:
-    """What cures a recompute where no weights are kept for it."""
+def recompute_cure(method: Method) -> Prediction | Correction | None:
+    """The cure of a recompute that sees other weights than its forward; None for the current weights."""
     forward, backward = method.cure.forward, method.cure.backward
     if isinstance(backward, Correction):
         span = backward.span
@@ -39,7 +39,7 @@ def seen_again(method: Method) -> Prediction | Correction | None:
     horizon = forward.horizon
     if horizon(Place(0, 9, 9, 0.9)) == horizon(Place(0, 9, 4, 0.9)):
         raise UsageError(
-            f"{method}: a horizon that does not depend on the delay does not say how far a recompute is to look, which "
-            "comes later than its forward; leave horizon= out, use 'decayed', or keep the weights with stash=True"
+            f"{method}: a recompute comes later than its forward, and a horizon that does not depend on the delay does "
+            "not say how far it is to look; leave horizon= out, use 'decayed', or keep the weights with stash=True"
         )
     return replace(forward, horizon=lambda place: horizon(place._replace(delay=place.recompute or 0)))

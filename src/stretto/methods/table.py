@@ -51,7 +51,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-FROM_FILES: dict[str, Callable[..., Method]] = {"csv": csv}  # they need a file: no part of `--methods all`
+FROM_FILES: dict[str, Callable[..., Method]] = {"csv": csv}  # they need a file: not part of `--methods all`
 NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 PHASES = ("warmup", "finish")  # options of every asynchronous pipeline
 
@@ -63,7 +63,7 @@ def method(name: str | Method, **options: Any) -> Method:
     name that it was registered under.
 
     Every method takes `recompute` (`methods/recompute.py`). Every asynchronous pipeline also takes `warmup` and
-    `finish`: the minibatches before the one and from the other on are trained synchronously.
+    `finish`: minibatches before `warmup` and from `finish` on are trained synchronously.
 
     Raises UsageError for an unknown name or option (naming the nearest) and for a value out of range.
     """
@@ -76,10 +76,10 @@ def method(name: str | Method, **options: Any) -> Method:
     bare, written = parse(name)
     build = builder(bare)
     chosen = {**written, **options}
-    own = inspect.signature(build).parameters
-    built = build(**{key: value for key, value in chosen.items() if key in own})
+    accepted = inspect.signature(build).parameters
+    built = build(**{key: value for key, value in chosen.items() if key in accepted})
     delayed = built.family == "asynchronous"
-    known = [*own, "recompute", *PHASES] if delayed else [*own, "recompute"]
+    known = [*accepted, "recompute", *PHASES] if delayed else [*accepted, "recompute"]
     for key in chosen:
         if key in PHASES and not delayed:
             what = "is synchronous" if built.synchronous else "has losses of its own on its stages"
@@ -101,7 +101,7 @@ def method(name: str | Method, **options: Any) -> Method:
 def register(name: str) -> Callable[[Build], Build]:
     """Put a method in the table: `@stretto.methods.register("mine")` above the function that returns it.
 
-    It has to be done in every process; `path/to/file.py:function` names a method without it. Raises UsageError for a
+    Every process has to register it; `path/to/file.py:function` names a method without that. Raises UsageError for a
     name that another function has.
     """
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
@@ -118,7 +118,7 @@ def register(name: str) -> Callable[[Build], Build]:
 
 
 def identity(build: Callable[..., Method]) -> tuple[str, str]:
-    """A function's module and name: the same when its file, or a notebook's cell, is run again."""
+    """A function's module and name, which stay the same when its file, or a notebook's cell, is run again."""
     return build.__module__, build.__qualname__
 
 
@@ -137,9 +137,10 @@ def builder(name: str) -> Callable[..., Method]:
 
 
 def with_microbatches(chosen: Method, count: int) -> Method:
-    """A synchronous method with its minibatch cut into `count` micro-batches, if it takes so many and none are given.
+    """A synchronous method with `count` micro-batches a minibatch, if it has the option and it was not given.
 
-    Any other method as it is: a turn of it takes as many as it takes, and more micro-batches are more turns.
+    Any other method is returned unchanged: its turns have their own number of micro-batches, and more micro-batches are
+    more turns.
     """
     known = chosen.name in METHODS or ":" in chosen.name
     free = known and "microbatches" in inspect.signature(builder(chosen.name)).parameters

@@ -190,15 +190,15 @@ def wake(stages: Sequence[nn.Module]) -> None:
 
 def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
     """The scheduler that the user's function makes. Raises UsageError if it has no step(), or needs a metric."""
-    made = called("scheduler", scheduler, optimizer, wanted="a function of the optimizer that returns a scheduler")
-    if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
+    built = called("scheduler", scheduler, optimizer, wanted="a function of the optimizer that returns a scheduler")
+    if isinstance(built, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UsageError("ReduceLROnPlateau needs a metric, which a stage's update does not have: choose a scheduler "
                          "that depends on the number of updates alone")  # fmt: skip
-    if not callable(getattr(made, "step", None)):
+    if not callable(getattr(built, "step", None)):
         raise UsageError(
-            f"scheduler returned {type(made).__name__}, which has no step(): give a function of the optimizer"
+            f"scheduler returned {type(built).__name__}, which has no step(): give a function of the optimizer"
         )
-    return made
+    return built
 
 
 def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -209,9 +209,9 @@ def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter
             "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
         )
     expected = "a function of parameters, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
-    made = called("optimizer", optimizer, parameters, wanted=expected)
-    if not isinstance(made, torch.optim.Optimizer):
-        raise UsageError(f"optimizer returned {type(made).__name__}, not a torch.optim.Optimizer")
-    if "closure" in inspect.signature(made.step).parameters and isinstance(made, torch.optim.LBFGS):
+    built = called("optimizer", optimizer, parameters, wanted=expected)
+    if not isinstance(built, torch.optim.Optimizer):
+        raise UsageError(f"optimizer returned {type(built).__name__}, not a torch.optim.Optimizer")
+    if "closure" in inspect.signature(built.step).parameters and isinstance(built, torch.optim.LBFGS):
         raise UsageError("LBFGS evaluates the loss several times a step; a pipeline cannot. Choose another optimizer")
-    return made
+    return built

@@ -200,10 +200,10 @@ class Stage:
                 version = self.updates if version is None else version
                 run = self._first_forward if self._recompute else self._forward
                 with self.context():
-                    made = run(microbatch, operands, version)
+                    results = run(microbatch, operands, version)
                 if self._fitting is None:
                     self._fitting = kinds_of(operands)
-                return made
+                return results
             if kind == "C":
                 with self.context():
                     return self._second_forward(microbatch, operands)
@@ -288,11 +288,11 @@ class Stage:
         # The very first one makes a graph all the same: a module that cannot train is refused before an update.
         buffers = self._buffers.snapshot()
         with torch.set_grad_enabled(not self._tried):
-            made = self._forward(microbatch, operands, updates)
+            results = self._forward(microbatch, operands, updates)
         self._tried = True
-        graph: Graph = made.pop("graph")
+        graph: Graph = results.pop("graph")
         return {
-            **made,
+            **results,
             "input": operands["activation"],
             "version": ForwardState(graph.version, updates, buffers, graph.tied),
         }
@@ -301,9 +301,9 @@ class Stage:
         seen: ForwardState = operands["version"]
         given = {**operands, "activation": operands["input" if "input" in operands else "recomputed"]}
         with exchanged(seen.buffers):
-            made = self._forward(microbatch, given, seen.updates, seen)
-        made["graph"].recomputed = self.updates
-        return {"graph": made["graph"], "recomputed": made.get("activation")}
+            results = self._forward(microbatch, given, seen.updates, seen)
+        results["graph"].recomputed = self.updates
+        return {"graph": results["graph"], "recomputed": results.get("activation")}
 
     def _forward(
         self, microbatch: int, operands: Mapping[str, Any], updates: int, seen: ForwardState | None = None
@@ -324,17 +324,17 @@ class Stage:
             kinds = ", ".join(type(tensor).__name__ for tensor in outputs)
             raise UsageError(f"stage {self.index} returned {kinds}: a stage returns a tensor or a tuple of tensors")
         graph = Graph(inputs, outputs, None, version, updates, tied)
-        made: dict[str, Any] = {"graph": graph}
+        results: dict[str, Any] = {"graph": graph}
         if self._has_loss:
             target: Target = operands["target"]
             if self._split:
                 graph.cut = tuple(leaf(tensor, True) for tensor in outputs)
             features = graph.cut or outputs
             compared = features if isinstance(output, tuple) else features[0]
-            made["loss"] = self._compute_loss(graph, features, compared, target, seen)
+            results["loss"] = self._compute_loss(graph, features, compared, target, seen)
         if not self._is_last:
-            made["activation"] = tuple(map(Tensor.detach, outputs))
-        return made
+            results["activation"] = tuple(map(Tensor.detach, outputs))
+        return results
 
     def _compute_loss(
         self, graph: Graph, features: Tensors, output: Any, target: Target, seen: ForwardState | None

@@ -90,7 +90,7 @@ class Observer:
             activation_bytes=tuple(stage.activation_bytes for stage in self._stages.values()),
         )
 
-    def _see(self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    def _see(self, action: Action, operands: Mapping[str, Any], results: Mapping[str, Any]) -> None:
         used = operands.get("input") if action.kind == "C" else None  # part of the graph after a recompute
         values = [
             (edge.value, value)
@@ -101,7 +101,7 @@ class Observer:
             *([value for name, value in values if name == kind] for kind in ("graph", "version", "input"))
         )
         with torch.no_grad():
-            self._stages[action.stage].observe(action, operands, made, in_flight)
+            self._stages[action.stage].observe(action, operands, results, in_flight)
         if self.done:
             self.stop()
 
@@ -148,17 +148,17 @@ class StageObserver:
         return not self._backwards_left and not self._pending
 
     def observe(
-        self, action: Action, operands: Mapping[str, Any], made: Mapping[str, Any], in_flight: InFlight
+        self, action: Action, operands: Mapping[str, Any], results: Mapping[str, Any], in_flight: InFlight
     ) -> None:
         """Measure an action of this stage that has just run; its operands are still part of `in_flight`."""
         kind, _, microbatch = action
         if kind == "F":
             self._measuring = microbatch in self._samples
             if self._measuring:
-                self._forward(microbatch, made["graph" if "graph" in made else "version"].version)
+                self._forward(microbatch, results["graph" if "graph" in results else "version"].version)
         if self._measuring:
-            if not self._kept_bytes and "graph" in made:
-                self._kept_bytes = kept_by_forward(self._stage, made["graph"], operands.get("target"))
+            if not self._kept_bytes and "graph" in results:
+                self._kept_bytes = kept_by_forward(self._stage, results["graph"], operands.get("target"))
             self._measure_bytes(in_flight, operands.get("graph"))
         if kind in BACKWARD and microbatch in self._forwards:
             seen, read = self._forwards.pop(microbatch), self._stage.weights.backward_values(operands["graph"].version)
