@@ -16,7 +16,7 @@ from stretto.nn.batch import call, inputs_on, like
 from stretto.nn.shapes import describe, trace
 from stretto.splitting import Stages, divide
 from stretto.splitting.lists import whole_list
-from stretto.stage.arguments import wake
+from stretto.stage.arguments import enable_training
 from stretto.stage.stage import begins_in_place, leaf
 
 MEANING = {
@@ -83,7 +83,7 @@ def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Dia
     """
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     names = {id(part): name for name, part in model.named_modules()}
-    wake(stages)
+    enable_training(stages)
     stage_inputs = [inputs_on(example, device), *trace(stages, example, device)]
     modules: list[ModuleFinding] = []
     objections: list[ModuleObjection] = []

@@ -54,7 +54,7 @@ class Collective:
     """What FSDP2 calls in place of torch's own: this one says what it waits for, and whom it misses."""
 
     def __init__(self, fellowship: ReplicaGroup) -> None:
-        self._fellowship = fellowship
+        self._replica_group = fellowship
         self._group = fellowship.group
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -69,7 +69,7 @@ class AllGather(Collective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         """Shares in the order of replicas."""
-        with self._fellowship.meeting():
+        with self._replica_group.meeting():
             into = output_tensor.cpu()
             all_gather(into, input_tensor.cpu(), group=self._group)
         if into is not output_tensor:
@@ -83,7 +83,7 @@ class ReduceScatter(Collective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         """`op` is the sum."""
-        with self._fellowship.meeting():
+        with self._replica_group.meeting():
             into = output_tensor.cpu()
             reduce_scatter(into, input_tensor.cpu(), op=op, group=self._group)
         if into is not output_tensor:

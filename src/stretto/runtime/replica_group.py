@@ -45,7 +45,7 @@ class GroupPeers(ReplicaReducer):
 
     def __init__(self, fellowship: ReplicaGroup, sync: Sync, calibration: Calibration | None = None) -> None:
         super().__init__(len(fellowship.ranks))
-        self._fellowship = fellowship
+        self._replica_group = fellowship
         self._group = fellowship.group
         self._algorithm = None if sync.reducing is None else sync.reducing.algorithm
         self._calibration = calibration
@@ -80,7 +80,7 @@ class GroupPeers(ReplicaReducer):
         parts = buckets(tensors)
         for number, part in enumerate(parts):
             bucket = Bucket(number, part, last=number + 1 == len(parts))
-            with self._fellowship.meeting():
+            with self._replica_group.meeting():
                 total = reduce(bucket)
             for tensor, value in zip(part, split_like(total, part), strict=True):
                 tensor.copy_(value)

@@ -180,7 +180,7 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
     return list(given)
 
 
-def wake(stages: Sequence[nn.Module]) -> None:
+def enable_training(stages: Sequence[nn.Module]) -> None:
     """Put the stages in training mode if all their layers are in evaluation mode; else leave every layer as it is."""
     layers = [layer for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
     if not any(layer.training for layer in layers):

@@ -272,7 +272,7 @@ def in_one_process() -> Iterator[None]:
         _in_one_process.reset(token)
 
 
-def find_team(timeout: float, mesh: Mesh) -> Backend:
+def find_backend(timeout: float, mesh: Mesh) -> Backend:
     """The backend of this process alone, or of all that a launcher started; waits for others end after `timeout` s."""
     from stretto.runtime import membership  # slow to import
     from stretto.trainer.distributed import SeveralProcesses

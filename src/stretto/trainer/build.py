@@ -27,8 +27,8 @@ from stretto.stage.arguments import (
     check_heads,
     check_sharing,
     check_stage,
+    enable_training,
     refuse_lazy,
-    wake,
 )
 from stretto.stage.build import BuiltStage, StageBuilder
 from stretto.stage.practice import warn_of_overshoot
@@ -82,7 +82,7 @@ class Construction:
         self.heads = self._heads(heads, example, given, known)
         check_sharing(known, self.heads)
         self._check_losses()
-        wake(known)
+        enable_training(known)
         backend.share([*self.stages, *self.heads])
         backend.shard([*self.stages, *self.heads], of.sync, of.device)
         practices = self._make_stages()

@@ -30,7 +30,7 @@ from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
 from stretto.stage.specification import Specification
 from stretto.tracing import Recording
-from stretto.trainer.backend import State, find_team
+from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
 from stretto.trainer.observer import Observer
 
@@ -114,7 +114,7 @@ class Trainer:
         positive("timeout", timeout)
         mesh = Mesh() if mesh is None else mesh
         of_kind("mesh", mesh, Mesh, "stretto.Mesh(data=2)")
-        self._backend = find_team(timeout, mesh)
+        self._backend = find_backend(timeout, mesh)
         with self._backend.together():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
             sync = find_sync(sync)
