@@ -99,7 +99,7 @@ def pb_lwp_sc(*, horizon: int | Literal["decayed"] | None = None) -> Method:
 def paci(*, every: int = 2) -> Method:
     """Asynchronous 1F1B, updated after every `every` backwards: fewer updates, less delay, one version of the weights.
 
-    Li et al. 2023. Delays are at most ceil((S-1)/every).
+    arXiv 2606.07881. Delays are at most ceil((S-1)/every).
     """
     check_count("paci", "every", every)
     return Method(
