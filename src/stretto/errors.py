@@ -1,13 +1,13 @@
-"""What went wrong, said so that a user can mend it: the values, the place, the remedy."""
+"""The exceptions of Stretto. Every message names the values, the place and the remedy."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class StrettoError(Exception):
-    """Every error that Stretto raises on purpose.
+    """The base class of every error that Stretto raises on purpose.
 
-    On several processes one of them may have raised it first, for all: `said_by` is then its rank in the others.
+    If one process raises it for all of them, `said_by` is that process's rank in the others.
     """
 
     said_by: int | None = None
@@ -18,11 +18,11 @@ class UsageError(StrettoError, ValueError):
 
 
 class ScheduleError(StrettoError, ValueError):
-    """A schedule that cannot be run: incomplete, contradictory or deadlocked. Names the first offending action."""
+    """A schedule that cannot run: incomplete, contradictory or deadlocked. The message names the first such action."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which of `known` was probably meant by `name`, and what else there is.
+    """A remedy for a message: the name in `known` that is closest to `name`, and the list of `known`.
 
     >>> nearest("gredy", ["greedy", "backprop"])
     "did you mean 'greedy'? Choose from backprop, greedy"

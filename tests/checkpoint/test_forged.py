@@ -99,10 +99,10 @@ def test_lists_in_each_other(run):
     [
         ((), "x", "is no state of a stage"), (("module",), 5, "module of stage 0"),
         (("optimizer",), "x", "optimizer of stage 0"),
-        (("optimizer", "param_groups"), "x", "param_groups is a str, a list is wanted"),
+        (("optimizer", "param_groups"), "x", "param_groups is a str, expected a list"),
         (("optimizer", "param_groups", 0), "x", "param_groups.0 is a str"),
         (("optimizer", "param_groups", 0, "lr"), "x", "param_groups.0.lr is a str"),
-        (("optimizer", "param_groups", 0, "nesterov"), 3, "nesterov is a int, a bool is wanted"),
+        (("optimizer", "param_groups", 0, "nesterov"), 3, "nesterov is a int, expected a bool"),
         (("optimizer", "state", 0), [1], "state.0 is a list"),
         (("optimizer", "state", 0, "momentum_buffer"), "x", "momentum_buffer is 'x'"),
         (("optimizer", "state", 0, "momentum_buffer"), 3, "momentum_buffer is 3"),
@@ -146,7 +146,7 @@ def test_tensors_of_another_shape_in_an_optimizer(run):
     for each in state.values():
         each["momentum_buffer"] = each["momentum_buffer"][:1].clone()
     trainer.save(run)
-    refused(run, r"state.0.momentum_buffer is of shape \[1, 3\], \[4, 3\] is wanted")
+    refused(run, r"state.0.momentum_buffer is of shape \[1, 3\], expected \[4, 3\]")
 
 
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])

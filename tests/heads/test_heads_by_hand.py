@@ -20,7 +20,7 @@ import stretto
 from laws.networks import labels
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
-from stretto.heads.auglocal import chosen, depth_at
+from stretto.heads.auglocal import copied_stages, depth_at
 from stretto.measure.flops import count
 from stretto.methods import method
 from stretto.settings.runs import TrainSettings
@@ -119,9 +119,9 @@ def test_a_step_of_greedy_is_plain_pytorch(head):
 
 def test_which_layers_auglocal_takes():
     """By the authors' rule: l + (n - l - 1) / d i, rounded; depth goes from d to 1 with the coefficient."""
-    assert chosen(0, 16, 2) == [8, 15]
-    assert chosen(3, 16, 3) == [7, 11, 15]
-    assert chosen(13, 16, 5) == [14, 15]
+    assert copied_stages(0, 16, 2) == [8, 15]
+    assert copied_stages(3, 16, 3) == [7, 11, 15]
+    assert copied_stages(13, 16, 5) == [14, 15]
     assert [depth_at(stage, 16, 6, 1.0) for stage in range(15)] == [6, 6, 5, 5, 5, 4, 4, 4, 3, 3, 2, 2, 2, 1, 1]
     assert [depth_at(stage, 16, 2, 0.5) for stage in range(15)] == [2] * 15
     assert {depth_at(stage, 16, 6, 0) for stage in range(15)} == {6}

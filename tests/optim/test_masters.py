@@ -72,7 +72,7 @@ def test_what_the_parameter_cannot_hold_is_in_the_state():
     assert torch.equal(its, master)
     assert not torch.equal(its, parameter.float())
     small = nn.Parameter(torch.ones(2))
-    with pytest.raises(ValueError, match=r"masters of shapes \[\(3,\)\], \[\(2,\)\] are wanted"):
+    with pytest.raises(ValueError, match=r"masters of shapes \[\(3,\)\], expected \[\(2,\)\]"):
         Masters({small: nn.Parameter(torch.ones(2))}).load_state_dict(masters.state_dict())
 
 

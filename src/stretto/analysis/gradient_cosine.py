@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stretto.analysis.frozen_model import frozen
 from stretto.errors import UsageError
 from stretto.losses import Loss
-from stretto.nn.batch import call, first_size, inputs_of, like
+from stretto.nn.batch import call, first_size, inputs_of, with_names_of
 from stretto.nn.batches import Batches
 from stretto.nn.chain import Chain
 from stretto.options.checks import of_kind, sequence
@@ -51,7 +51,7 @@ def alignment(
     sums, weights, examples = [0.0] * len(stages), [0.0] * len(stages), 0
     parts = nn.ModuleList([part for part in (*stages, *heads) if part is not None])
     output = reach.num_stages - 1
-    with frozen(parts), checked_batches.fitting():
+    with frozen(parts), checked_batches.explaining_misfits():
         for x, y in checked_batches:
             size = first_size(x)
             examples += size
@@ -92,7 +92,7 @@ def boundaries(stages: Sequence[nn.Module], inputs: tuple[Tensor, ...]) -> list[
     stage_inputs = [inputs]
     for stage in stages[:-1]:
         clones = [tensor.clone() for tensor in stage_inputs[-1]]  # the stage may work in place
-        output = call(stage, like(stage_inputs[-1], clones))
+        output = call(stage, with_names_of(stage_inputs[-1], clones))
         stage_inputs.append(output if isinstance(output, tuple) else (output,))
     return stage_inputs
 
@@ -106,7 +106,7 @@ def segment_loss(
     examples: int,
 ) -> tuple[Tensor, float]:
     """The loss at the end of consecutive stages, and its weight among the losses of all batches."""
-    output = call(Chain(*stages), like(inputs, [tensor.clone() for tensor in inputs]))
+    output = call(Chain(*stages), with_names_of(inputs, [tensor.clone() for tensor in inputs]))
     features = output if isinstance(output, tuple) else (output,)
     return head_loss_and_weight(loss, head, features, output, target, examples=examples)
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from stretto.analysis.gradient_cosine import boundaries
 from stretto.errors import UsageError
 from stretto.nn.batch import IGNORED, check_examples, with_numbers
-from stretto.nn.input_errors import fitting
+from stretto.nn.input_errors import explaining_misfits
 from stretto.nn.preserve import evaluating
 from stretto.options.checks import of_kind, sequence, shown
 
@@ -31,7 +31,7 @@ def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tupl
     first output has no floating-point numbers, or no position for each target.
     """
     check(stages, train, test)
-    explained = fitting(
+    explained = explaining_misfits(
         lambda: "probes: the stages cannot take these examples", "Give train=(x, y) and test=(x, y) as in training"
     )
     with evaluating(stages), explained:

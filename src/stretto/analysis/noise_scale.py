@@ -54,7 +54,7 @@ def noise_scale(model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]]
     total: Tensor | None = None
     squares, sizes = list[float](), list[int]()
     checked = Batches("noise_scale", batches)
-    with frozen(model) as parameters, checked.fitting():
+    with frozen(model) as parameters, checked.explaining_misfits():
         for x, y in checked:
             gradient = flat_gradient(mean_and_weight(loss, outputs(model, x), y, 1)[0], parameters).double()
             squares.append(float(gradient @ gradient))

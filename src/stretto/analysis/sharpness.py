@@ -44,7 +44,7 @@ def sharpness(
     whole("sharpness: products", products, 1)
     whole("sharpness: seed", seed, -(1 << 63), (1 << 63) - 1)
     checked = Batches("sharpness", batches)
-    with frozen(model) as parameters, checked.fitting():
+    with frozen(model) as parameters, checked.explaining_misfits():
         product = hessian(model, loss, list(checked), parameters)
         start = random_direction(parameters, seed)
         largest = iterate(product, start, tolerance, products)

@@ -12,7 +12,7 @@ from stretto.doctor.objections import MECHANISMS, Objection, concerns, restored,
 from stretto.errors import UsageError
 from stretto.methods import METHODS, Method, method
 from stretto.nn import tied_weights
-from stretto.nn.batch import call, inputs_on, like
+from stretto.nn.batch import call, inputs_on, with_names_of
 from stretto.nn.shapes import describe, trace
 from stretto.splitting import Stages, divide
 from stretto.splitting.lists import whole_list
@@ -100,7 +100,7 @@ def examine_stage(
     index: int, stage: nn.Module, inputs: Sequence[Tensor], names: Mapping[int, str]
 ) -> tuple[list[ModuleFinding], list[ModuleObjection]]:
     """The modules of a stage that have trainable parameters, and the objections to them."""
-    objections = survey(stage, like(inputs, [leaf(tensor, index > 0) for tensor in inputs]))
+    objections = survey(stage, with_names_of(inputs, [leaf(tensor, index > 0) for tensor in inputs]))
     if not begins_in_place(stage) and changes_input(stage, inputs):
         objections.append(Objection("", MECHANISMS, *IN_PLACE))
     parts = dict(stage.named_modules())
@@ -130,7 +130,7 @@ def changes_input(stage: nn.Module, inputs: Sequence[Tensor]) -> bool:
     clones = [tensor.clone() for tensor in inputs]
     before = [tensor._version for tensor in clones]
     with torch.no_grad(), restored(stage):
-        call(stage, like(inputs, clones))
+        call(stage, with_names_of(inputs, clones))
     return before != [tensor._version for tensor in clones]
 
 

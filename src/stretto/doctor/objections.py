@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.nn.batch import call, like
+from stretto.nn.batch import call, with_names_of
 from stretto.weights import check, guard
 from stretto.weights.origins import tensors_in
 from stretto.weights.probe import backward_reads
@@ -118,7 +118,7 @@ def gradients(output: Any, leaves: Sequence[Any]) -> Sequence[Tensor | None]:
 
 def fresh(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Clones of the inputs, which a module may change in place; gradients flow through them."""
-    return like(inputs, [value.clone() if isinstance(value, Tensor) else value for value in inputs])
+    return with_names_of(inputs, [value.clone() if isinstance(value, Tensor) else value for value in inputs])
 
 
 def same(one: Tensor | None, other: Tensor | None) -> bool:

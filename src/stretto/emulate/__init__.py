@@ -1,4 +1,4 @@
-"""The interpreter that trains on one device."""
+"""Interpreters that train every worker of a schedule on one device, in one process."""
 
 from stretto.emulate.emulator import Emulator
 

@@ -1,4 +1,4 @@
-"""Every worker on one device, in one process: exact numerics, delays included."""
+"""Runs every worker of a schedule on one device, in one process, with the exact numerics of the delays."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from stretto.stage.stage import Stage
 
 
 class Emulator(Interpreter):
-    """Each worker has a queue; an action that waits for a value is woken when that value is made."""
+    """Each worker has a queue of actions; making a value wakes the worker whose next action waits for it."""
 
     def __init__(
         self, schedule: Schedule, rules: Rules, stages: Mapping[int, Stage], delays: Delays | None = None
@@ -20,10 +20,10 @@ class Emulator(Interpreter):
         super().__init__(schedule, rules, stages, delays)
         self.queues: list[deque[tuple[Action, Flow]]] = [deque() for _ in schedule.body]
         self._waiting: dict[Edge, int] = {}
-        self.may: Callable[[Action], bool] | None = None  # whether an action need not wait for anything else
+        self.may_run: Callable[[Action], bool] | None = None  # a further condition for running an action
 
     def restart(self, n: int) -> None:
-        """Turn n comes next; whatever was in flight is dropped."""
+        """Drop all actions and values in flight; turn n comes next."""
         self._waiting.clear()
         for queue in self.queues:
             queue.clear()
@@ -39,13 +39,13 @@ class Emulator(Interpreter):
         self.pump()
 
     def enqueue(self, n: int, until: int | None) -> None:
-        """Turn n's actions wait for their turn; those of micro-batches from `until` on never will."""
+        """Append turn n's actions to the workers' queues, without those of micro-batches from `until` on."""
         for worker, queue in enumerate(self.queues):
             for action in self.schedule.turn(worker, n, until, self._since):
                 queue.append((action, self.rules.flow(action, self._since)))
 
     def pump(self) -> bool:
-        """Run all that can run. Returns whether anything has."""
+        """Run actions until every worker waits or has none left. Returns whether any action ran."""
         ready = deque(range(len(self.queues)))
         before = sum(map(len, self.queues))
         while ready:
@@ -60,7 +60,7 @@ class Emulator(Interpreter):
                 if edge not in self.values:
                     self._waiting[edge] = worker
                     return
-            if self.may is not None and not self.may(action):
+            if self.may_run is not None and not self.may_run(action):
                 return
             queue.popleft()
             self._run(action, flow)

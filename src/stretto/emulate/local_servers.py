@@ -1,4 +1,4 @@
-"""Servers of emulated replicas: their shards are here, and an update is over when its push returns."""
+"""The parameter servers of emulated replicas: all shards are in this process, and a push updates them at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from stretto.replicas.strategies import ParameterServer
 
 
 class LocalServers(Servers):
-    """All shards of all stages."""
+    """Servers that hold all shards of all stages in this process."""
 
     def __init__(self, choice: ParameterServer, replicas: int) -> None:
         super().__init__(choice, replicas)
@@ -21,8 +21,8 @@ class LocalServers(Servers):
 
     def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
         if stage not in self._shards:
-            pieces = [[*map(whole, cut.pieces(parameters, shard))] for shard in range(cut.shards)]
-            self._shards[stage] = [Shard(own, self.replicas, build) for own in pieces]
+            pieces = [[*map(dense, cut.pieces(parameters, shard))] for shard in range(cut.shards)]
+            self._shards[stage] = [Shard(parameters_of_shard, self.replicas, build) for parameters_of_shard in pieces]
             self._count(stage)
         counts = replica == self.counter(stage)
         return LocalLink(replica, self.tickets[stage], self._shards[stage], counts)
@@ -30,15 +30,15 @@ class LocalServers(Servers):
 
 @dataclass(frozen=True, eq=False)
 class LocalLink(ServerLink):
-    """Whoever pushes must be next: nobody can wait here."""
+    """A replica's link to the shards of a stage. Only the replica that is next may push, as nothing here can wait."""
 
     replica: int
     tickets: Tickets
     shards: Sequence[Shard]
-    counts: bool  # whether, on processes, the tickets would be here
+    counts: bool  # whether, with processes, the tickets would be in this replica's process
 
     def push(self, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        """At once."""
+        """Update every shard; returns the update's staleness and each shard's changes."""
         (ticket,) = self.tickets.ask(self.replica)
         return ticket.staleness, [
             shard.update(self.replica, pieces) for shard, pieces in zip(self.shards, gradients, strict=True)
@@ -46,21 +46,21 @@ class LocalLink(ServerLink):
 
     @property
     def is_next(self) -> bool:
-        """By the given order, or in turns."""
+        """Whether the next update is this replica's, by the given order or in rotation."""
         return self.tickets.next == self.replica
 
     def settle(self) -> Sequence[Changes]:
-        """Everybody has pushed."""
+        """The changes of each shard since this replica's last push, once all replicas have pushed."""
         self.tickets.begin()
         return [shard.changes(self.replica) for shard in self.shards]
 
     @property
     def own(self) -> tuple[int, Shard, Tickets | None]:
-        """What would be in its process."""
+        """This replica's number, its shard, and the tickets if a process of its own would hold them."""
         return self.replica, self.shards[self.replica], self.tickets if self.counts else None
 
 
-def whole(piece: Piece) -> Tensor:
-    """A piece of a parameter, which is dense."""
-    assert isinstance(piece, Tensor), "a parameter is dense"
+def dense(piece: Piece) -> Tensor:
+    """A piece as a tensor: pieces of parameters, unlike those of gradients, are never sparse."""
+    assert isinstance(piece, Tensor), "pieces of parameters are dense"
     return piece

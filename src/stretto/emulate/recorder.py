@@ -1,4 +1,4 @@
-"""Records an emulation as if each worker of the schedule did its part itself. Time is that of the one device."""
+"""Records an emulation as one trace per worker of the schedule. Times are those of the one device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
@@ -15,9 +15,9 @@ from stretto.tracing.naming import channel, worker_name
 
 
 def record(emulators: Sequence[Emulator], device: torch.device) -> list[Recording]:
-    """Let emulators that take turns (the phases of a method) write the same recordings, one a worker of the schedule.
+    """Record emulators that take turns (the phases of a method) into the same recordings, one for each worker.
 
-    On an accelerator, where computation goes on after the host's function has returned, it is waited for.
+    An accelerator runs asynchronously, so each action ends with a wait for it.
     """
     widest = max((emulator.schedule for emulator in emulators), key=lambda schedule: schedule.num_workers)
     recordings = [Recording(worker, name=worker_name(worker, widest)) for worker in range(widest.num_workers)]
@@ -27,10 +27,10 @@ def record(emulators: Sequence[Emulator], device: torch.device) -> list[Recordin
 
 
 class Recorder:
-    """What an emulator calls after each action.
+    """Records an action; an emulator calls it after each one.
 
-    A message is received when it is sent: on one device values do not travel. Counters of each stage are its delay
-    (updates between a micro-batch's forward and backward) and the forwards it keeps something of for their backward.
+    A message is received at the time it is sent, as on one device values do not travel. The counters of a stage are its
+    delay (updates between a micro-batch's forward and backward) and its stashed forwards, whose backward is to come.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class Recorder:
         self._finish = finish
 
     def __call__(self, action: Action, operands: Mapping[str, Any], start: int, end: int) -> None:
-        """`action` has run; what it consumed is still among the emulator's values, what it made is not yet."""
+        """Record `action`, run from `start` to `end` ns, while the emulator's values still hold its inputs."""
         if self._finish is not None:
             self._finish()
             end = perf_counter_ns()
-        homes = self._emulator.schedule.worker_of
-        here = homes[action.stage]
-        recording = self._recordings[here]
+        worker_of = self._emulator.schedule.worker_of
+        sender = worker_of[action.stage]
+        recording = self._recordings[sender]
         recording.span("compute", action, start, end)
         for edge in self._emulator.rules.makes(action):
-            there = homes.get(edge.stage, here)
-            if there != here:
+            receiver = worker_of.get(edge.stage, sender)
+            if receiver != sender:
                 name = channel(edge)
                 recording.sent(name, action.microbatch, end)
-                self._recordings[there].received(name, action.microbatch, end)
+                self._recordings[receiver].received(name, action.microbatch, end)
         count(recording, self._emulator, action, operands, end)

@@ -1,4 +1,4 @@
-"""Replicas of a pipeline on one device: each action is run in one after the other."""
+"""Replicas of a pipeline on one device: each action runs in one replica after the other."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ from stretto.stage.stage import Stage
 
 
 class EmulatedReplicas(Emulator):
-    """All replicas do the same things in the same order, so one of them, the first, decides it for all.
+    """All replicas run the same actions in the order that the first one decides.
 
-    What is watched and recorded is the first one's.
+    Observers and recordings see the first replica only.
     """
 
     def __init__(
@@ -31,30 +31,30 @@ class EmulatedReplicas(Emulator):
 
     @property
     def every_stage(self) -> list[Stage]:
-        """Stage by stage, in the order of replicas."""
+        """All replicas' stages: stage 0 of each replica in order, then stage 1 of each, and so on."""
         return [interpreter.stages[index] for index in self.stages for interpreter in (self, *self._others)]
 
     def load(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
-        """Those of the first replica, then those of the next."""
-        pieces = self.schedule.per_turn
-        super().load(n, loads[:pieces])
+        """Load turn n's micro-batches: `loads` are those of the first replica, then those of the next."""
+        count = self.schedule.per_turn
+        super().load(n, loads[:count])
         for number, other in enumerate(self._others, start=1):
-            other.load(n, loads[number * pieces : (number + 1) * pieces])
+            other.load(n, loads[number * count : (number + 1) * count])
 
     def begin(self, n: int) -> None:
-        """Turn n comes next, and nothing is in flight."""
+        """Start at turn n in every replica, with nothing in flight."""
         super().begin(n)
         for other in self._others:
             other.begin(n)
 
     def restart(self, n: int) -> None:
-        """Turn n comes next; whatever was in flight is dropped."""
+        """Drop all actions and values in flight in every replica; turn n comes next."""
         super().restart(n)
         for other in self._others:
             other.restart(n)
 
     def losses(self, edges: Sequence[Edge]) -> list[Tensor]:
-        """The sums over all replicas, in their order."""
+        """The losses, each summed over the replicas in order."""
         total = torch.stack(super().losses(edges))
         for other in self._others:
             total = total + torch.stack(Interpreter.losses(other, edges))

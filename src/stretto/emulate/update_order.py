@@ -1,4 +1,4 @@
-"""Replicas that train by themselves, and whose updates come in a given order: what a parameter server did, again."""
+"""Emulated replicas whose updates come in a given order, to replay a run with a parameter server."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial as bound
@@ -13,53 +13,53 @@ from stretto.stage.stage import Stage
 
 
 class OrderedReplicas(EmulatedReplicas):
-    """Each replica goes as far as it can; a stage's U waits until it is that replica's turn to update the stage.
+    """Each replica runs as far as it can; a stage's U waits until the next update of that stage is the replica's.
 
-    The numbers depend on each stage's order of updates only, so a run that was logged comes out the same.
+    Results depend on each stage's order of updates only, so a replay of a logged order is exact.
     """
 
     def __init__(
         self, schedule: Schedule, rules: Rules, replicas: Sequence[Mapping[int, Stage]], delays: Delays | None = None
     ) -> None:
         super().__init__(schedule, rules, replicas, delays)
-        self._all: list[Emulator] = [self, *self._others]
-        for each in self._all:
-            each.may = bound(is_next, each.stages)
+        self._emulators: list[Emulator] = [self, *self._others]
+        for emulator in self._emulators:
+            emulator.may_run = bound(is_next, emulator.stages)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight in any replica."""
-        return all(not each.values for each in self._all)
+        return all(not emulator.values for emulator in self._emulators)
 
     @property
     def updates(self) -> int:
         """How many updates have begun in all replicas."""
-        return sum(each._updates for each in self._all)
+        return sum(emulator._updates for emulator in self._emulators)
 
     def has(self, edges: Sequence[Edge]) -> bool:
         """Whether all replicas have made these values."""
-        return all(edge in each.values for each in self._all for edge in edges)
+        return all(edge in emulator.values for emulator in self._emulators for edge in edges)
 
     def _issue(self, n: int, until: int | None) -> None:
-        for each in self._all:
-            each.enqueue(n, until)
-        while any(each.pump() for each in self._all):
+        for emulator in self._emulators:
+            emulator.enqueue(n, until)
+        while any(emulator.pump() for emulator in self._emulators):
             pass
 
     def _run(self, action: Action, flow: Flow) -> None:
         Interpreter._run(self, action, flow)
 
     def _finish(self, until: int) -> None:
-        heads = [(r, queue[0][0]) for r, each in enumerate(self._all) for queue in each.queues if queue]
-        left = [f"{action} of replica {r}" for r, action in heads if action.kind == "U"]
-        if left:
+        waiting = [(r, queue[0][0]) for r, emulator in enumerate(self._emulators) for queue in emulator.queues if queue]
+        updates = [f"{action} of replica {r}" for r, action in waiting if action.kind == "U"]
+        if updates:
             raise UsageError(
-                f"the given order of updates does not fit this run: {', '.join(left)} wait for others; replay it with "
-                "the same method, stages, replicas and minibatches"
+                f"the given order of updates does not fit this run: {', '.join(updates)} wait for others; replay it "
+                "with the same method, stages, replicas and minibatches"
             )
 
 
 def is_next(stages: Mapping[int, Stage], action: Action) -> bool:
-    """Whether an action may run: an update has to wait for its turn."""
+    """Whether an action may run: any action but an update that is not the stage's next one."""
     agreement = stages[action.stage].agreement
     return action.kind != "U" or agreement is None or agreement.is_next

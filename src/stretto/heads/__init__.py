@@ -1,4 +1,4 @@
-"""Auxiliary heads: what turns a stage's output into the model's kind of output, so that a loss can stand there.
+"""Auxiliary heads: modules that map a stage's output to an output like the model's, so that the loss applies to it.
 
 The layers of the heads of Laskin, Metz et al. 2020 could not be retrieved; the plain ones are ours.
 
@@ -11,7 +11,7 @@ The layers of the heads of Laskin, Metz et al. 2020 could not be retrieved; the 
     infopro     no tokens         two-layer, and a decoder of the model's input (Wang et al. 2021)
     solo        [N, T, d]         a read-only copy of the model's norm and unembedding    -> [N, T, V]
 
-"auto" chooses among the first four by the number of dimensions.
+"auto" chooses among the first four by the numbers of dimensions of the stage's and the model's output.
 """
 
 from stretto.heads.head import LocalLoss, Site

@@ -1,4 +1,4 @@
-"""What every head has to do with: where it stands, and losses of its own."""
+"""What heads are built from (`Site`, `Network`), the base class of heads with a loss of their own, and `HeadKind`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,9 +12,9 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """What a head may know of the whole network: its stages, what each gives for one example batch, and that batch.
+    """The whole network, for heads that need it: its stages, the output of each for one batch, and that batch's inputs.
 
-    `shared`: several processes share a stage's weights or images, of which each holds a part.
+    `shared`: several processes share a stage, and each holds a part of its weights or images.
     """
 
     stages: Sequence[nn.Module]
@@ -25,7 +25,7 @@ class Network:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where a head stands: behind `stage`, which gives `features`, in a model that gives `output` (for one batch)."""
+    """The place of a head: behind `stage`, with the stage's `features` and the model's `output` for one batch."""
 
     stage: int
     features: Tensors
@@ -34,36 +34,37 @@ class Site:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the tensor that the head reads, the first."""
+        """The shape of the stage's first tensor, which most heads read."""
         return self.features[0].shape
 
     @property
     def classes(self) -> int:
-        """The last dimension of the model's output."""
+        """The last dimension of the model's output: the number of classes, or of tokens in the vocabulary."""
         return self.output.shape[-1]
 
     @property
     def shapes(self) -> str:
-        """For messages."""
+        """The stage's and the model's output shapes, for messages."""
         return f"stage {self.stage} gives {list(self.shape)}, the model gives {list(self.output.shape)}"
 
 
 class LocalLoss(nn.Module, ABC):
-    """A head that trains its stage by more than the task's loss. A user's own head may be one."""
+    """A head that adds a loss of its own to the task's loss. Users may subclass it."""
 
     @abstractmethod
     def total(self, loss: Tensor, features: Tensors, inputs: Tensors) -> Tensor:
-        """What is trained on: from the task's `loss` of this head's output, the `features` that the head got, and the
-        model's `inputs` for the same examples. A mean over the examples, as the loss is.
+        """The loss to train on, from the task's `loss` of this head's output, the head's `features`, and the model's
+        `inputs` for the same examples. Like `loss`, a mean over the examples.
         """
 
 
 @dataclass(frozen=True)
 class HeadKind:
-    """How one kind of head is built, and which numbers of dimensions (the stage's, the model's) it goes between.
+    """A kind of head: `build` makes it, and `dims` says for which outputs.
 
-    `build` takes a site, and the head's options as keywords. `plain` kinds are those that "auto" chooses among;
-    `several` reads all tensors that a stage gives, and not the first alone.
+    `build` takes a `Site`, and the head's options as keywords. `dims` takes the numbers of dimensions of the stage's
+    and the model's output and returns whether the kind fits; `takes` says the same in words. "auto" chooses among the
+    `plain` kinds. A head of a kind with `several` reads all tensors of a stage, else the first one.
     """
 
     dims: Callable[[int, int], bool]
@@ -74,7 +75,7 @@ class HeadKind:
 
 
 class First(nn.Module):
-    """A head for a stage that returns several tensors: it reads the first."""
+    """Wraps a head behind a stage that returns several tensors: the head reads the first one."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -90,5 +91,5 @@ REMEDY = "You can give your own: heads=[module or None for each stage]"
 
 
 def decline(stage: int, num_stages: int) -> float:
-    """How far a stage is on the way from the first head, 0, to the last, 1; the last stage has none."""
+    """A stage's position among the heads, from 0 at the first to 1 at the last; the last stage has no head."""
     return stage / (num_stages - 2) if num_stages > 2 else 0.0

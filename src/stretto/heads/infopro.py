@@ -1,10 +1,10 @@
-"""InfoPro (Wang et al. 2021, arXiv 2101.10832): a stage also learns to keep what the model's input can be told from.
+"""InfoPro (Wang et al. 2021, arXiv 2101.10832): a stage also learns to keep information about the model's input.
 
-The loss is `lambda_1 (reconstruction of the input) + lambda_2 (the task's loss)`, both
-from the stage's output alone. In the authors' code (github.com/blackfeather-wang/InfoPro-Pytorch) both weights go
-linearly from a first to a last value with the local module's number. Ours: lambda_2 is 1; the classifier has two
-layers; the decoder of an image is their interpolation and two 3x3 convolutions of 12 channels between, but for
-BatchNorm and the sigmoid, and its loss a squared error, as inputs here are normalised rather than between 0 and 1.
+The loss is `lambda_1 (reconstruction error of the input) + lambda_2 (the task's loss)`, both computed from the stage's
+output alone. In the authors' code (github.com/blackfeather-wang/InfoPro-Pytorch) both weights change linearly with the
+local module's number, from a first to a last value. Ours: lambda_2 is 1, and the classifier has two layers. The decoder
+of an image is theirs without BatchNorm and sigmoid: interpolation, then two 3x3 convolutions with 12 channels between.
+Its loss is the squared error, as inputs here are normalised and not between 0 and 1.
 """
 
 import math
@@ -21,29 +21,32 @@ CHANNELS = 12
 
 
 def infopro(at: Site, *, first: float = 1.0, last: float = 0.0) -> nn.Module:
-    """lambda_1 is `first` behind the first stage and `last` behind the last but one."""
+    """An `InfoPro` head whose lambda_1 is `first` behind the first stage and `last` behind the last stage but one.
+
+    Raises UsageError if the model's input is not floating-point, or each process holds a part of it only.
+    """
     for name, value in (("first", first), ("last", last)):
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise UsageError(f"head 'infopro': {name}={value!r} must be a number of at least 0")
     network = at.network
     assert network is not None, "the head reconstructs the network's input"
-    wanted = network.inputs[0]
+    inputs = network.inputs[0]
     if network.shared:
         raise UsageError(
             "head 'infopro' reconstructs whole inputs, but several processes share a stage's weights or images: use "
             f"tensor=1 and space=(1, 1), or another head. {REMEDY}"
         )
-    if not wanted.is_floating_point():
+    if not inputs.is_floating_point():
         raise UsageError(
-            f"head 'infopro' reconstructs the model's input, but that is {wanted.dtype}: it is for images and vectors, "
+            f"head 'infopro' reconstructs the model's input, but that is {inputs.dtype}: it is for images and vectors, "
             "not for tokens; take head='language' or 'two-layer'"
         )
     share = decline(at.stage, len(network.stages))
-    return InfoPro(two_layer(at), decoder(at.shape, wanted.shape), first * (1 - share) + last * share)
+    return InfoPro(two_layer(at), decoder(at.shape, inputs.shape), first * (1 - share) + last * share)
 
 
 class InfoPro(LocalLoss):
-    """A classifier, and a decoder whose squared error counts `weight` times."""
+    """A classifier, and a decoder whose squared error is added to the loss, times `weight`."""
 
     def __init__(self, classifier: nn.Module, decoder: nn.Module, weight: float) -> None:
         super().__init__()
@@ -52,18 +55,18 @@ class InfoPro(LocalLoss):
         self.weight = weight
 
     def forward(self, *features: Tensor) -> Tensor:
-        """The model's kind of output."""
+        """The classifier's output."""
         output: Tensor = self.classifier(features[0])
         return output
 
     def total(self, loss: Tensor, features: Tensors, inputs: Tensors) -> Tensor:
-        """The weighted sum. A decoder without weight is not run."""
+        """The loss plus `weight` times the decoder's squared error; with weight 0 the decoder does not run."""
         if not self.weight:
             return loss
         return loss + self.weight * mse_loss(self.decoder(features[0]).to(loss.dtype), inputs[0].to(loss.dtype))
 
     def extra_repr(self) -> str:
-        """How much the reconstruction counts."""
+        """The weight of the reconstruction, for repr."""
         return f"weight={self.weight:g}"
 
 
@@ -75,20 +78,20 @@ class Enlarged(nn.Module):
         self.size = tuple(size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The image at the size of the model's input."""
+        """The image x, interpolated to `size`."""
         return interpolate(x, size=self.size, mode="bilinear", align_corners=True)
 
 
-def decoder(features: Sequence[int], wanted: Sequence[int]) -> nn.Module:
-    """From a stage's output to the model's input: of images by convolutions, of all else by two linear layers."""
-    if len(features) == len(wanted) == 4:
+def decoder(features: Sequence[int], inputs: Sequence[int]) -> nn.Module:
+    """A decoder from a stage's output to the model's input: convolutions for images, else two linear layers."""
+    if len(features) == len(inputs) == 4:
         return nn.Sequential(
-            Enlarged(wanted[2:]),
+            Enlarged(inputs[2:]),
             nn.Conv2d(features[1], CHANNELS, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(CHANNELS, wanted[1], 3, padding=1),
+            nn.Conv2d(CHANNELS, inputs[1], 3, padding=1),
         )  # fmt: skip
-    given, made = math.prod(features[1:]), math.prod(wanted[1:])
-    hidden = min(given, made)
+    width, size = math.prod(features[1:]), math.prod(inputs[1:])
+    hidden = min(width, size)
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(given, hidden), nn.ReLU(), nn.Linear(hidden, made), nn.Unflatten(1, tuple(wanted[1:]))
+        nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, size), nn.Unflatten(1, tuple(inputs[1:]))
     )

@@ -1,10 +1,11 @@
 """A readout that all stages of a language model share (the idea of SOLO, arXiv 2609.35440).
 
-A head is a copy of the model's own norm and unembedding, which nothing trains but the last stage's loss. The paper's
-text could not be retrieved, so how copies are kept fresh is ours: after an update of the last stage its readout
-travels, like tied weights, to the stages below. The forward of micro-batch m on stage s, of S, reads the version that
-contains micro-batch m - (S - s), and no later one; with `every`, the newest of each `every`-th update up to it. So no
-stage waits for it where each has a worker, and placement changes nothing.
+A head is a copy of the model's own norm and unembedding (its readout), which only the last stage's loss trains. The
+paper's text could not be retrieved, so the refreshing of copies is ours: after an update of the last stage its readout
+travels to the earlier stages, like tied weights. With S stages, the forward of micro-batch m on stage s reads exactly
+the version after the update that contains micro-batch m - (S - s); with `every`, the newest version of each `every`-th
+update up to that one. So a stage with a worker of its own never waits for a readout, and placement does not change the
+results.
 """
 
 import copy
@@ -23,7 +24,11 @@ NAME = "solo"
 
 
 def solo(at: Site, *, every: int = 1) -> nn.Module:
-    """A copy of the model's readout, refreshed after every so many updates. Raises UsageError where there is none."""
+    """A copy of the model's readout, refreshed after each `every`-th update.
+
+    Raises UsageError if the last stage does not end in a readout of the stage's width, if several processes share it,
+    or if it lives in another process.
+    """
     whole("head 'solo'", "every", every)
     network = at.network
     assert network is not None, "the head is a copy of the network's last layers"
@@ -35,46 +40,46 @@ def solo(at: Site, *, every: int = 1) -> nn.Module:
             else "it was given as a function, and lives in another process: give stages as modules"
         )
         raise UsageError(f"head 'solo' copies layers of the last stage, but {why}. {REMEDY}")
-    found = readout(last)
-    linear = [layer for layer in found.modules() if isinstance(layer, nn.Linear)] if found is not None else []
-    if found is None or linear[-1].in_features != at.shape[-1] or linear[-1].out_features != at.classes:
+    original = readout(last)
+    linear = [layer for layer in original.modules() if isinstance(layer, nn.Linear)] if original is not None else []
+    if original is None or linear[-1].in_features != at.shape[-1] or linear[-1].out_features != at.classes:
         raise UsageError(
             f"head 'solo' reads [N, T, d] with the last layers of the model, a norm and a Linear, or a Linear, and "
             f"{at.shapes}; the last stage ends otherwise: use head='language', which every stage trains for itself. "
             f"{REMEDY}"
         )
-    return SharedReadout(copy.deepcopy(found).to(at.features[0].device))
+    return SharedReadout(copy.deepcopy(original).to(at.features[0].device))
 
 
 def readout(stage: nn.Module) -> nn.Module | None:
-    """The end of a stage: its last layer if that is a Linear or a module of a norm and one, else both; None for others.
+    """The readout at the end of a stage: a norm and a Linear (one module or two layers), or a Linear; else None.
 
-    The module's own layers, not copies.
+    The layers are the stage's own, not copies.
     """
-    layers = list(flat(stage))
-    if len(own_layers(layers[-1])) == 2 and is_readout(own_layers(layers[-1])):
+    layers = list(flattened(stage))
+    if len(layers_with_parameters(layers[-1])) == 2 and is_readout(layers_with_parameters(layers[-1])):
         return layers[-1]
     if len(layers) > 1 and is_readout(layers[-2:]):
         return nn.Sequential(*layers[-2:])
     return layers[-1] if isinstance(layers[-1], nn.Linear) else None
 
 
-def flat(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of sequences, and of sequences in them."""
+def flattened(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of nested nn.Sequentials, in order; any other module as it is."""
     if isinstance(module, nn.Sequential) and len(module):
         for member in module:
-            yield from flat(member)
+            yield from flattened(member)
     else:
         yield module
 
 
-def own_layers(module: nn.Module) -> list[nn.Module]:
-    """What has parameters in a module."""
-    return [each for each in module.modules() if any(True for _ in each.parameters(recurse=False))]
+def layers_with_parameters(module: nn.Module) -> list[nn.Module]:
+    """The submodules that hold parameters themselves."""
+    return [layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))]
 
 
 def is_readout(layers: Sequence[nn.Module]) -> bool:
-    """Whether these are a norm and a Linear."""
+    """Whether the two layers are a norm and a Linear."""
     return type(layers[0]).__name__.endswith("Norm") and isinstance(layers[1], nn.Linear)
 
 
@@ -86,12 +91,12 @@ class SharedReadout(nn.Module):
         self.readout = copied.requires_grad_(False)
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """[N, T, d] -> [N, T, V]."""
+        """The readout of the first tensor, [N, T, d] -> [N, T, V]."""
         output: Tensor = self.readout(x)
         return output
 
     def receive(self, arrived: Iterable[Mapping[int, Tensor]]) -> None:
-        """Take over newer values. New parameters: a forward in flight keeps those that it saw."""
+        """Replace the weights by newer values, as new parameters: a forward in flight keeps the former ones."""
         for values in arrived:
             numbers = iter(range(len(values)))
             for layer in self.readout.modules():
@@ -101,19 +106,24 @@ class SharedReadout(nn.Module):
                         layer._parameters[name] = nn.Parameter(value.detach().clone(), requires_grad=False)
 
 
-def lent(stage: nn.Module) -> dict[int, nn.Parameter]:
-    """What the last stage lends, in the order in which `receive` takes it."""
-    found = readout(stage)
-    assert found is not None, "a head was built of it"
-    return dict(enumerate(p for layer in found.modules() for p in layer._parameters.values() if p is not None))
+def readout_parameters(stage: nn.Module) -> dict[int, nn.Parameter]:
+    """The parameters of the last stage's readout, numbered in the order in which `SharedReadout.receive` takes them."""
+    layers = readout(stage)
+    assert layers is not None, "heads are copies of it"
+    return dict(enumerate(p for layer in layers.modules() for p in layer._parameters.values() if p is not None))
 
 
-def readings(head: str, reach: Reach, given: Sequence[nn.Module | None] | None) -> tuple[tuple[int, int, int], ...]:
-    """Who reads whose weights after how many updates, (owner, reader, every), with this head for those not given."""
-    bare, options = parse(head, "head")
-    if bare != NAME:
+def readers_of_readout(
+    head: str, reach: Reach, given: Sequence[nn.Module | None] | None
+) -> tuple[tuple[int, int, int], ...]:
+    """(owner stage, reading stage, every) of each stage whose head is a `solo` one; empty for other heads.
+
+    `given` are the user's own heads by stage; `head` is used where `given` has none.
+    """
+    name, options = parse(head, "head")
+    if name != NAME:
         return ()
     owner, every = reach.num_stages - 1, options.get("every", 1)
     whole("head 'solo'", "every", every)
-    left = [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]
-    return tuple((owner, stage, every) for stage in left)
+    readers = [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]
+    return tuple((owner, stage, every) for stage in readers)

@@ -1,4 +1,4 @@
-"""The heads by name."""
+"""The table of heads by name, and `build`, which makes one."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,7 +17,7 @@ from stretto.options.named import resolve
 from stretto.options.parse import parse
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
-ANYTHING = "what a stage gives -> what the model gives"
+ANYTHING = "the stage's output -> the model's output"
 HEADS: dict[str, HeadKind] = {
     "linear": HeadKind(lambda f, o: f == 2 and o == 2, plain.linear, "[N, d] -> [N, K]", plain=True),
     "pooled": HeadKind(lambda f, o: f >= 3 and o == 2, plain.pooled, "[N, C, ...] -> [N, K]", plain=True),
@@ -35,9 +35,9 @@ def register(
 ) -> Callable[[Build], Build]:
     """Put a head in the table: `@stretto.heads.register("mine")` above a function of a `Site` that returns a module.
 
-    dims: whether it goes from a stage's tensor of so many dimensions to the model's output of so many; takes: the same
-    in words. It has to be done in every process; `head=path/to/file.py:function` names a head without it. Raises
-    UsageError for a name that another function has.
+    dims: a function of the numbers of dimensions of a stage's first tensor and of the model's output, which returns
+    whether the head fits them; takes: the same in words. Register in every process; `head=path/to/file.py:function`
+    uses a function without registering it. Raises UsageError for a name that another function has.
     """
 
     def registered(build: Build) -> Build:
@@ -52,12 +52,15 @@ def register(
 
 
 def identity(build: Callable[..., nn.Module]) -> tuple[str, str]:
-    """A function's module and name: the same when its file, or a notebook's cell, is run again."""
+    """A function's module and name: still the same after its file or notebook cell has run again."""
     return build.__module__, build.__qualname__
 
 
-def own_head(text: str) -> HeadKind:
-    """A head of a user's own: the function `path/to/file.py:function`, of a `Site`, with keyword-only options."""
+def imported_head(text: str) -> HeadKind:
+    """The head `path/to/file.py:function`, where the function takes a `Site`, and options as keywords.
+
+    Raises UsageError if there is no such function.
+    """
     function = import_object(text, "head")
     if not callable(function):
         raise UsageError(f"head {text!r} is {shown(function)}: give a function of a stretto.heads.Site")
@@ -67,10 +70,11 @@ def own_head(text: str) -> HeadKind:
 def build(
     name: str, stage: int, features: tuple[Tensor, ...], output: Tensor, network: Network | None = None
 ) -> nn.Module:
-    """A head called `name` for a stage that gives `features`, in a model that gives `output` (both for one batch).
+    """Build the head `name` for a stage with the output `features`, in a model with the output `output`, for one batch.
 
-    "auto" chooses by the number of dimensions. Options stand behind a name, "two-layer(width=64)". `network` is what
-    some heads are built from. Raises UsageError where no kind fits, or more than one.
+    "auto" chooses by the numbers of dimensions. Options follow the name, "two-layer(width=64)". Some heads also need
+    the `network`. Raises UsageError for an unknown name or option, for a head that does not fit, and for "auto" unless
+    exactly one plain head fits.
     """
     of_kind("head", name, str, f"the name of a head, one of {', '.join(HEADS)}, auto")
     whole("stage", stage)
@@ -78,20 +82,20 @@ def build(
         if (
             not isinstance(tensors, tuple | list)
             or not tensors
-            or not all(isinstance(each, Tensor) for each in tensors)
+            or not all(isinstance(tensor, Tensor) for tensor in tensors)
         ):
-            refuse(what, tensors, "tensors: what the stage and the model give for one batch")
-        if not all(each.dim() for each in tensors):
-            refuse(what, tensors, "tensors whose first dimension is the examples'")
+            refuse(what, tensors, "tensors: the outputs of the stage and the model for one batch")
+        if not all(tensor.dim() for tensor in tensors):
+            refuse(what, tensors, "tensors whose first dimension counts the examples")
     bare, options = parse(name, "head")
-    own = own_head(bare) if ":" in bare else None
-    if own is None and bare != "auto" and bare not in HEADS:
+    imported = imported_head(bare) if ":" in bare else None
+    if imported is None and bare != "auto" and bare not in HEADS:
         raise UsageError(f"unknown head {bare!r}: {nearest(bare, [*HEADS, 'auto'])}")
     at = Site(stage, features, output, network)
     first = features[0]
     fitting = [kind for kind in HEADS.values() if kind.plain and kind.dims(first.dim(), output.dim())]
     if bare != "auto":
-        chosen = own or HEADS[bare]
+        chosen = imported or HEADS[bare]
         if not chosen.dims(first.dim(), output.dim()):
             raise UsageError(f"head {bare!r} goes {chosen.takes}, but {at.shapes}; {REMEDY}")
     elif len(fitting) == 1 and first.is_floating_point():

@@ -1,4 +1,4 @@
-"""What a loss may return, the losses that Stretto understands, and the check that a mean is one over examples."""
+"""Losses: a mean over examples, or a sum and a count, and the check that a mean is one over examples."""
 
 from stretto.losses.cross_entropy import CrossEntropy, next_token_cross_entropy, token_cross_entropy
 from stretto.losses.mean_check import MeanCheck

@@ -1,6 +1,6 @@
-"""Cross entropy as a sum and a count: its mean is over the targets that count.
+"""Cross entropy as a sum and a count: its mean is over the targets that are not ignored.
 
-Parts of a minibatch have unequally many of those.
+Micro-batches of a minibatch may have unequal numbers of those.
 """
 
 import functools
@@ -21,8 +21,8 @@ class CrossEntropy:
     """torch's cross entropy, or its `nll_loss`, with their options; called, it is the mean that torch computes.
 
     The mean divides by the number of targets other than `ignore_index`, or by the sum of their classes' weights.
-    `tokens`: output [N, T, V] and target [N, T], as language models have them. `shift`: the target is the input, and
-    each position is compared with the next one's token (Hugging Face's `labels`).
+    `tokens`: output [N, T, V] and target [N, T], as in language models. `shift`: the target is the input itself, and
+    the output at position t is compared with the token at t + 1 (Hugging Face's `labels`).
     """
 
     function: Callable[..., Tensor] = functional.cross_entropy
@@ -37,7 +37,7 @@ class CrossEntropy:
         return self._reduced(*self._flat(output, target), "mean")
 
     def value(self, output: Tensor, target: Tensor, *, counted: bool) -> Tensor | Sum:
-        """The mean; or, if that is `counted` and targets are classes, the sum and the count."""
+        """The sum and the count if `counted` and the targets are class indices; else the mean."""
         if not counted or (isinstance(target, Tensor) and target.is_floating_point()):
             return self(output, target)
         total, number = self.sum_and_count(output, target)
@@ -46,14 +46,17 @@ class CrossEntropy:
         return Sum(total, count)
 
     def sum_and_count(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over the targets that count, and their number, or the sum of their weights. Classes, not shares."""
+        """The sum over the targets that count, and their number or the sum of their classes' weights.
+
+        Targets are class indices, not probabilities.
+        """
         output, target = self._flat(output, target)
         counts = target != self.ignore_index
         count = counts.sum() if self.weight is None else self.weight.to(target.device)[target[counts]].sum()
         return self._reduced(output, target, "sum"), count
 
     def uneven(self, target: Any) -> bool:
-        """Whether parts of these targets may have unequally much that counts: then a sum and a count are needed."""
+        """Whether parts of these targets may have different counts, so that a sum and a count are needed."""
         if not isinstance(target, Tensor) or target.is_floating_point():
             return False
         return self.weight is not None or bool((target == self.ignore_index).any())
@@ -72,7 +75,7 @@ class CrossEntropy:
 
 
 token_cross_entropy = CrossEntropy(tokens=True)
-"""Mean cross entropy in nats over all tokens but those of -100: output [N, T, V], target [N, T]."""
+"""Mean cross entropy in nats over all tokens except targets of -100: output [N, T, V], target [N, T]."""
 
 next_token_cross_entropy = CrossEntropy(tokens=True, shift=True)
 """The same where the target is Hugging Face's `labels`: position t is compared with the label of position t + 1."""
@@ -83,7 +86,7 @@ _OPTIONS = frozenset({"weight", "ignore_index", "label_smoothing"})
 
 
 def recognise(loss: Any) -> CrossEntropy | None:
-    """torch's own mean cross entropy, given as a function, a partial of one, or a module; None for anything else."""
+    """The `CrossEntropy` of torch's own mean loss: a function, a partial of one, or a module. None for other losses."""
     if loss in _FUNCTIONS:
         return CrossEntropy(function=loss)
     if isinstance(loss, functools.partial) and loss.func in _FUNCTIONS and not loss.args:

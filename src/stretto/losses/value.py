@@ -1,8 +1,9 @@
-"""What a loss gives: a mean over examples, or a sum and the count that the whole minibatch's sum is divided by.
+"""The value of a loss: a mean over examples, or a sum and a count.
 
-Micro-batches and replicas each see a part of a minibatch. A mean over examples adds up from theirs, each weighted by
-its share of the examples; a mean over tokens that count, or one with class weights, does not: the parts have unequally
-many. So a loss may return `(sum, count)`, and training divides by the count of the whole minibatch.
+Micro-batches and replicas each see a part of a minibatch. A mean over examples is the sum of the parts' means, each
+times the part's share of the examples. That fails for a mean over tokens that are not ignored, or one with class
+weights, as the parts have different counts. So a loss may return `(sum, count)`, and training divides by the count of
+the whole minibatch.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ Loss = Callable[[Any, Any], Any]  # (output, target) -> mean over the examples, 
 
 @dataclass(frozen=True, eq=False)
 class MeanOverExamples:
-    """A loss of which the user knows that it is a mean over examples."""
+    """A loss that the user declares to be a mean over examples."""
 
     loss: Loss
 
@@ -30,10 +31,10 @@ class MeanOverExamples:
 
 
 def mean(loss: Loss) -> MeanOverExamples:
-    """Say that `loss` is a mean over the examples of a batch, whatever the targets: Trainer does not check it then.
+    """Declare that `loss` is a mean over the examples of a batch, for any targets: Trainer then does not check it.
 
     For a loss whose value on a batch is the mean of its values on each example. A mean over tokens is one only if all
-    examples have equally many that count.
+    examples have the same number of tokens that count. Raises UsageError if `loss` cannot be called.
     """
     if not callable(loss):
         raise UsageError(f"stretto.mean({loss!r}): give a function (output, target) -> mean loss over the examples")
@@ -41,14 +42,14 @@ def mean(loss: Loss) -> MeanOverExamples:
 
 
 def understand(loss: Loss) -> Loss:
-    """The loss, as a `CrossEntropy` where it is torch's own."""
+    """The loss as a `CrossEntropy` if it is torch's own cross entropy; any other loss as it is."""
     return recognise(loss) or loss
 
 
 def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tensor | Sum:
-    """What the loss gives; a `CrossEntropy`'s sum and count where these are asked for (`counted`), else its mean.
+    """The loss's value: a scalar tensor, or a `Sum`. A `CrossEntropy` returns a `Sum` if `counted`, else its mean.
 
-    Raises UsageError for anything but a number with a gradient, or that and a count.
+    Raises UsageError if the loss returns neither one number as a tensor, nor (sum, count).
     """
     if isinstance(loss, CrossEntropy):
         return loss.value(output, target, counted=counted)
@@ -60,13 +61,13 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
         if count is not None:
             return Sum(value[0].reshape(()), count)
     raise UsageError(
-        f"the loss returned {described(value)}: it returns a tensor with one number, the mean over the batch's "
-        "examples, or (sum, count), a sum over the batch and what the whole minibatch's sum is divided by, at least 0"
+        f"the loss returned {described(value)}: return a tensor with one number, the mean over the batch's examples, "
+        "or (sum, count), a sum over the batch and the number to divide by, at least 0"
     )
 
 
 def described(value: Any) -> str:
-    """A loss's value for a message."""
+    """A loss's return value as text, for a message."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, tuple):
@@ -75,6 +76,6 @@ def described(value: Any) -> str:
 
 
 def mean_and_weight(loss: Loss, output: Any, target: Any, examples: int) -> tuple[Tensor, float]:
-    """The mean over a batch, and how much the batch weighs beside others: its count, or its number of examples."""
+    """The mean over a batch, and the batch's weight among others: its count, or its number of examples."""
     value = call(understand(loss), output, target)
     return (value.mean, float(value.count)) if isinstance(value, Sum) else (value, float(examples))

@@ -15,7 +15,7 @@ from stretto.cost.layer_table import Affine, Measured, ModelCosts
 from stretto.errors import UsageError
 from stretto.measure.fit import fit
 from stretto.measure.layers import Loss
-from stretto.nn.preserve import home, members, undisturbed
+from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, timed
 from stretto.runtime.process_memory import keep_memory
 
@@ -72,7 +72,7 @@ def with_times(
         raise UsageError(f"{len(targets)} targets for {len(batches)} examples: give one for each, or no loss")
     keep_memory()
     samples: Samples = defaultdict(list)
-    device = home(layers)
+    device = device_of(layers)
     copies = [prepared(layer, optimizer) for layer in copy.deepcopy(list(layers))]
     with undisturbed([layer.module for layer in copies], device), torch.enable_grad():
         for layer in copies:
@@ -179,7 +179,7 @@ def forwards(layers: Sequence[Timed], inputs: Inputs, into: Callable[[int, str],
     runs, tensors = [], inputs
     for index, layer in enumerate(layers):
         leaves = as_leaves(tensors, first=index == 0)
-        outputs = members(sample(partial(layer.module, *leaves), leaves[0].device, into(index, "F")))
+        outputs = output_tensors(sample(partial(layer.module, *leaves), leaves[0].device, into(index, "F")))
         runs.append(Run(index, layer, leaves, outputs))
         tensors = tuple(tensor.detach() for tensor in outputs)
     return runs

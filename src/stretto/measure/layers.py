@@ -15,8 +15,8 @@ from stretto.errors import UsageError
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.measure.operators import Operators
 from stretto.nn import tied_weights
-from stretto.nn.batch import size as examples
-from stretto.nn.preserve import home, members, undisturbed
+from stretto.nn.batch import num_examples
+from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, attempt
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
 
@@ -66,7 +66,7 @@ def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: A
         of_kind(f"layers[{index}]", layer, nn.Module, "an nn.Module")
     for number, tensor in enumerate(example if isinstance(example, tuple) else (example,)):
         of_kind(f"example[{number}]", tensor, Tensor, "a tensor, or a tuple of tensors")
-        examples(tensor, f"example[{number}]")
+        num_examples(tensor, f"example[{number}]")
     if names is not None:
         sequence("names", names, f"{len(layers)} names")
         if len(names) != len(layers) or not all(isinstance(name, str) for name in names):
@@ -76,7 +76,7 @@ def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: A
     if loss is not None:
         function("loss", loss, "a function (output, target) -> mean loss")
         of_kind("target", target, Tensor, "a tensor")
-        examples(target, "target")
+        num_examples(target, "target")
     flag("fake", fake)
 
 
@@ -190,7 +190,7 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
 def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
-    device = home(modules)
+    device = device_of(modules)
     with undisturbed(modules, device):
         for module in modules:
             module.train()
@@ -336,7 +336,7 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
         return tensor.detach()  # the very tensor would keep its own graph alive
 
     with Operators() as operators, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = members(attempt(layer.call, f"layer {layer.name}", leaves, REMEDY))
+        outputs = output_tensors(attempt(layer.call, f"layer {layer.name}", leaves, REMEDY))
     passes = {"F": dict(operators.done)} | backwards(layer, leaves, outputs)
     places, made = [storage(leaf) for leaf in leaves], [storage(output) for output in outputs]
     return TracedLayer(
@@ -377,7 +377,7 @@ def freeing(layer: Runnable, leaves: Inputs, weights: set[int]) -> tuple[list[in
         return tensor.detach()
 
     with LiveBytes() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        roots = [tensor for tensor in members(layer.call(*leaves)) if tensor.requires_grad]
+        roots = [tensor for tensor in output_tensors(layer.call(*leaves)) if tensor.requires_grad]
     if not roots:
         return forward.held, [0]
     end = returning(roots)

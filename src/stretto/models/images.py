@@ -4,7 +4,7 @@ from torch import nn
 
 from stretto.data import Dataset
 from stretto.errors import UsageError
-from stretto.nn.group_norm import like
+from stretto.nn.group_norm import group_norm_for
 
 NORMS = ("batch", "group")
 
@@ -39,7 +39,7 @@ def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, 
 def normalisation(kind: str, channels: int) -> nn.Module:
     """Batch normalisation, or group normalisation with two channels a group (`stretto.nn.group_norm`)."""
     batch = nn.BatchNorm2d(channels)
-    return batch if kind == "batch" else like(batch, 2)
+    return batch if kind == "batch" else group_norm_for(batch, 2)
 
 
 def activated(channels: int, norm: str) -> nn.Module:

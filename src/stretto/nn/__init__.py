@@ -1,1 +1,1 @@
-"""Small things over torch.nn.Module and tensors that everything above needs."""
+"""Helpers over torch.nn.Module and tensors: batches, shapes, devices, random generators, tied weights, FLOPs."""

@@ -1,4 +1,4 @@
-"""A batch as users write it, and as stages take it."""
+"""A batch as users write it (tensors, arrays, tuples, dicts) and as stages take it (a tuple of tensors)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,36 +11,36 @@ from stretto.errors import UsageError, nearest
 from stretto.options.checks import shown
 
 IGNORED = -100
-"""A target that asks for nothing, as torch.nn.functional.cross_entropy has it: padding, pixels of no class."""
+"""The target that a loss ignores, torch.nn.functional.cross_entropy's default: padding, pixels of no class."""
 FORMS = "a tensor or a NumPy array, a tuple or list of them, or a dict of them by the names of stage 0's arguments"
 
 
 class Named(tuple[Tensor, ...]):
-    """The tensors of a batch that came as a dict: stage 0 takes each by its name, `names[i]` for the i-th."""
+    """The tensors of a batch given as a dict: stage 0 takes the i-th as keyword argument `names[i]`."""
 
     names: tuple[str, ...]
 
     def __new__(cls, tensors: Iterable[Tensor], names: Sequence[str] = ()) -> "Named":
-        """`names` is left out where copying calls this: they follow as an attribute."""
-        made = super().__new__(cls, tensors)
-        made.names = tuple(names)
-        return made
+        """`names` has a default for copy and pickle, which call this with the tensors alone and set the names later."""
+        named = super().__new__(cls, tensors)
+        named.names = tuple(names)
+        return named
 
 
-def like(inputs: Sequence[Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """A tuple of `tensors`, with the names that `inputs` have, if any."""
+def with_names_of(inputs: Sequence[Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The `tensors` as a tuple, with the argument names of `inputs` if it is `Named`."""
     return Named(tensors, inputs.names) if isinstance(inputs, Named) else tuple(tensors)
 
 
 def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
-    """What a module makes of a batch's tensors, each by position, or by its name."""
+    """Call a module with a batch's tensors, as keyword arguments if they are `Named`, else by position."""
     if isinstance(inputs, Named):
         return module(**dict(zip(inputs.names, inputs, strict=True)))
     return module(*inputs)
 
 
 def inputs_of(x: Any, name: str = "x") -> tuple[Tensor, ...]:
-    """The tensors of x, which is one of FORMS. Raises UsageError for anything else, and for what has no numbers."""
+    """The tensors of x, given in one of FORMS. Raises UsageError for other objects and for meta tensors."""
     if isinstance(x, Tensor):
         return (with_numbers(x, name),)
     if isinstance(x, Mapping):
@@ -56,11 +56,11 @@ def inputs_of(x: Any, name: str = "x") -> tuple[Tensor, ...]:
     if not parts:
         raise UsageError(f"{name} is an empty {type(x).__name__}: give {FORMS}")
     tensors = [with_numbers(as_tensor(part, where), where) for where, part in parts.items()]
-    return Named(tensors, tuple(x)) if isinstance(x, Mapping) else like(x, tensors)
+    return Named(tensors, tuple(x)) if isinstance(x, Mapping) else with_names_of(x, tensors)
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
-    """A tensor, or an array as one that shares its memory where it can."""
+    """A tensor as it is, a NumPy array as a tensor, which shares the array's memory if torch can use that memory."""
     if isinstance(value, Tensor):
         return value
     if not isinstance(value, np.ndarray):
@@ -73,20 +73,20 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 
 def with_numbers(tensor: Tensor, name: str) -> Tensor:
-    """The tensor. Raises UsageError for one on the meta device, which has a shape and nothing in it."""
+    """Return the tensor. Raises UsageError if it is on the meta device, where tensors have a shape and no values."""
     if tensor.is_meta:
         raise UsageError(f"{name} is {shown(tensor)}: such a tensor holds no numbers; give one on the CPU or a GPU")
     return tensor
 
 
 def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
-    """The tensors of x on the device; x is one of FORMS."""
+    """The tensors of x, given in one of FORMS, on the device."""
     tensors = inputs_of(x)
-    return like(tensors, [tensor.to(device) for tensor in tensors])
+    return with_names_of(tensors, [tensor.to(device) for tensor in tensors])
 
 
 def target_of(y: Any, name: str = "y") -> Any:
-    """The target, arrays as tensors and lists as tuples, in a dict too; any other thing is the loss's own business.
+    """The target with arrays as tensors and lists as tuples, also inside dicts; other objects stay as they are.
 
     Raises UsageError for a sparse tensor, which cannot be cut into micro-batches.
     """
@@ -105,22 +105,25 @@ def target_of(y: Any, name: str = "y") -> Any:
 
 def target_on(y: Any, device: torch.device) -> Any:
     """The target, as `target_of` gives it, on the device."""
-    return moved(target_of(y), device)
+    return to_device(target_of(y), device)
 
 
-def moved(target: Any, device: torch.device) -> Any:
-    """Every tensor of a target on the device."""
+def to_device(target: Any, device: torch.device) -> Any:
+    """A target with every tensor on the device."""
     if isinstance(target, Tensor):
         return target.to(device)
     if isinstance(target, tuple):
-        return tuple([moved(part, device) for part in target])
+        return tuple([to_device(part, device) for part in target])
     if isinstance(target, dict):
-        return {key: moved(part, device) for key, part in target.items()}
+        return {key: to_device(part, device) for key, part in target.items()}
     return target
 
 
 def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
-    """Cut a tensor, or a tuple or dict of tensors, along the first dimension as torch.tensor_split cuts."""
+    """Cut a tensor, or a tuple or dict of tensors, along the first dimension into `pieces`, as torch.tensor_split does.
+
+    Raises UsageError for any other value; `what` names the pieces in the message.
+    """
     if pieces == 1:
         return [value]
     if isinstance(value, Tensor) and value.layout != torch.strided:
@@ -128,57 +131,59 @@ def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
     if isinstance(value, Tensor) and value.dim():
         return list(value.tensor_split(pieces))
     if isinstance(value, tuple) and value:
-        return [like(value, each) for each in zip(*(cut(part, pieces, what) for part in value), strict=True)]
+        return [with_names_of(value, piece) for piece in zip(*(cut(part, pieces, what) for part in value), strict=True)]
     if isinstance(value, dict) and value:
-        parts = zip(*(cut(part, pieces, what) for part in value.values()), strict=True)
-        return [dict(zip(value, each, strict=True)) for each in parts]
+        cuts = zip(*(cut(part, pieces, what) for part in value.values()), strict=True)
+        return [dict(zip(value, piece, strict=True)) for piece in cuts]
     raise UsageError(
         f"a target of type {type(value).__name__} cannot be cut into {pieces} {what}: give a tensor, or "
-        "a tuple or dict of tensors, whose first dimension is the examples'"
+        "a tuple or dict of tensors, whose first dimension counts the examples"
     )
 
 
 def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> int | None:
-    """How many examples x and y are of; None if that is not known.
+    """The number of examples in x and y; None if neither is given. Each is None in a process that does not read it.
 
-    Raises UsageError unless it is the same number, at least one. None is a part that is not read here.
+    Raises UsageError unless x and y have the same number of examples, at least one.
 
-    What is not cut is looked at as far as it has to be: x's first tensor, and y where it is a single tensor, which may
-    then hold several entries for each example in one dimension.
+    With `cuts` the batch is cut into micro-batches and every tensor is checked. Otherwise only x's first tensor is, and
+    y if it is a single tensor; its first dimension may then hold several entries for each example.
     """
     if x is not None and len(x) == 1 and isinstance(y, Tensor) and x[0].dim() and y.dim():
         count = x[0].shape[0]
         if 0 < count == y.shape[0]:
             return count
-    examples = None if x is None else size(x[0], "x" if len(x) == 1 else "x's first tensor")
+    examples = None if x is None else num_examples(x[0], "x" if len(x) == 1 else "x's first tensor")
     if cuts and x is not None:
         for number, tensor in enumerate(x):
-            if size(tensor, f"x[{number}]") != examples:
+            if num_examples(tensor, f"x[{number}]") != examples:
                 raise UsageError(f"x holds tensors of {shapes(x)}: they are cut along their first dimension, the "
-                                 "examples', which has to be as long in all of them")  # fmt: skip
+                                 "examples, so all of them need the same length there")  # fmt: skip
     for where, part in tensors_in(y, "y") if cuts or isinstance(y, Tensor) else ():
-        own = size(part, where)
-        entries_each = not cuts and examples is not None and not (own % examples and examples % own)
-        if examples is not None and own != examples and not entries_each:
+        count = num_examples(part, where)
+        multiple = not cuts and examples is not None and not (count % examples and examples % count)
+        if examples is not None and count != examples and not multiple:
             raise UsageError(
-                f"x has {examples} examples and {where} has {own} ({shapes([part])}): the first dimension of both is "
-                "the examples'; a target for each token is [N, T], and the loss may flatten it"
+                f"x has {examples} examples and {where} has {count} ({shapes([part])}): the first dimension of both "
+                "counts examples; a target for each token is [N, T], and the loss may flatten it"
             )
-        examples = own
+        examples = count
     return examples
 
 
-def size(tensor: Tensor, name: str) -> int:
-    """The number of examples of a tensor; UsageError if there are none."""
+def num_examples(tensor: Tensor, name: str) -> int:
+    """The length of a tensor's first dimension. Raises UsageError for a scalar and for a length of 0."""
     if not tensor.dim():
-        raise UsageError(f"{name} is a single number without dimensions: its first dimension has to be the examples'")
+        raise UsageError(
+            f"{name} is a single number without dimensions: give a tensor whose first dimension counts the examples"
+        )
     if not tensor.shape[0]:
         raise UsageError(f"{name} has the shape {list(tensor.shape)}, a batch without examples: leave it out")
     return tensor.shape[0]
 
 
 def tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a target, each with its place."""
+    """The tensors of a target, each with its place as text, such as y[0]['mask']."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, tuple | dict):
@@ -187,14 +192,15 @@ def tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def shapes(tensors: Iterable[Tensor]) -> str:
-    """For messages."""
+    """The shapes of tensors as text, for messages."""
     return ", ".join(str(list(tensor.shape)) for tensor in tensors)
 
 
 def check_names(inputs: tuple[Tensor, ...], known: Mapping[str, bool] | None, what: str) -> None:
-    """Raise UsageError for names that a stage's forward does not take, or lacks.
+    """Raise UsageError if a named batch has a name that a stage's forward does not take, or lacks one it requires.
 
-    `known` says of each of its arguments whether it must be given; None if it takes any.
+    `known` maps each argument of the forward to whether it is required; None if the forward takes any (**kwargs).
+    `what` names the stage in the message.
     """
     if isinstance(inputs, Named) and known is not None:
         for name in inputs.names:
@@ -208,13 +214,13 @@ def check_names(inputs: tuple[Tensor, ...], known: Mapping[str, bool] | None, wh
             raise UsageError(f"x names {', '.join(inputs.names)}, but {what} also needs {', '.join(missing)}")
 
 
-def several(value: Any) -> tuple[Any, ...]:
-    """One value as a tuple; a tuple of several as it is."""
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """A tuple as it is, any other value as a tuple of one."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def first_size(value: Any) -> int:
-    """The first dimension of a batch's first tensor; 0 where there is none."""
+    """The length of the first dimension of a batch's first tensor; 0 without a tensor or a dimension."""
     if isinstance(value, Tensor | np.ndarray):
         return int(value.shape[0]) if value.ndim else 0
     if isinstance(value, Mapping):
@@ -222,10 +228,10 @@ def first_size(value: Any) -> int:
     return first_size(value[0]) if isinstance(value, tuple | list) and value else 0
 
 
-def entries(value: Any, examples: int) -> int:
-    """How many entries a batch's first tensor has, which is about what a loss counts; `examples` without a tensor."""
+def num_entries(value: Any, examples: int) -> int:
+    """The number of elements of a target's first tensor, about what a loss counts; `examples` if it has no tensor."""
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, Mapping):
         value = list(value.values())
-    return entries(value[0], examples) if isinstance(value, tuple | list) and value else examples
+    return num_entries(value[0], examples) if isinstance(value, tuple | list) and value else examples

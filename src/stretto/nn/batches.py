@@ -1,4 +1,4 @@
-"""The batches that a user gives to look at: each a pair (x, y), and what is told where one does not fit."""
+"""Batches (x, y) that a user gives for evaluation or analysis, checked one by one as they are read."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -6,36 +6,39 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.nn.batch import check_examples, inputs_of, target_of
-from stretto.nn.input_errors import fitting
+from stretto.nn.input_errors import explaining_misfits
 from stretto.options.checks import refuse, shown
 
-WANTED = "an iterable of batches (x, y), such as a DataLoader or a list"
+BATCHES = "an iterable of batches (x, y), such as a DataLoader or a list"
 
 
 class Batches:
-    """Goes through `batches` once, for `who`, and remembers at which it is. Raises UsageError for what is no batch."""
+    """Iterates over `batches` once and remembers the current one, for messages; `who` is the function the user called.
+
+    Raises UsageError for anything that is not a pair (x, y) with the same number of examples.
+    """
 
     def __init__(self, who: str, batches: Iterable[tuple[Any, Any]]) -> None:
         if isinstance(batches, str | bytes | Mapping | type) or not hasattr(batches, "__iter__"):
-            refuse(f"{who}: batches", batches, WANTED)
+            refuse(f"{who}: batches", batches, BATCHES)
         self._who = who
         self._batches = batches
-        self._at = "its first batch"
+        self._current = "its first batch"
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for index, batch in enumerate(self._batches):
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise UsageError(f"{self._who}: batch {index} is {shown(batch)}: give {WANTED}")
+                raise UsageError(f"{self._who}: batch {index} is {shown(batch)}: give {BATCHES}")
             x, y = batch
-            self._at = f"batch {index}, x {shown(x)} and y {shown(y)}"
-            if x is not None:  # a process may not read it
+            self._current = f"batch {index}, x {shown(x)} and y {shown(y)}"
+            if x is not None:  # None in a process that does not read x
                 x = inputs_of(x, f"{self._who}: x of batch {index}")
             y = target_of(y, f"{self._who}: y of batch {index}")
             check_examples(x, y, cuts=False)
             yield x, y
 
-    def fitting(self) -> AbstractContextManager[None]:
-        """In here an error of the model or the loss is told as UsageError, with the batch."""
-        return fitting(
-            lambda: f"{self._who}: the model or the loss cannot take {self._at}", "Give batches as in training"
+    def explaining_misfits(self) -> AbstractContextManager[None]:
+        """In this block an error of the model or the loss becomes UsageError that names the current batch."""
+        return explaining_misfits(
+            lambda: f"{self._who}: the model or the loss cannot take {self._current}", "Give batches as in training"
         )

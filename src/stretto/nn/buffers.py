@@ -1,4 +1,4 @@
-"""A module's buffers, taken back for a second forward: what it counts and averages must not be counted twice."""
+"""Restores a module's buffers for a second forward, so that running statistics are updated once per micro-batch."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 Snapshot = list[tuple[nn.Module, str, Tensor]]
-Copy = tuple[Tensor, int, Tensor]  # a buffer, its version, its values then
+Copy = tuple[Tensor, int, Tensor]  # a buffer, its version counter at the time of the copy, the copy
 
 
 class Buffers:
     """The buffers of modules: BatchNorm's statistics, spectral_norm's vectors, counters.
 
-    What a module keeps elsewhere, such as a number in an attribute, is not among them.
+    State outside of buffers, such as a number in an attribute, is not covered.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -21,7 +21,7 @@ class Buffers:
         self._latest: dict[int, Copy] = {}  # by the buffer's id
 
     def snapshot(self) -> Snapshot:
-        """Their values as of now. A buffer that has not changed since the last time is not copied again."""
+        """The buffers' current values. A buffer unchanged since the last snapshot is not copied again."""
         former, self._latest = self._latest, {}
         return [
             (owner, name, self._copy(buffer, former.get(id(buffer))))
@@ -39,15 +39,15 @@ class Buffers:
 
 @contextmanager
 def exchanged(snapshot: Snapshot) -> Iterator[None]:
-    """While it lasts, modules hold a snapshot's buffers, and change those.
+    """In this block modules hold the buffers of a snapshot, and update those.
 
-    The very objects are put back, not copied into: graphs in flight that saved one find it unchanged.
+    Afterwards the original tensor objects are put back, not copied into: autograd graphs that saved one stay valid.
     """
-    own = [(owner, name, getattr(owner, name)) for owner, name, _ in snapshot]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in snapshot]
     try:
         for owner, name, value in snapshot:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in own:
+        for owner, name, value in originals:
             setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""Stages in a row as one module: plain PyTorch, for evaluation and for use after training."""
+"""Consecutive stages as one plain PyTorch module, for evaluation and for use after training."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from torch import nn
 
 
 class Chain(nn.Sequential):
-    """An nn.Sequential whose members may return tuples: the next one gets them as arguments."""
+    """An nn.Sequential whose members may return tuples: the next member takes a tuple as its arguments."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the stages in order; what is `named` is the first one's."""
+        """Run the stages in order; keyword arguments (`named`) go to the first stage."""
         output: Any = inputs if len(inputs) != 1 else inputs[0]
         for stage in self:
             output = stage(*output, **named) if isinstance(output, tuple) else stage(output, **named)

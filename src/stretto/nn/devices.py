@@ -1,7 +1,7 @@
-"""Everything that Stretto knows of devices, in one file: all others ask here, and none of them names a kind of device.
+"""Everything that Stretto knows of devices: no other file names a kind of device ("cuda", "mps").
 
-What torch says alike of every accelerator comes from `torch.accelerator`, what it says of a kind from
-`torch.get_device_module`. On the CPU each function is that of a program that has never heard of accelerators.
+Functions that torch has for every accelerator come from `torch.accelerator`, those for one kind from
+`torch.get_device_module`. On the CPU no function touches an accelerator.
 """
 
 from collections.abc import Callable
@@ -18,21 +18,21 @@ from stretto.options.checks import shown
 
 CPU = torch.device("cpu")
 EXAMPLES = "'cpu' or 'cuda:1'"  # for messages
-WITHOUT_FLOAT64 = ("mps",)  # "auto" leaves them out: losses are averaged in float64
-HOST = ("cpu", "meta")  # what they do is done when a function returns; they have no generator of their own
-SHARED_MEMORY = (*HOST, "mps")  # they read the host's memory as it is
-SPECIFIC_METHODS = ("cpu", "cuda")  # of torch.Tensor, which move it to a kind of device
-SPECIFIC_ATTRIBUTES = ("is_cuda", "is_cpu")  # of torch.Tensor, which say whether it is on one
+WITHOUT_FLOAT64 = ("mps",)  # "auto" skips these kinds: losses are averaged in float64
+HOST = ("cpu", "meta")  # kinds that run synchronously, and have no random generator beside the CPU's
+SHARED_MEMORY = (*HOST, "mps")  # kinds that read the host's memory, which need not be pinned
+SPECIFIC_METHODS = ("cpu", "cuda")  # methods of torch.Tensor that move it to a kind of device
+SPECIFIC_ATTRIBUTES = ("is_cuda", "is_cpu")  # attributes of torch.Tensor that tell its kind of device
 
 
 def accelerator() -> str | None:
-    """The kind of accelerator that "auto" takes, None if that is the CPU."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None or found.type in WITHOUT_FLOAT64 else found.type
+    """The kind of accelerator that "auto" takes, such as "cuda"; None if "auto" takes the CPU."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None or device.type in WITHOUT_FLOAT64 else device.type
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Turn "auto" into the best device there is; refuse one that is not there."""
+    """The torch.device of a name; "auto" is the accelerator or the CPU. Raises UsageError if it cannot be used."""
     if not isinstance(device, str | torch.device):
         raise UsageError(f"device={shown(device)}: give 'auto', a name such as {EXAMPLES}, or a torch.device")
     if device == "auto":
@@ -46,7 +46,7 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def pick_device_of(device: str | torch.device, local_rank: int) -> torch.device:
-    """The device of one of several processes of a machine: where "auto" or its kind is asked for, each in turn."""
+    """The device of a process: "auto" or a bare kind ("cuda") gives local rank r accelerator r, modulo their number."""
     kind = accelerator()
     if kind is not None and device in ("auto", kind):
         return pick_device(f"{kind}:{local_rank % torch.accelerator.device_count()}")
@@ -54,7 +54,7 @@ def pick_device_of(device: str | torch.device, local_rank: int) -> torch.device:
 
 
 def accelerator_names() -> list[str]:
-    """What the makers call each accelerator of this machine; none without one."""
+    """The product name of each accelerator of this machine; empty without one."""
     kind = accelerator()
     if kind is None:
         return []
@@ -63,30 +63,30 @@ def accelerator_names() -> list[str]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done all that it was given; at once on the CPU, which is done when a function returns."""
+    """Wait until a device has finished all its queued work; returns at once for the CPU, which runs synchronously."""
     if device.type not in HOST:
         torch.accelerator.synchronize(device)
 
 
 def synchronizer(device: torch.device) -> Callable[[], None] | None:
-    """A function that waits for a device, None where there is nothing to wait for: clocks need not be read again."""
+    """A function that waits for a device; None for the CPU, so that the caller need not read the clock again."""
     return None if device.type in HOST else partial(synchronize, device)
 
 
 def own_stream(device: torch.device) -> torch.Stream | None:
-    """A new stream of a device, None on the CPU."""
+    """A new stream of a device; None on the CPU."""
     return None if device.type in HOST else torch.Stream(device)
 
 
 def running_on(stream: torch.Stream | None) -> AbstractContextManager[object]:
-    """While it lasts, a device is given work on this stream; without one nothing changes."""
+    """A context in which work is queued on this stream; without a stream it does nothing."""
     return nullcontext() if stream is None else stream
 
 
 def host_memory(size: int, device: torch.device) -> Tensor:
-    """`size` bytes of the host's memory [size], not initialized, for what goes to or comes from a device.
+    """An uninitialized uint8 tensor [size] in the host's memory, for copies to or from a device.
 
-    Pinned where that is an accelerator: copies need no second buffer, and the host need not wait for them.
+    Pinned if the device is an accelerator: such copies are asynchronous and need no second buffer.
     """
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type not in SHARED_MEMORY)
 
@@ -97,7 +97,7 @@ def generator_of(device: torch.device) -> "torch.Generator | SingleGenerator":
         return torch.default_generator
     module: Any = torch.get_device_module(device)
     if hasattr(module, "init"):
-        module.init()  # without which there are no generators
+        module.init()  # creates the generators
     if not hasattr(module, "default_generators"):
         return SingleGenerator(module)
     index = torch.accelerator.current_device_index() if device.index is None else device.index
@@ -106,7 +106,7 @@ def generator_of(device: torch.device) -> "torch.Generator | SingleGenerator":
 
 
 class SingleGenerator:
-    """The generator of a kind of accelerator of which a machine has one, by the functions of torch's module for it."""
+    """A torch.Generator's methods for a kind of accelerator (mps) whose module has no `default_generators`."""
 
     def __init__(self, module: Any) -> None:
         self.manual_seed: Callable[[int], object] = module.manual_seed
@@ -115,25 +115,25 @@ class SingleGenerator:
 
 
 def generators(device: torch.device) -> "tuple[torch.Generator | SingleGenerator, ...]":
-    """That of the CPU, and the device's where that is another."""
+    """The CPU's random generator, and the device's if it has one of its own."""
     return (torch.default_generator,) if device.type in HOST else (torch.default_generator, generator_of(device))
 
 
 def forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Afterwards the generators of the CPU and of this device are as they were."""
+    """A context after which the random generators of the CPU and of this device are as before."""
     if device.type in HOST:
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device], device_type=device.type)
 
 
 def default_backend() -> str | None:
-    """The backend of torch's default process group; None lets torch choose, which it does for those it knows."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None or found.type in dist.Backend.default_device_backend_map else "gloo"
+    """The backend of torch's default process group: "gloo" if torch has none for the device, else None."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None or device.type in dist.Backend.default_device_backend_map else "gloo"
 
 
 def direct_backend(device: torch.device) -> str | None:
-    """The backend of torch.distributed by which tensors travel between devices of this kind without passing the host.
+    """The torch.distributed backend that sends tensors between devices of this kind without the host, such as "nccl".
 
     None if there is none, as on the CPU.
     """
@@ -142,7 +142,7 @@ def direct_backend(device: torch.device) -> str | None:
 
 
 def serial_number(device: torch.device) -> str | None:
-    """What tells an accelerator from all others, on any machine; None if torch does not know."""
+    """An accelerator's UUID, unique over all machines; None if torch does not know it."""
     if device.type in HOST:
         return None
     properties = torch.get_device_module(device).get_device_properties(device)

@@ -1,4 +1,4 @@
-"""FLOPs: torch's counter and its formulas, with the kernels of the CPU that it does not know (torch 2.13)."""
+"""Counts FLOPs: torch's counter and formulas, plus formulas for CPU kernels that torch 2.13 lacks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from torch.utils.flop_counter import (
 
 @contextmanager
 def counting() -> Iterator[FlopCounterMode]:
-    """Count the FLOPs of what runs inside: matrix products, convolutions, attention, LSTM; the rest counts nothing.
+    """Count the FLOPs of this block: matrix products, convolutions, attention and LSTMs; other operators count 0.
 
-    A multiplication and an addition are two. Ask `get_total_flops()` of what this gives, afterwards. torch's fused
-    transformer kernel is switched off meanwhile: it is not counted, and a layer would cost 0. What is compiled runs as
-    if it were not: up to torch 2.13 torch.compile gives up for good on what first ran under a dispatch mode.
+    A multiplication and an addition are 2 FLOPs. Call `get_total_flops()` on the yielded counter afterwards. torch's
+    fused transformer kernel is off in the block, as the counter would count it as 0. Compiled modules run uncompiled:
+    up to torch 2.13, torch.compile never compiles a module whose first call ran under a dispatch mode.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -34,9 +34,9 @@ def counting() -> Iterator[FlopCounterMode]:
 
 
 class NoModuleTracker:
-    """Stands for the counter's tracker of modules: only totals are asked for.
+    """Replaces the counter's module tracker, which FLOPs per module need and totals do not.
 
-    torch's own asserts on a module that returns a view of a parameter while no gradients are recorded (torch 2.13).
+    torch's tracker fails an assertion on a module that returns a view of a parameter under no_grad (torch 2.13).
     """
 
     parents = frozenset({"Global"})
@@ -50,29 +50,29 @@ class NoModuleTracker:
 
 def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """FLOPs of softmax(Q K') V from shapes [N, H, T, d], by torch's own formula; K and V may have fewer heads."""
-    flops: int = sdpa_flop_count(query, each_head(query, key), each_head(query, value))  # type: ignore[no-untyped-call]
+    flops: int = sdpa_flop_count(query, shape_per_head(query, key), shape_per_head(query, value))  # type: ignore[no-untyped-call]
     return flops
 
 
 def attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of attention's backward, by torch's own formula."""
-    key, value = each_head(query, key), each_head(query, value)
+    """FLOPs of the backward of softmax(Q K') V, by torch's own formula."""
+    key, value = shape_per_head(query, key), shape_per_head(query, value)
     flops: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
     return flops
 
 
-def each_head(query: Any, shape: Any) -> tuple[int, ...]:
-    """Keys or values for each head of the queries: torch 2.11's formula knows no groups of heads."""
+def shape_per_head(query: Any, shape: Any) -> tuple[int, ...]:
+    """The shape of keys or values repeated for each query head: torch 2.11's formula takes no grouped queries."""
     return (shape[0], query[1], *shape[2:])
 
 
 def recurrence(x: Any, weight: Any, recurrent: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of one LSTM layer in one direction from shapes: x [T, N, d], weights [4h, d] and [4h, h]."""
+    """FLOPs of one LSTM layer in one direction, from the shapes of x [T, N, d] and the weights [4h, d] and [4h, h]."""
     return int(2 * x[0] * x[1] * weight[0] * (weight[1] + recurrent[1]))
 
 
 def recurrence_backward(*shapes: Any, **named: Any) -> int:
-    """An LSTM layer's backward: every product of the forward twice, for its input and for its weight."""
+    """FLOPs of an LSTM layer's backward: twice the forward's, for the gradients of inputs and of weights."""
     return 2 * recurrence(*shapes, **named)
 
 
@@ -89,6 +89,6 @@ for _kernel, _formula in CPU_KERNELS.items():
 
 
 def flops_of(operator: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """FLOPs of one call of an operator (an OpOverload), by the formulas that `counting` uses; 0 where there is none."""
+    """FLOPs of one call of an operator (an OpOverload), by the formulas that `counting` uses; 0 without a formula."""
     formula = FORMULAS.get(operator._overloadpacket)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))

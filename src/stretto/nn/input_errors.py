@@ -1,4 +1,4 @@
-"""Errors of users' modules and losses on what they were given, told as what does not fit what."""
+"""Turns errors that a user's module or loss raises on its inputs into UsageErrors that say which inputs did not fit."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,28 +9,28 @@ import torch.distributed as dist
 from stretto.errors import StrettoError, UsageError
 
 KINDS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
-LONGEST = 600  # characters of an error's own text
+LONGEST = 600  # characters of the original error that a message quotes
 
 
 def is_misfit(error: BaseException) -> bool:
-    """Whether an error may come of tensors that do not fit: not of a lack of memory, a lost process, or Stretto."""
+    """Whether an error may come from inputs that do not fit: not out of memory, a lost process, or a StrettoError."""
     if isinstance(error, StrettoError | torch.OutOfMemoryError | dist.DistError) or not isinstance(error, KINDS):
         return False
     return "gloo" not in str(error) and "nccl" not in str(error).lower()
 
 
-def told(error: BaseException) -> str:
-    """What an error says of itself, shortened."""
+def error_text(error: BaseException) -> str:
+    """An error's type and text, cut after LONGEST characters."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text[:LONGEST]}{' ...' * (len(text) > LONGEST)}"
 
 
 @contextmanager
-def fitting(what: Callable[[], str], remedy: str) -> Iterator[None]:
-    """A misfit in here becomes UsageError: `what` cannot be done, the error's own words, `remedy`."""
+def explaining_misfits(what: Callable[[], str], remedy: str) -> Iterator[None]:
+    """In this block a misfit becomes UsageError with the text `what()`, the original error and the `remedy`."""
     try:
         yield
     except Exception as error:
         if not is_misfit(error):
             raise
-        raise UsageError(f"{what()}: {told(error)}. {remedy}") from error
+        raise UsageError(f"{what()}: {error_text(error)}. {remedy}") from error

@@ -1,4 +1,4 @@
-"""Float32 masters of low-precision weights: a step smaller than half a unit in the last place is not lost."""
+"""Float32 master weights of low-precision parameters: small updates add up instead of being rounded away."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,19 +10,19 @@ from stretto.errors import UsageError
 
 
 class Masters:
-    """The tensors an optimizer steps, where they are not the parameters themselves.
+    """The float32 tensors that an optimizer steps in place of low-precision parameters.
 
     `Masters({parameter: its float32 copy})`; any other parameter is its own master (mixed precision training,
-    Micikevicius et al. 2018, arXiv 1710.03740, section 3.1). Build the optimizer on `of(p)`. Micro-batches' gradients
-    are added up here, in float32: call `collect` after each backward. Parameters follow their masters, so setting a
-    parameter by hand lasts until the next step only.
+    Micikevicius et al. 2018, arXiv 1710.03740, section 3.1). Build the optimizer on `of(p)`. The masters accumulate
+    micro-batches' gradients in float32: call `collect` after each backward. Each step overwrites the parameters with
+    their rounded masters, so a parameter set by hand keeps its value until the next step only.
     """
 
     def __init__(self, copies: Mapping[Tensor, nn.Parameter] | None = None) -> None:
         self.copies = dict(copies or {})
 
     def of(self, parameter: Tensor) -> Tensor:
-        """What the optimizer steps for a parameter."""
+        """The master of a parameter: its float32 copy, or the parameter itself."""
         return self.copies.get(parameter, parameter)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -34,7 +34,7 @@ class Masters:
             )
 
     def collect(self) -> None:
-        """Move the gradients of a micro-batch from the parameters to the masters, adding to what is there."""
+        """Add the parameters' gradients to the masters' gradients, and set the parameters' to None."""
         if self.copies:
             self._collect()
 
@@ -49,7 +49,7 @@ class Masters:
                 parameter.grad = None
 
     def step(self, inner: Callable[[], object]) -> None:
-        """Let `inner` step the masters, and round them into the parameters, in place."""
+        """Call `inner`, which steps the masters, then round the masters into the parameters, in place."""
         self.collect()
         inner()
         if self.copies:
@@ -59,7 +59,7 @@ class Masters:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Round the masters into the parameters, unnoticed by graphs in flight: something else has changed them."""
+        """Round the masters into the parameters after a change outside `step`; graphs in flight stay valid."""
         for parameter, master in self.copies.items():
             parameter.data.copy_(master)
 
@@ -69,10 +69,10 @@ class Masters:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`. Raises ValueError if it is of other parameters."""
+        """Load what `state_dict` returned. Raises ValueError if its shapes are not those of the masters."""
         shapes = [tuple(saved.shape) for saved in state["masters"]]
-        wanted = [tuple(master.shape) for master in self.copies.values()]
-        if shapes != wanted:
-            raise ValueError(f"masters of shapes {shapes}, {wanted} are wanted")
+        expected = [tuple(master.shape) for master in self.copies.values()]
+        if shapes != expected:
+            raise ValueError(f"masters of shapes {shapes}, expected {expected}")
         for master, saved in zip(self.copies.values(), state["masters"], strict=True):
             master.copy_(saved)

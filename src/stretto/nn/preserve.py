@@ -1,4 +1,4 @@
-"""Running a model only to look at it."""
+"""Contexts for running a model to inspect it: modes, buffers, attributes and random generators are restored."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from stretto.nn.devices import forked_generators
 
 @contextmanager
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every submodule is in the mode it was in, frozen norms included."""
+    """Evaluation mode in this block; afterwards every submodule has its former mode, frozen norms included."""
     modes = [(module, module.training) for root in modules for module in root.modules()]
     try:
         for root in modules:
@@ -24,9 +24,9 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Modules in evaluation mode; afterwards modes, buffers (statistics, counters) and generators are as they were.
+    """Evaluation mode in this block; afterwards modes, buffers (statistics, counters) and generators are as before.
 
-    Inside, modules may be put into training mode. Gradients are the caller's business.
+    The caller may switch modules to training mode in the block, and resets gradients itself.
     """
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -40,14 +40,14 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
         finally:
             with torch.no_grad():
                 for module, name, buffer, value in buffers:
-                    module._buffers[name] = buffer  # the very object, should the forward have put another there
+                    module._buffers[name] = buffer  # the same object: the forward may have assigned another
                     if not torch.equal(buffer, value):
                         buffer.copy_(value)
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Afterwards modules have the attributes that they had: tracers hang constants on them, forwards keep things."""
+    """Afterwards every module has its former attributes: tracers add constants, and forwards may store values."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield
@@ -59,7 +59,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def trainable(model: nn.Module) -> Iterator[None]:
-    """While it lasts, every parameter wants a gradient, frozen ones too: they may be thawed later."""
+    """In this block every floating-point parameter requires a gradient, frozen ones included."""
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
     try:
         for parameter in frozen:
@@ -71,18 +71,18 @@ def trainable(model: nn.Module) -> Iterator[None]:
 
 
 def unique(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules and all within them, each once."""
+    """The modules and all their submodules, each once."""
     return list({id(module): module for root in modules for module in root.modules()}.values())
 
 
-def home(modules: Sequence[nn.Module]) -> torch.device:
-    """The device of the first parameter or buffer; the CPU if there is none."""
+def device_of(modules: Sequence[nn.Module]) -> torch.device:
+    """The device of the modules' first parameter or buffer; the CPU without any."""
     for root in modules:
         for tensor in (*root.parameters(), *root.buffers()):
             return tensor.device
     return torch.device("cpu")
 
 
-def members(output: object) -> tuple[Tensor, ...]:
-    """The tensors that a module returned, alone or in a tuple."""
+def output_tensors(output: object) -> tuple[Tensor, ...]:
+    """The tensors of a module's output: a tensor, or the tensors in a tuple."""
     return tuple(t for t in (output if isinstance(output, tuple) else (output,)) if isinstance(t, Tensor))

@@ -1,4 +1,4 @@
-"""What stands for a stage that lives in another process."""
+"""The placeholder of a stage whose module lives in another process."""
 
 from typing import Any, NoReturn
 
@@ -8,7 +8,7 @@ from stretto.errors import UsageError
 
 
 class RemoteStage(nn.Module):
-    """A stage without parameters here; calling it says where it is."""
+    """A stage of another process, without parameters here; a call raises UsageError that names its worker."""
 
     def __init__(self, stage: int, worker: int) -> None:
         super().__init__()
@@ -16,12 +16,12 @@ class RemoteStage(nn.Module):
         self.worker = worker
 
     def forward(self, *inputs: Any) -> NoReturn:
-        """Raises UsageError."""
+        """Raise UsageError: the stage runs in its worker's process only."""
         raise UsageError(
             f"stage {self.stage} lives in the process of worker {self.worker}: use trainer.evaluate, or "
             "trainer.gather() and load the weights into a model of your own on rank 0"
         )
 
     def extra_repr(self) -> str:
-        """Where it is."""
+        """The stage and its worker, for repr."""
         return f"stage {self.stage} on worker {self.worker}"

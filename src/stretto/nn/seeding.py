@@ -1,4 +1,4 @@
-"""One seed for the user, one derived seed for every place that draws: nothing depends on who else draws, or where."""
+"""Derives a seed for every random draw from the user's one seed, so that draws do not depend on each other's order."""
 
 from zlib import crc32
 
@@ -11,7 +11,7 @@ _MASK = (1 << 64) - 1
 
 
 def derive(seed: int, *parts: int | str) -> int:
-    """Mix `seed` with a place ("model", stage, micro-batch, ...) into a seed of 63 bits.
+    """Mix `seed` with the `parts` of a place ("model", stage, micro-batch, ...) into a seed of 63 bits.
 
     The same place gives the same seed on any number of workers, in any process and on any machine (Python's own
     `hash` would not). The mixing is splitmix64's finalizer; it takes about a microsecond.
@@ -27,14 +27,14 @@ def derive(seed: int, *parts: int | str) -> int:
 
 
 class PreservedGenerator:
-    """The device's global random generator, given back as it was found."""
+    """A context that restores the device's global random generator on exit; `seed` sets it in between."""
 
     def __init__(self, device: torch.device) -> None:
         self._generator = generator_of(device)
         self._state: Tensor | None = None
 
     def seed(self, seed: int) -> None:
-        """Start the generator anew."""
+        """Set the generator's seed."""
         self._generator.manual_seed(seed)
 
     def __enter__(self) -> "PreservedGenerator":
@@ -49,7 +49,7 @@ class PreservedGenerator:
 class ForwardSeeds:
     """Seeds the device's generator before each forward of a stage.
 
-    What a stage draws (dropout) depends on the seed, the stage, the replica and the micro-batch only.
+    A stage's random draws (dropout) depend on the seed, the stage, the replica and the micro-batch only.
     """
 
     def __init__(self, device: torch.device, seed: int, stage: int, replica: int = 0) -> None:
@@ -58,5 +58,5 @@ class ForwardSeeds:
         self._generator = generator_of(device)
 
     def start(self, microbatch: int) -> None:
-        """The forward of a micro-batch comes next."""
+        """Seed the generator for the forward of a micro-batch."""
         self._generator.manual_seed(derive(self._base, microbatch))

@@ -1,4 +1,4 @@
-"""Shapes from one example: what each stage gives, and the first stage that cannot take what it is given."""
+"""Runs one example batch through the stages: the output shapes, and the first stage that does not fit its input."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,10 @@ from stretto.nn.preserve import evaluating
 
 
 def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first: int = 0) -> list[tuple[Tensor, ...]]:
-    """Run `example` through the stages without gradients and without moving any statistics; return every output.
+    """The outputs of every stage for the batch `example`, without gradients, in evaluation mode.
 
-    `first` is the index of the first of these stages.
-
-    Raises UsageError at the first stage that does not fit, with the shapes that met there.
+    `first` is the index of the first of these stages. Raises UsageError at the first stage that cannot take its input,
+    with the shapes of that input.
     """
     outputs: list[tuple[Tensor, ...]] = []
     tensors = inputs_on(example, device)
@@ -25,9 +24,9 @@ def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first
             try:
                 output = call(stage, tensors)
             except Exception as error:
-                came = f"stage {index - 1}" if index else "the example"
+                source = f"stage {index - 1}" if index else "the example"
                 raise UsageError(
-                    f"stage {index} ({summary(stage)}) cannot take what {came} gives, {describe(tensors)}: {error}"
+                    f"stage {index} ({summary(stage)}) cannot take what {source} gives, {describe(tensors)}: {error}"
                 ) from error
             tensors = output if isinstance(output, tuple) else (output,)
             if not all(isinstance(tensor, Tensor) for tensor in tensors):
@@ -40,7 +39,7 @@ def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first
 
 
 def example_for_linear(stages: Sequence[nn.Module]) -> Tensor | None:
-    """An example made from the first Linear's width, if every stage's first and last layer with weights is a Linear."""
+    """Zeros [2, width of the first Linear] if every stage's first and last weighted layer is a Linear; or None."""
     first: nn.Linear | None = None
     for stage in stages:
         layers = [module for module in stage.modules() if any(True for _ in module.parameters(recurse=False))]
@@ -51,12 +50,12 @@ def example_for_linear(stages: Sequence[nn.Module]) -> Tensor | None:
 
 
 def describe(tensors: Sequence[Tensor]) -> str:
-    """Shapes and types of tensors, for messages."""
+    """Shapes and dtypes of tensors, for messages."""
     return ", ".join(f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
 
 
 def summary(module: nn.Module) -> str:
-    """A module in a few words, for messages."""
+    """A module's class and the classes of its first four children, for messages."""
     names = [type(child).__name__ for child in module.children()]
     if not names:
         return type(module).__name__

@@ -1,4 +1,4 @@
-"""Whether a state could have been saved by what is to load it: sums find what disks do, not what people write."""
+"""Checks types, shapes and keys of a saved state before it is loaded: checksums find damage, not foreign states."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,13 +12,13 @@ from stretto.errors import UsageError
 
 NUMBERS = (int, float)
 NEEDED = {"lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "alpha", "rho", "lr_decay"}
-"""What an optimizer's groups have had in every version of torch; what came later torch sets where it is missing."""
+"""Keys that optimizers' groups have had in every version of torch; torch itself sets newer keys if they are missing."""
 MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
 @contextmanager
-def fitting(what: str) -> Iterator[None]:
-    """What the block cannot load is a UsageError that begins with `what`."""
+def explaining_misfits(what: str) -> Iterator[None]:
+    """In this block an error of a state that cannot be loaded becomes UsageError: `what`, then the original error."""
     try:
         yield
     except MISFITS as error:
@@ -26,9 +26,9 @@ def fitting(what: str) -> Iterator[None]:
 
 
 def check_part(saved: Any, part: Any) -> None:
-    """Raise ValueError where `saved` is no state of a module's, an optimizer's, a scheduler's or another's.
+    """Raise ValueError if `saved` is no state of `part`: an optimizer, a scheduler or the like.
 
-    What modules hold they check themselves.
+    A module is not checked here: its load_state_dict checks it.
     """
     if isinstance(part, torch.optim.Optimizer):
         check_optimizer(saved, part)
@@ -37,57 +37,60 @@ def check_part(saved: Any, part: Any) -> None:
 
 
 def check_updates(count: Any) -> None:
-    """Raise ValueError for what is no number of updates."""
+    """Raise ValueError unless `count` is an int of at least 0."""
     if type(count) is not int or count < 0:
-        raise ValueError(f"updates is {count!r}")
+        raise ValueError(f"updates is {count!r}, expected a whole number of at least 0")
 
 
-def check_like(saved: Any, own: Any, where: str) -> None:
-    """Raise ValueError, naming the place, where `saved` is of another kind than `own`.
+def check_like(saved: Any, current: Any, where: str) -> None:
+    """Raise ValueError, naming the place, if `saved` has another type than the `current` state.
 
-    Tensors have the same shape, what both mappings or sequences have is alike. Where there is nothing yet (None, an
-    empty mapping), anything may stand.
+    Tensors need the same shape; the entries that both mappings or sequences have are compared one by one. Where
+    `current` has no value yet (None, a missing key), any value is accepted.
     """
-    if own is None:
+    if current is None:
         return
-    if isinstance(own, Tensor):
-        _check_tensor(saved, own, where)
-    elif isinstance(own, Mapping):
-        _check(isinstance(saved, Mapping), saved, own, where)
-        for key in own.keys() & saved.keys():
-            check_like(saved[key], own[key], f"{where}.{key}")
-    elif isinstance(own, list | tuple):
-        _check(isinstance(saved, list | tuple), saved, own, where)
-        for index, (theirs, mine) in enumerate(zip(saved, own, strict=False)):
-            check_like(theirs, mine, f"{where}.{index}")
-    elif isinstance(own, bool):
-        _check(isinstance(saved, bool), saved, own, where)
-    elif isinstance(own, NUMBERS):
-        _check(isinstance(saved, NUMBERS) and not isinstance(saved, bool), saved, own, where)
-    elif isinstance(own, str):
-        _check(isinstance(saved, str), saved, own, where)
+    if isinstance(current, Tensor):
+        _check_tensor(saved, current, where)
+    elif isinstance(current, Mapping):
+        _check(isinstance(saved, Mapping), saved, current, where)
+        for key in current.keys() & saved.keys():
+            check_like(saved[key], current[key], f"{where}.{key}")
+    elif isinstance(current, list | tuple):
+        _check(isinstance(saved, list | tuple), saved, current, where)
+        for index, (saved_entry, current_entry) in enumerate(zip(saved, current, strict=False)):
+            check_like(saved_entry, current_entry, f"{where}.{index}")
+    elif isinstance(current, bool):
+        _check(isinstance(saved, bool), saved, current, where)
+    elif isinstance(current, NUMBERS):
+        _check(isinstance(saved, NUMBERS) and not isinstance(saved, bool), saved, current, where)
+    elif isinstance(current, str):
+        _check(isinstance(saved, str), saved, current, where)
 
 
 def check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for a state that is none of this optimizer: of what it keeps of parameters it has no example."""
+    """Raise ValueError if `saved` is no state of this optimizer: its groups, then its values for each parameter."""
     check_like(saved, {**optimizer.state_dict(), "state": {}}, "optimizer")
-    for theirs, mine in zip(saved["param_groups"], optimizer.param_groups, strict=False):
-        if missing := sorted(NEEDED & mine.keys() - theirs.keys()):
+    for saved_group, group in zip(saved["param_groups"], optimizer.param_groups, strict=False):
+        if missing := sorted(NEEDED & group.keys() - saved_group.keys()):
             raise ValueError(f"optimizer.param_groups has no {missing[0]}")
     numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=False):
-        each = saved["state"].get(number, {})
-        _check(isinstance(each, Mapping), each, {}, f"optimizer.state.{number}")
-        for name, value in each.items():
-            check_kept(value, parameter, optimizer, f"optimizer.state.{number}.{name}", counts=name == "step")
+        values = saved["state"].get(number, {})
+        _check(isinstance(values, Mapping), values, {}, f"optimizer.state.{number}")
+        for name, value in values.items():
+            check_state_value(value, parameter, optimizer, f"optimizer.state.{number}.{name}", counts=name == "step")
 
 
-def check_kept(value: Any, parameter: Tensor, optimizer: torch.optim.Optimizer, where: str, *, counts: bool) -> None:
-    """Raise ValueError for what an optimizer cannot keep of a parameter.
+def check_state_value(
+    value: Any, parameter: Tensor, optimizer: torch.optim.Optimizer, where: str, *, counts: bool
+) -> None:
+    """Raise ValueError for a value that the optimizer cannot hold for a parameter.
 
-    torch's own keep one number or one for each element, but for Adafactor's rows and columns and what LBFGS keeps of
-    all at once; of others nothing is known.
+    torch's optimizers hold a tensor of one element or of the parameter's shape; `counts`: the value may be a plain
+    number, a count of steps. Adafactor (rows and columns), LBFGS (all parameters at once) and optimizers from
+    elsewhere are not checked.
     """
     kind = type(optimizer)
     if not kind.__module__.startswith(("torch.optim", "stretto.optim")) or kind.__name__ in ("Adafactor", "LBFGS"):
@@ -99,26 +102,26 @@ def check_kept(value: Any, parameter: Tensor, optimizer: torch.optim.Optimizer, 
         raise ValueError(f"{where} is {value!r}")
 
 
-def check_weights(saved: Any, own: Mapping[str, Any], module: nn.Module) -> None:
-    """Raise ValueError for what a choice of weights cannot keep: tensors by the names of parameters, and counts."""
-    check_like(saved, own, "weights")
-    shapes = dict(module.named_parameters())
-    for rule, each in saved.items():
-        for name, kept in each.items() if isinstance(each, Mapping) else ():
-            if isinstance(kept, Mapping):
-                for parameter, tensor in kept.items():
-                    if parameter not in shapes:
+def check_weights(saved: Any, current: Mapping[str, Any], module: nn.Module) -> None:
+    """Raise ValueError if `saved` is no state of the weight rules: tensors by the names of parameters, and counts."""
+    check_like(saved, current, "weights")
+    parameters = dict(module.named_parameters())
+    for rule, state in saved.items():
+        for name, tensors in state.items() if isinstance(state, Mapping) else ():
+            if isinstance(tensors, Mapping):
+                for parameter, tensor in tensors.items():
+                    if parameter not in parameters:
                         raise ValueError(f"weights.{rule}.{name} has {parameter!r}, which is no parameter")
-                    _check_tensor(tensor, shapes[parameter], f"weights.{rule}.{name}.{parameter}")
+                    _check_tensor(tensor, parameters[parameter], f"weights.{rule}.{name}.{parameter}")
 
 
-def _check_tensor(saved: Any, own: Tensor, where: str) -> None:
+def _check_tensor(saved: Any, current: Tensor, where: str) -> None:
     if not isinstance(saved, Tensor):
-        _check(False, saved, own, where)
-    if saved.shape != own.shape:
-        raise ValueError(f"{where} is of shape {list(saved.shape)}, {list(own.shape)} is wanted")
+        _check(False, saved, current, where)
+    if saved.shape != current.shape:
+        raise ValueError(f"{where} is of shape {list(saved.shape)}, expected {list(current.shape)}")
 
 
-def _check(good: bool, saved: Any, own: Any, where: str) -> None:
+def _check(good: bool, saved: Any, current: Any, where: str) -> None:
     if not good:
-        raise ValueError(f"{where} is a {type(saved).__name__}, a {type(own).__name__} is wanted")
+        raise ValueError(f"{where} is a {type(saved).__name__}, expected a {type(current).__name__}")

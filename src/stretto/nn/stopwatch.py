@@ -1,4 +1,4 @@
-"""Runs layers one after the other as training does, and takes their time: the one stopwatch of layers."""
+"""Runs and times a layer as training does, for every measurement of layers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def timed(call: Callable[[], T], device: torch.device) -> tuple[T, int]:
-    """What a call returns, and the nanoseconds until it and the device have done their work."""
+    """A call's result, and the nanoseconds until the device has finished the call's work."""
     synchronize(device)
     begin = time.perf_counter_ns()
     result = call()
@@ -24,14 +24,14 @@ def timed(call: Callable[[], T], device: torch.device) -> tuple[T, int]:
 
 
 def as_leaves(tensors: Sequence[Tensor], *, first: bool) -> tuple[Tensor, ...]:
-    """A layer's inputs as in training: those of the first layer want no gradient, those of the others do."""
+    """A layer's inputs as training has them: detached, requiring gradients unless the layer is the `first`."""
     return tuple(t.detach().requires_grad_(not first and t.is_floating_point()) for t in tensors)
 
 
 def attempt(layer: Callable[..., Any], name: str, arguments: Sequence[Any], remedy: str) -> Any:
-    """Call a layer. Raises UsageError, with the shapes that reached it and the remedy, if it fails."""
+    """Return `layer(*arguments)`. Raises UsageError, with the arguments' shapes and the remedy, if the call fails."""
     try:
         return layer(*arguments)
     except Exception as error:
-        came = "; ".join(describe((x,)) if isinstance(x, Tensor) else f"a {type(x).__name__}" for x in arguments)
-        raise UsageError(f"{name} cannot take what reaches it for the example, {came}: {error}. {remedy}") from error
+        given = "; ".join(describe((a,)) if isinstance(a, Tensor) else f"a {type(a).__name__}" for a in arguments)
+        raise UsageError(f"{name} cannot take what reaches it for the example, {given}: {error}. {remedy}") from error

@@ -1,12 +1,13 @@
 """Tied weights: a parameter that several stages use, such as an embedding that is the unembedding too.
 
-The first stage owns it: its optimizer updates it, with the gradients of all uses of a micro-batch. Every other stage
-works on the version that the owner's forward of the same micro-batch saw, which arrives like an activation: a leaf of
-its own for each forward, never changed, whose gradient goes back to the owner. So any choice of weights for the stage's
-own parameters stays what it is.
+The first stage that has the parameter owns it: its optimizer updates it with the gradients of all uses of a
+micro-batch. Every other stage borrows it. A borrower computes with the version that the owner's forward of the same
+micro-batch used, which arrives like an activation. Each forward gets a leaf of its own, which is never changed and
+whose gradient goes back to the owner. The weight rules of a stage (stash, prediction) apply to its other parameters
+only.
 
-Where stages have losses of their own (local methods), a loss that does not reach the owner does not train what it owns:
-there the other stage only reads it.
+With local losses, a loss behind a borrower may not reach the owner; the borrower then reads the parameter and sends no
+gradient.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ Values = Mapping[int, Tensor]  # by the number of the tied parameter
 
 @dataclass(frozen=True, eq=False)
 class Tied:
-    """One parameter, the stage that owns it, and those that borrow it; `name` is what the owner calls it."""
+    """A tied parameter: its `name` in the `owner` stage, and the `users`, the stages that borrow it."""
 
     number: int
     name: str
@@ -31,13 +32,13 @@ class Tied:
 
 
 def find(stages: Sequence[nn.Module]) -> list[Tied]:
-    """The trainable parameters that stand in more than one stage."""
-    homes: dict[nn.Parameter, dict[int, str]] = {}
+    """The trainable parameters that more than one stage has, numbered in order of appearance."""
+    names: dict[nn.Parameter, dict[int, str]] = {}  # parameter -> {stage: its name there}
     for index, stage in enumerate(stages):
         for name, parameter in stage.named_parameters():
             if parameter.requires_grad:
-                homes.setdefault(parameter, {})[index] = name
-    shared = [(parameter, uses) for parameter, uses in homes.items() if len(uses) > 1]
+                names.setdefault(parameter, {})[index] = name
+    shared = [(parameter, uses) for parameter, uses in names.items() if len(uses) > 1]
     return [
         Tied(number, uses[min(uses)], parameter, min(uses), tuple(sorted(set(uses) - {min(uses)})))
         for number, (parameter, uses) in enumerate(shared)
@@ -45,35 +46,35 @@ def find(stages: Sequence[nn.Module]) -> list[Tied]:
 
 
 def pairs(ties: Iterable[Tied]) -> tuple[tuple[int, int], ...]:
-    """Who lends to whom: (owner, user), each pair once."""
+    """(owner stage, borrowing stage) of all tied parameters, each pair once."""
     return tuple(sorted({(tied.owner, user) for tied in ties for user in tied.users}))
 
 
 @dataclass
 class Lender:
-    """What the owner's stage does about its tied parameters."""
+    """The tied parameters that a stage owns, by number."""
 
-    own: Mapping[int, nn.Parameter]
+    parameters: Mapping[int, nn.Parameter]
 
     def values(self) -> dict[int, Tensor]:
-        """A copy of them as they stand, for those that borrow them."""
-        return {number: parameter.detach().clone() for number, parameter in self.own.items()}
+        """Copies of the parameters' current values, to send to the borrowers."""
+        return {number: parameter.detach().clone() for number, parameter in self.parameters.items()}
 
     def add(self, gradients: Iterable[Values]) -> None:
-        """Add what the uses on other stages contribute."""
-        for each in gradients:
-            for number in self.own.keys() & each.keys():
-                parameter = self.own[number]
-                parameter.grad = each[number] if parameter.grad is None else parameter.grad + each[number]
+        """Add the gradients that borrowers sent to the parameters' gradients."""
+        for by_number in gradients:
+            for number in self.parameters.keys() & by_number.keys():
+                parameter, gradient = self.parameters[number], by_number[number]
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 @dataclass
 class Borrower:
-    """What another stage does about parameters that it borrows: where in its module they stand, their values now."""
+    """The parameters that a stage borrows: `originals` in its module, and their latest `values`, by number."""
 
     module: nn.Module
     originals: Mapping[int, nn.Parameter]
-    trained: frozenset[int] = frozenset()  # those whose gradients go to the owner
+    trained: frozenset[int] = frozenset()  # numbers of parameters whose gradients go to the owner
     values: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,41 +85,41 @@ class Borrower:
             for name, parameter in holder._parameters.items()
             if parameter is not None and id(parameter) in numbers
         ]
-        self.settle()
+        self.refresh()
 
-    def own(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Those that are not borrowed, each once."""
+    def not_borrowed(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """The parameters that this stage does not borrow, each once."""
         borrowed = set(self.originals.values())
         return [parameter for parameter in dict.fromkeys(parameters) if parameter not in borrowed]
 
-    def settle(self) -> None:
-        """Nothing is in flight: what the owner has is what this stage has."""
+    def refresh(self) -> None:
+        """Copy the originals' values. Call it when no micro-batch is in flight: then they equal the owner's."""
         self.values = {number: parameter.detach().clone() for number, parameter in self.originals.items()}
 
     @torch.no_grad()
     def overwrite(self, values: Values) -> None:
-        """Give the originals new values: they are this process's own, their owner's live in another."""
+        """Set the originals to the owner's `values`, where the owner lives in another process."""
         for number in self.originals.keys() & values.keys():
             self.originals[number].copy_(values[number])
 
     def receive(self, arrived: Iterable[Values]) -> None:
-        """Take over newer values."""
+        """Replace the values by newer ones from the owner; the last of `arrived` counts."""
         for values in arrived:
             self.values.update({number: values[number] for number in self.originals.keys() & values.keys()})
 
     def leaves(self) -> dict[int, nn.Parameter]:
-        """A leaf for each parameter, for one forward: it shares storage with the values and is never changed."""
+        """A new leaf for each parameter, for one forward; it shares storage with the values and is never changed."""
         return {
             number: nn.Parameter(value, requires_grad=number in self.trained) for number, value in self.values.items()
         }
 
-    def fixed(self) -> dict[int, nn.Parameter]:
-        """Placeholders that nobody trains, for whoever asks the module for its trainable parameters."""
+    def placeholders(self) -> dict[int, nn.Parameter]:
+        """Frozen parameters to substitute: the module's trainable ones are then those it does not borrow."""
         return {number: nn.Parameter(value, requires_grad=False) for number, value in self.values.items()}
 
     @contextmanager
-    def worn(self, leaves: Mapping[int, nn.Parameter]) -> Iterator[None]:
-        """While it lasts, the module has these parameters in place of the tied ones."""
+    def substituted(self, leaves: Mapping[int, nn.Parameter]) -> Iterator[None]:
+        """In this block the module holds these parameters in place of the originals."""
         try:
             for holder, name, number in self._places:
                 holder._parameters[name] = leaves[number]
@@ -128,23 +129,23 @@ class Borrower:
                 holder._parameters[name] = self.originals[number]
 
 
-def taken(leaves: Mapping[int, nn.Parameter]) -> dict[int, Tensor]:
-    """The gradients of one forward's leaves; those that it did not use have none."""
-    found = {number: leaf.grad for number, leaf in leaves.items() if leaf.grad is not None}
+def take_gradients(leaves: Mapping[int, nn.Parameter]) -> dict[int, Tensor]:
+    """Remove and return the gradients of one forward's leaves, by number, without the leaves that it did not use."""
+    gradients = {number: leaf.grad for number, leaf in leaves.items() if leaf.grad is not None}
     for leaf in leaves.values():
         leaf.grad = None
-    return found
+    return gradients
 
 
 def lender_of(ties: Iterable[Tied], stage: int) -> Lender | None:
-    """What a stage lends, if it lends."""
-    own = {tied.number: tied.parameter for tied in ties if tied.owner == stage}
-    return Lender(own) if own else None
+    """The `Lender` of a stage; None if it owns no tied parameter."""
+    owned = {tied.number: tied.parameter for tied in ties if tied.owner == stage}
+    return Lender(owned) if owned else None
 
 
 def borrower_of(ties: Iterable[Tied], stage: int, module: nn.Module, trained: Container[int]) -> Borrower | None:
-    """What a stage borrows, if it borrows; of which stages it trains it."""
+    """The `Borrower` of a stage; None if it borrows nothing. It sends gradients to the owners in `trained`."""
     borrowed = {tied.number: tied for tied in ties if stage in tied.users}
     originals = {number: tied.parameter for number, tied in borrowed.items()}
-    own = frozenset(number for number, tied in borrowed.items() if tied.owner in trained)
-    return Borrower(module, originals, own) if borrowed else None
+    with_gradients = frozenset(number for number, tied in borrowed.items() if tied.owner in trained)
+    return Borrower(module, originals, with_gradients) if borrowed else None

@@ -1,4 +1,4 @@
-"""Optimizers for large batches, rates for them, and what an optimizer does about delay."""
+"""Optimizers and learning rates for large batches, and corrections of the optimizer step for delayed gradients."""
 
 from stretto.nn.master_weights import Masters
 from stretto.optim.batch_scaling import scale_for_batch

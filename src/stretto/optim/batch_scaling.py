@@ -1,4 +1,4 @@
-"""Learning rate and momentum for another batch size."""
+"""Scales the learning rate and momentum to another batch size."""
 
 import math
 from collections.abc import Callable
@@ -6,26 +6,26 @@ from collections.abc import Callable
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import is_number, is_whole, shown
 
-MOST = 10**12  # examples of a batch
+MOST = 10**12  # the largest batch size, in examples
 Rule = Callable[[float, float, float], tuple[float, float]]
 
 
 def momentum_rule(lr: float, momentum: float, share: float) -> tuple[float, float]:
-    """`m' = m^k`, `lr' = lr k (1 - m') / (1 - m)`, k times the batch (Kosson et al. 2021, arXiv 2003.11666).
+    """`m' = m^k`, `lr' = lr k (1 - m') / (1 - m)`, for k times the batch (Kosson et al. 2021, arXiv 2003.11666).
 
-    An example's gradient adds as much in all, over as many examples.
+    The total contribution of an example's gradient, and the number of examples over which it decays, stay the same.
     """
     scaled: float = momentum**share
     return lr * share * (1 - scaled) / (1 - momentum), scaled
 
 
 def linear_rule(lr: float, momentum: float, share: float) -> tuple[float, float]:
-    """`lr' = lr k`: k small steps in one (Goyal et al. 2017, arXiv 1706.02677)."""
+    """`lr' = lr k`: one step replaces k small ones (Goyal et al. 2017, arXiv 1706.02677)."""
     return lr * share, momentum
 
 
 def sqrt_rule(lr: float, momentum: float, share: float) -> tuple[float, float]:
-    """`lr' = lr sqrt(k)`: the noise of a step stays as large (Krizhevsky 2014, arXiv 1404.5997)."""
+    """`lr' = lr sqrt(k)`: the variance of a step stays the same (Krizhevsky 2014, arXiv 1404.5997)."""
     return lr * math.sqrt(share), momentum
 
 
@@ -38,8 +38,9 @@ def scale_for_batch(
     """The learning rate and momentum for updates of `to` examples, from those that suit `batch_size` examples.
 
     `rule="momentum"` scales both, for torch.optim.SGD's momentum, `v <- m v + g; w <- w - lr v`. "linear" and "sqrt"
-    scale the rate of any optimizer and leave the momentum: sgd is scaled linearly where steps are small against the
-    noise, Adam and LAMB by the root as a rule. Large rates want `stretto.optim.schedulers`.
+    scale the rate of any optimizer and keep the momentum. "linear" suits SGD while gradient noise dominates the
+    steps, "sqrt" Adam and LAMB. A large rate needs a warm-up (`stretto.optim.warmup`). Raises UsageError for values
+    out of range.
     """
     if not (is_number(lr) and 0 < lr < math.inf):
         raise UsageError(f"lr={shown(lr)}: a learning rate is a positive number")

@@ -1,4 +1,4 @@
-"""Where an optimizer's own step would carry a weight next, as far as its state tells."""
+"""Predicts weights by an optimizer's next step, computed from its state alone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,12 +15,12 @@ def check_direction(optimizer: torch.optim.Optimizer, what: str, remedy: str) ->
         check_momentum(optimizer, f"{what} takes torch.optim.Adam and AdamW; else it", remedy)
 
 
-def moved(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], distance: float) -> Tensor:
-    """The weight after `distance` (a sum of learning rates) along the optimizer's next step, were the gradient what
-    its averages say; the parameter itself before its first step.
+def extrapolated(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], distance: float) -> Tensor:
+    """The weight moved by `distance`, a sum of learning rates, along the step that the optimizer's averages predict.
 
-    SGD: `w - distance v`. Adam: `w - distance m_hat / (sqrt(v_hat) + eps)`, weight decay included if it is decoupled
-    (AdamW) and in the averages already if it is not. Signs of `maximize` are in the averages, too.
+    Before the optimizer's first step it is the parameter itself. SGD: `w - distance v`. Adam:
+    `w - distance m_hat / (sqrt(v_hat) + eps)`, minus weight decay if it is decoupled (AdamW). Coupled weight decay and
+    the sign of `maximize` are in the averages already.
     """
     if "exp_avg" not in state:
         velocity = state.get("momentum_buffer")

@@ -1,4 +1,4 @@
-"""AdamW in which each layer's step is in proportion to its weights."""
+"""LAMB: AdamW in which each layer's step is proportional to the norm of its weights."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,11 +9,11 @@ from torch import Tensor
 from stretto.optim.layerwise import (
     check_range,
     check_real,
-    cohorts,
+    explaining_params,
+    foreach_groups,
     gradients,
     norms,
     one_where_a_norm_is_zero,
-    registering,
     scaled,
     with_gradients,
 )
@@ -24,16 +24,16 @@ class LAMB(torch.optim.Optimizer):
     """Layer-wise adaptive moments for batch training (You et al. 2020, arXiv 1904.00962).
 
     `u = m_hat / (sqrt(v_hat) + eps) + wd w`; `w <- w - lr r u` with `r = ||w|| / ||u||`, 1 where a norm is 0, for each
-    parameter; m_hat and v_hat are Adam's averages, corrected for their start at 0. With r = 1 it is torch.optim.AdamW.
+    parameter; m_hat and v_hat are Adam's bias-corrected averages. With r = 1 it is torch.optim.AdamW.
 
     Args:
         params: parameters or groups of them.
-        lr: learning rate: how much of its norm a layer moves in a step.
-        betas: of the averages of the gradient and of its square.
-        eps: keeps a step finite where gradients are 0.
+        lr: learning rate: the length of a layer's step, as a share of its norm.
+        betas: decay rates of the averages of the gradient and of its square.
+        eps: added to the denominator, so that a step is finite where gradients are 0.
         weight_decay: wd.
-        vectors: whether biases and the weights of norms (tensors of one dimension or none) adapt and decay, too. As
-            papers on large batches do, they take AdamW's step without decay unless said otherwise.
+        vectors: whether biases and the weights of norms (tensors of at most one dimension) are scaled by r and decay,
+            too. By default, as in papers on large batches, they take AdamW's step without decay.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LAMB(torch.optim.Optimizer):
         numbers = {"lr": float(lr), "eps": float(eps), "weight_decay": float(weight_decay)}
         defaults = {**numbers, "betas": betas, "vectors": vectors}
         flag("vectors", vectors)
-        with registering(params):
+        with explaining_params(params):
             super().__init__(params, defaults)
         check_real(self.param_groups)
 
@@ -64,7 +64,7 @@ class LAMB(torch.optim.Optimizer):
         """Update every parameter that has a gradient; return the closure's loss, if there is one."""
         loss = with_gradients(closure)
         for group in self.param_groups:
-            for parameters, adapts in cohorts(group):
+            for parameters, adapts in foreach_groups(group):
                 updates = self._directions(parameters, gradients(parameters, "LAMB"), group)
                 if adapts:
                     updates = adapted(parameters, updates, group["weight_decay"])
@@ -96,8 +96,9 @@ class LAMB(torch.optim.Optimizer):
 
 
 def adapted(parameters: list[Tensor], directions: list[Tensor], decay: float) -> list[Tensor]:
-    """`r u`; the directions are changed."""
+    """The updates `r u`, with u = directions + decay * parameters; `directions` are changed in place."""
     if decay:
         torch._foreach_add_(directions, parameters, alpha=decay)
-    weight, update = norms(parameters), norms(directions)
-    return scaled(directions, one_where_a_norm_is_zero(weight / update, weight, update))
+    weight_norms, update_norms = norms(parameters), norms(directions)
+    ratios = one_where_a_norm_is_zero(weight_norms / update_norms, weight_norms, update_norms)
+    return scaled(directions, ratios)

@@ -1,4 +1,4 @@
-"""Momentum SGD in which each layer's step is in proportion to its weights."""
+"""LARS: momentum SGD in which each layer's step is proportional to the norm of its weights."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,11 +9,11 @@ from torch import Tensor
 from stretto.optim.layerwise import (
     check_range,
     check_real,
-    cohorts,
+    explaining_params,
+    foreach_groups,
     gradients,
     norms,
     one_where_a_norm_is_zero,
-    registering,
     scaled,
     with_gradients,
 )
@@ -24,18 +24,18 @@ class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv 1708.03888).
 
     `r = trust ||w|| / (||g|| + wd ||w|| + eps)`, 1 where ||w|| or ||g|| is 0; `v <- m v + r (g + wd w); w <- w - lr v`
-    for each parameter. The paper has the rate inside the velocity; here it stands where torch.optim.SGD has it, so a
-    change of rate acts at once (the same at a constant rate). With r = 1 it is torch.optim.SGD.
+    for each parameter. In the paper the velocity includes lr; here lr multiplies the velocity, as in torch.optim.SGD.
+    At a constant rate both are the same; a change of the rate acts at once here. With r = 1 it is torch.optim.SGD.
 
     Args:
         params: parameters or groups of them.
         lr: learning rate. A step is about lr * trust / (1 - momentum) of a layer's norm.
         momentum: m.
         weight_decay: wd.
-        trust: how much of its norm a layer may move, in a step at lr=1 without momentum.
-        eps: keeps the ratio finite.
-        vectors: whether biases and the weights of norms (tensors of one dimension or none) adapt and decay, too. As
-            papers on large batches do, they take SGD's step without decay unless said otherwise.
+        trust: the largest length of a layer's step at lr=1 without momentum, as a share of its norm.
+        eps: added to the denominator of r, so that r is finite.
+        vectors: whether biases and the weights of norms (tensors of at most one dimension) are scaled by r and decay,
+            too. By default, as in papers on large batches, they take SGD's step without decay.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LARS(torch.optim.Optimizer):
             check_range(name, value, 0, float("inf"))
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
         flag("vectors", vectors)
-        with registering(params):
+        with explaining_params(params):
             super().__init__(params, {**{name: float(value) for name, value in defaults.items()}, "vectors": vectors})
         check_real(self.param_groups)
 
@@ -64,7 +64,7 @@ class LARS(torch.optim.Optimizer):
         """Update every parameter that has a gradient; return the closure's loss, if there is one."""
         loss = with_gradients(closure)
         for group in self.param_groups:
-            for parameters, adapts in cohorts(group):
+            for parameters, adapts in foreach_groups(group):
                 updates = gradients(parameters, "LARS")
                 if adapts:
                     updates = adapted(parameters, updates, group)
@@ -84,8 +84,8 @@ class LARS(torch.optim.Optimizer):
 
 
 def adapted(parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-    """`r (g + wd w)`."""
-    decay, weight, gradient = group["weight_decay"], norms(parameters), norms(gradients)
-    ratios = group["trust"] * weight / (gradient + decay * weight + group["eps"])
+    """The updates `r (g + wd w)`."""
+    decay, weight_norms, gradient_norms = group["weight_decay"], norms(parameters), norms(gradients)
+    ratios = group["trust"] * weight_norms / (gradient_norms + decay * weight_norms + group["eps"])
     decayed = list(torch._foreach_add(gradients, parameters, alpha=decay)) if decay else gradients
-    return scaled(decayed, one_where_a_norm_is_zero(ratios, weight, gradient))
+    return scaled(decayed, one_where_a_norm_is_zero(ratios, weight_norms, gradient_norms))

@@ -1,4 +1,4 @@
-"""An optimizer's state as it was saved: torch's `load_state_dict` gives tensors the type of their parameter."""
+"""Loads an optimizer's state without the casts of torch's `load_state_dict`, which cast to the parameter's dtype."""
 
 from collections.abc import Mapping
 from itertools import chain
@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OWN = ("torch.optim", "stretto.optim")  # modules of optimizers whose states are known
+KNOWN = ("torch.optim", "stretto.optim")  # modules of optimizers whose states are known
 
 
 def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """As `optimizer.load_state_dict`, but numbers keep the type that they had.
+    """Load as `optimizer.load_state_dict` does, but keep the saved dtype of scalars.
 
-    NAdam's product of momenta, say, is float32 beside float64 weights. What has the shape of its parameter becomes as
-    wide as it, at least: the network may be of another type than the one that was saved.
+    NAdam's product of momenta, for example, is float32 beside float64 weights. A tensor of its parameter's shape gets
+    the parameter's dtype, as the network may have another dtype than the saved one; for an optimizer from elsewhere it
+    keeps its own if that is wider.
     """
     optimizer.load_state_dict(dict(state))
-    known = type(optimizer).__module__.startswith(OWN)
+    known = type(optimizer).__module__.startswith(KNOWN)
     numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=True):
@@ -28,7 +29,8 @@ def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def _keeps(value: Tensor, parameter: Tensor, known: bool) -> bool:
-    # Known optimizers keep float tensors like the parameter, of its type, and single numbers; of others any may be.
+    # Whether a state tensor keeps its saved dtype. Known optimizers hold scalars, and tensors of the parameter's shape
+    # and dtype; other optimizers may hold anything.
     wider = torch.promote_types(value.dtype, parameter.dtype) == value.dtype or not value.is_floating_point()
     if parameter.dim() and value.shape == parameter.shape:
         return wider and not known

@@ -1,4 +1,4 @@
-"""What "momentum SGD" has to mean for the cures that build on its velocity."""
+"""Checks that an optimizer is the momentum SGD whose velocity the corrections for delay use."""
 
 import torch
 
@@ -7,10 +7,10 @@ from stretto.errors import UsageError
 
 def check_momentum(optimizer: torch.optim.Optimizer, what: str, remedy: str) -> None:
     """Raise UsageError unless the optimizer's velocity is `v <- m v + g` and its step `w <- w - lr v`."""
-    wanted = f"{what} wants torch.optim.SGD with 0 < momentum < 1, without Nesterov and without dampening"
+    needs = f"{what} wants torch.optim.SGD with 0 < momentum < 1, without Nesterov and without dampening"
     if not isinstance(optimizer, torch.optim.SGD):
-        raise UsageError(f"{wanted}; this optimizer is {type(optimizer).__name__}: {remedy}")
+        raise UsageError(f"{needs}; this optimizer is {type(optimizer).__name__}: {remedy}")
     for group in optimizer.param_groups:
         if not 0 < group["momentum"] < 1 or group["nesterov"] or group["dampening"] != 0:
-            found = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
-            raise UsageError(f"{wanted}; this one has {found}: {remedy}")
+            values = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
+            raise UsageError(f"{needs}; this one has {values}: {remedy}")

@@ -1,4 +1,4 @@
-"""PipeMare's T1: smaller steps where gradients are old, until training has settled."""
+"""PipeMare's T1: learning rates divided by a function of the delay, which fades out over the first K updates."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,13 @@ Step = Callable[[], object]
 def divisor(delay: float, finished: int, until: int) -> float:
     """max(D, 1)^p with p = 1 - min(k/K, 1) after k of K updates (Yang et al. 2021, arXiv 1910.05124, section 3.1).
 
-    D is a mean over micro-batches, in updates. Where it is less than 1 the rate is not raised.
+    D is the mean delay over micro-batches, in updates; k is `finished`, K is `until`. For D < 1 the divisor is 1.
     """
     return float(max(delay, 1) ** (1 - min(finished / until, 1)))
 
 
 class Rescheduled:
-    """A step at the optimizer's learning rate divided by what the stage's delay asks for at this time."""
+    """An optimizer's step at its learning rate divided by `divisor`, for a stage with this `delay` in updates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, delay: float, until: int, step: Step) -> None:
         self.optimizer = optimizer
@@ -25,12 +25,12 @@ class Rescheduled:
         self._step = step
 
     def step(self, finished: int) -> None:
-        """Take the step that comes after `finished` updates; leave the learning rate as it was found."""
+        """Take the step after `finished` updates; afterwards the groups have their own learning rates again."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        by = divisor(self.delay, finished, self.until)
+        factor = divisor(self.delay, finished, self.until)
         try:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate / by
+                group["lr"] = rate / factor
             self._step()
         finally:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):

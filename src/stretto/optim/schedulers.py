@@ -1,4 +1,4 @@
-"""Gradual warm-up: a rate that suits large batches is too much for the first updates."""
+"""Learning-rate schedules for large batches: a gradual warm-up, as their rate is too large for the first updates."""
 
 import math
 from collections.abc import Callable
@@ -9,17 +9,18 @@ import torch
 from stretto.errors import UsageError
 from stretto.options.checks import called, is_number, is_whole, of_kind, shown
 
-MOST = 10**15  # updates
-Factor = Callable[[int], float]  # of the rate, by finished updates
+MOST = 10**15  # the largest number of updates
+Factor = Callable[[int], float]  # the number of finished updates -> a factor of the rate
 
 
 def warmup(
     updates: int, *, start: float = 0.0, then: Factor | None = None
 ) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR]:
-    """For Trainer's `scheduler=`: the rate grows by equal amounts to its full value at update `updates`, and stays.
+    """A scheduler for Trainer's `scheduler=`: the rate grows linearly to its full value at update `updates`.
 
-    `start` is what it grows from, as a share of the full rate: 1/k for a rate scaled to k times the batch (Goyal et al.
-    2017, arXiv 1706.02677, section 2.2). `then` is the factor after so many updates more, `stretto.optim.cosine(900)`.
+    `start` is the share of the full rate that it grows from: 1/k for a rate scaled to k times the batch (Goyal et al.
+    2017, arXiv 1706.02677, section 2.2). `then` maps the number of updates since to a factor of the rate, such as
+    `stretto.optim.cosine(900)`. Raises UsageError for values out of range.
     """
     check_updates(updates)
     if not (is_number(start) and 0 <= start <= 1):
@@ -37,12 +38,12 @@ def warmup(
 
 
 def cosine(updates: int) -> Factor:
-    """From 1 to 0 along half a cosine, and 0 from then on."""
+    """A factor for `warmup`'s `then=`: from 1 to 0 along half a cosine over `updates` updates, then 0."""
     check_updates(updates)
     return lambda finished: (1 + math.cos(math.pi * min(finished / updates, 1))) / 2 if updates else 0.0
 
 
 def check_updates(updates: Any) -> None:
-    """Refuse what is no number of updates."""
+    """Raise UsageError unless `updates` is a whole number from 0 to MOST."""
     if not is_whole(updates) or not 0 <= updates <= MOST:
         raise UsageError(f"updates={shown(updates)}: a whole number of updates, 0 or more (and at most {MOST:,})")

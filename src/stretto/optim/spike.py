@@ -1,4 +1,4 @@
-"""Spike compensation: a gradient that comes D updates late makes up for it when it arrives."""
+"""Spike compensation: a gradient that arrives D updates late is applied with a larger weight on arrival."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,17 +12,17 @@ from stretto.optim.momentum import check_momentum
 def spike_coefficients(momentum: float, delay: float) -> tuple[float, float]:
     """a and b of `w <- w - lr (a v + b g)` (Kosson et al. 2021, arXiv 2003.11666, section 3.2).
 
-    a = m^D and b = (1 - m^D) / (1 - m): from its arrival on, a gradient has contributed what it would have
-    contributed without delay. D = 0 is plain momentum, D = 1 is Nesterov's.
+    a = m^D and b = (1 - m^D) / (1 - m), with m the `momentum` and D the `delay` in updates. From its arrival on, a
+    gradient's total contribution equals that without delay. D = 0 is plain momentum, D = 1 is Nesterov's.
     """
     a = momentum**delay
     return a, (1 - a) / (1 - momentum)
 
 
 class SpikeCompensation:
-    """A step of torch.optim.SGD with momentum, then the difference that compensation makes.
+    """A step of torch.optim.SGD with momentum, then the difference to the compensated step.
 
-    The optimizer itself takes the step, so that schedulers, state and checkpoints are its own.
+    The optimizer takes its own step, so its scheduler, state and checkpoints stay those of torch.optim.SGD.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, delay: float) -> None:
@@ -32,7 +32,7 @@ class SpikeCompensation:
 
     @torch.no_grad()
     def step(self) -> None:
-        """v <- m v + g; w <- w - lr (a v + b g), with g including weight decay."""
+        """Update every parameter: v <- m v + g; w <- w - lr (a v + b g), with g including weight decay."""
         if self.delay == 0:
             self.optimizer.step()
             return

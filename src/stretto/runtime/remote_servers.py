@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.emulate.local_servers import whole
+from stretto.emulate.local_servers import dense
 from stretto.replicas.parameter_server.client import Changes, ServerLink
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
@@ -63,7 +63,7 @@ class RemoteServers(Servers):
 
     def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
         self._used[stage] = [shard for shard in range(cut.shards) if cut.used[shard]]
-        self.shards[stage] = Shard([*map(whole, cut.pieces(parameters, self.me))], self.replicas, build)
+        self.shards[stage] = Shard([*map(dense, cut.pieces(parameters, self.me))], self.replicas, build)
         if self.counter(stage) == self.me:
             self._count(stage)
         return RemoteLink(self, stage)

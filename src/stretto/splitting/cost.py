@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.nn.flop_counter import counting
-from stretto.nn.preserve import home, members, undisturbed
+from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.shapes import describe
 from stretto.nn.stopwatch import as_leaves, timed
 from stretto.nn.stopwatch import attempt as attempt_layer
@@ -77,17 +77,17 @@ def flops(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> 
     """
     counted: list[int] = []
     tensors = inputs
-    with undisturbed(pieces, home(pieces)), torch.no_grad():
+    with undisturbed(pieces, device_of(pieces)), torch.no_grad():
         for piece, name in zip(pieces, names, strict=True):
             with counting() as counter:
-                tensors = members(attempt(piece, name, tensors))
+                tensors = output_tensors(attempt(piece, name, tensors))
             counted.append(counter.get_total_flops())
     return counted
 
 
 def seconds(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> list[int]:
     """Nanoseconds of each piece's forward and backward in training mode: the median of REPEATS runs of all pieces."""
-    device = home(pieces)
+    device = device_of(pieces)
     samples: list[list[int]] = [[] for _ in pieces]
     with undisturbed(pieces, device), torch.enable_grad():
         for piece in pieces:
@@ -105,7 +105,7 @@ def seconds(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -
 def forward_and_backward(piece: nn.Module, name: str, leaves: Inputs) -> Inputs:
     """The outputs of one forward, with its backward done; no parameter's `.grad` is touched."""
     differentiable = [tensor for tensor in (*piece.parameters(), *leaves) if tensor.requires_grad]
-    outputs = members(attempt(piece, name, leaves))
+    outputs = output_tensors(attempt(piece, name, leaves))
     roots = [tensor for tensor in outputs if tensor.requires_grad]
     if roots and differentiable:
         torch.autograd.grad(roots, differentiable, [torch.ones_like(root) for root in roots], allow_unused=True)

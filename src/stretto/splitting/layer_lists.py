@@ -10,7 +10,7 @@ from torch import nn
 
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
-from stretto.nn.preserve import home, undisturbed
+from stretto.nn.preserve import device_of, undisturbed
 from stretto.nn.shapes import describe
 from stretto.splitting.cost import Inputs, attempt
 from stretto.splitting.lists import opens, whole_tuples
@@ -91,7 +91,7 @@ class Layers(SplitParts):
             )
         joints: dict[int, Joint] = {}
         arguments: tuple[Any, ...] = inputs
-        with undisturbed(modules, home(modules)), torch.no_grad():
+        with undisturbed(modules, device_of(modules)), torch.no_grad():
             for index, layer in enumerate(modules):
                 output = attempt(layer, names[index], arguments)
                 unpacked = isinstance(output, tuple) and not self._passes_whole(index)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.batch import Named, inputs_of
-from stretto.nn.preserve import home
+from stretto.nn.preserve import device_of
 from stretto.options.checks import of_kind, one_of, sequence
 from stretto.splitting.choice import FAIR, StageCut, measured, most_even, uneven, ways
 from stretto.splitting.cost import Inputs
@@ -132,7 +132,7 @@ def named_inputs(
         return None, None
     tensors = inputs_of(example, "example")
     roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
-    device = home(roots)
+    device = device_of(roots)
     names = list(tensors.names) if isinstance(tensors, Named) else None
     return names, tuple(tensor.to(device) for tensor in tensors)
 

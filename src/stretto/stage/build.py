@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.solo import lent
+from stretto.heads.solo import readout_parameters
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
 from stretto.nn.seeding import ForwardSeeds
@@ -67,7 +67,7 @@ class StageBuilder:
         parts = self._parts(index, module, head)
         optimizer = parts.optimizer
         place = self._place(index, optimizer)
-        with nullcontext() if parts.borrows is None else parts.borrows.worn(parts.borrows.fixed()):
+        with nullcontext() if parts.borrows is None else parts.borrows.substituted(parts.borrows.placeholders()):
             phases = build_phases(specification, parts, place)
         if specification.sync.sharding is not None and is_sharded(module):
             split, per_update = index in self.rules.split, self.rules.per_update
@@ -109,7 +109,7 @@ class StageBuilder:
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:
         if self.read and index == self.rules.num_stages - 1:
-            return Lender(lent(module))
+            return Lender(readout_parameters(module))
         return tied_weights.lender_of(self.ties, index)
 
     def _agreement(
@@ -149,4 +149,4 @@ def trainable(parts: StageParts) -> list[nn.Parameter]:
     """The parameters that the stage's optimizer steps: trainable ones of module and head, each once, none borrowed."""
     modules = [part for part in (parts.module, parts.head) if part is not None]
     parameters = list(dict.fromkeys(p for part in modules for p in part.parameters() if p.requires_grad))
-    return parameters if parts.borrows is None else parts.borrows.own(parameters)
+    return parameters if parts.borrows is None else parts.borrows.not_borrowed(parameters)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
 from stretto.losses import CrossEntropy, Loss
-from stretto.nn.batch import like
+from stretto.nn.batch import with_names_of
 from stretto.optim import Masters
 from stretto.options.checks import shown
 
@@ -56,7 +56,7 @@ class Precision:
         """Stage 0's inputs, converted."""
         if self.name != "bf16":
             return tensors
-        return like(tensors, [tensor.to(LOW) if tensor.is_floating_point() else tensor for tensor in tensors])
+        return with_names_of(tensors, [tensor.to(LOW) if tensor.is_floating_point() else tensor for tensor in tensors])
 
     def outputs(self, output: Any) -> Any:
         """The output as the loss gets it: in float32 under bf16."""

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from stretto.nn.sharded_modules import whole
+from stretto.nn.sharded_modules import whole_state
 from stretto.optim import Masters
 from stretto.stage.stage import Norms, own_norms
 
@@ -38,7 +38,7 @@ class StageSharing:
 
     def state(self, module: nn.Module) -> dict[str, Tensor]:
         """The module's state_dict with whole weights, as on one device."""
-        state: dict[str, Tensor] = whole(module.state_dict())
+        state: dict[str, Tensor] = whole_state(module.state_dict())
         return state
 
     def norms(self, modules: Sequence[nn.Module], masters: Masters) -> Norms:

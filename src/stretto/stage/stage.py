@@ -17,15 +17,15 @@ from stretto.heads.solo import SharedReadout
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight
-from stretto.nn.batch import like, moved, tensors_in
+from stretto.nn.batch import tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
-from stretto.nn.input_errors import is_misfit, told
-from stretto.nn.preserve import home
+from stretto.nn.input_errors import error_text, is_misfit
+from stretto.nn.preserve import device_of
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
-from stretto.nn.sharded_modules import gathered, is_sharded, local, shares, whole
-from stretto.nn.state_check import check_part, check_weights, fitting
-from stretto.nn.tied_weights import Borrower, Lender, taken
+from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
+from stretto.nn.state_check import check_part, check_weights, explaining_misfits
+from stretto.nn.tied_weights import Borrower, Lender, take_gradients
 from stretto.optim import Masters
 from stretto.optim.loading import load
 from stretto.options.checks import shown
@@ -158,7 +158,7 @@ class Stage:
         self._lends, self._borrows = parts.lends, parts.borrows
         # Each once: a head may use weights of its stage.
         parameters = list(dict.fromkeys(p for part in (module, head) if part is not None for p in part.parameters()))
-        self._parameters = parameters if parts.borrows is None else parts.borrows.own(parameters)
+        self._parameters = parameters if parts.borrows is None else parts.borrows.not_borrowed(parameters)
         self.masters = parts.masters
         self._parameters += self.masters.copies.values()
         self._autocast = specification.precision.autocast(specification.device)
@@ -233,8 +233,8 @@ class Stage:
         )
         against = f", with the target {shown(target.value)}" if target is not None else ""
         return UsageError(
-            f"stage {self.index} ({summary(self.module)}) {what}{against}: {told(error)}. Give batches that the stages "
-            "and the loss can take; Trainer(example=x) checks the stages before"
+            f"stage {self.index} ({summary(self.module)}) {what}{against}: {error_text(error)}. Give batches that the "
+            "stages and the loss can take; Trainer(example=x) checks the stages before"
         )
 
     def context(self) -> AbstractContextManager[object]:
@@ -249,7 +249,7 @@ class Stage:
 
     def state_dict(self) -> dict[str, Any]:
         """All that training changes of this stage, in this replica; nothing in flight, replicas settled."""
-        parts = {name: None if part is None else whole(part.state_dict()) for name, part in self._parts()}
+        parts = {name: None if part is None else whole_state(part.state_dict()) for name, part in self._parts()}
         return {**parts, "updates": self.updates, "weights": self.weights.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
@@ -262,17 +262,17 @@ class Stage:
                 has, had = ("no" if part is None else "a"), ("no" if state.get(name) is None else "a")
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
-                with fitting(f"{origin} does not fit the {name} of stage {self.index}"):
+                with explaining_misfits(f"{origin} does not fit the {name} of stage {self.index}"):
                     part.check(state[name]) if isinstance(part, Agreement) else check_part(state[name], part)
-                    share = shares(state[name], part)
+                    share = local_state(state[name], part)
                     load(part, share) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(share)
-        with fitting(f"{origin} does not fit stage {self.index}"):
+        with explaining_misfits(f"{origin} does not fit stage {self.index}"):
             check_weights(state["weights"], self.weights.state_dict(), self.module)
             self.updates = state["updates"]
             self._begun = False
             self._forget_counts()
             self.weights.forget()
-            self.weights.load_state_dict(moved(state["weights"], home([self.module])))
+            self.weights.load_state_dict(to_device(state["weights"], device_of([self.module])))
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
         return (
@@ -313,8 +313,8 @@ class Stage:
             self._seeds.start(microbatch)
         if isinstance(self.head, SharedReadout):
             self.head.receive(operands.get("tied-weight", ()))
-        inputs = like(operands["activation"], [leaf(tensor, self._sends) for tensor in operands["activation"]])
-        given = like(inputs, [tensor.clone() for tensor in inputs]) if self._changes_input else inputs
+        inputs = with_names_of(operands["activation"], [leaf(tensor, self._sends) for tensor in operands["activation"]])
+        given = with_names_of(inputs, [tensor.clone() for tensor in inputs]) if self._changes_input else inputs
         before = list(map(VERSION, given))
         output, version, tied = self._run_module(given, operands, updates, seen)
         if not self._changes_input and before != list(map(VERSION, given)):
@@ -368,7 +368,7 @@ class Stage:
             return *run(), {}
         self._borrows.receive(operands.get("tied-weight", ()))
         tied = self._borrows.leaves() if seen is None else seen.tied
-        with self._borrows.worn(tied):
+        with self._borrows.substituted(tied):
             return *run(), tied
 
     def abandon(self) -> None:
@@ -415,7 +415,11 @@ class Stage:
         sent: tuple[tuple[Tensor | None, ...], ...] = (take(graph.inputs),)
         if divisors or graph.divisor is not None:
             sent = message(sent, [self._divide_by([graph.divisor, *divisors])])
-        return {"gradient": sent, "weight-gradient": None, "tied-gradient": taken(graph.tied) if graph.tied else {}}
+        return {
+            "gradient": sent,
+            "weight-gradient": None,
+            "tied-gradient": take_gradients(graph.tied) if graph.tied else {},
+        }
 
     def _arrived(self, operands: Mapping[str, Any]) -> tuple[Sequence[Gradient], Sequence[Tensor]]:
         # The gradients from above, by stop; and their shares of the update's divisor, if losses give sums.
@@ -481,7 +485,7 @@ class Stage:
         give(self._head_parameters, graph.head_gradients)
         self.masters.collect()
         self._divide_by([graph.divisor, *divisors])
-        return {"weight-gradient": None, "tied-gradient": taken(graph.tied)}
+        return {"weight-gradient": None, "tied-gradient": take_gradients(graph.tied)}
 
     def _complete(self, operands: Mapping[str, Any]) -> None:
         # Adds the gradients of tied weights from other stages, then divides by the update's divisor.
@@ -563,7 +567,7 @@ class Stage:
         if isinstance(self.head, SharedReadout):
             self.head.receive(unread)
         if self._borrows is not None:
-            self._borrows.settle()
+            self._borrows.refresh()
 
 
 def nothing() -> None:
@@ -611,7 +615,7 @@ def head_loss_and_weight(
 
 def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     """The norm of each parameter's gradient, [number of gradients]."""
-    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [local_share(parameter.grad) for parameter in parameters if parameter.grad is not None]
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
 
 

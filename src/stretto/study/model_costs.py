@@ -121,7 +121,7 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Cost
     """Count the costs of a user's own network, a layer for each piece `stretto.split` can cut; without its loss."""
     from stretto.measure.layers import layer_costs
     from stretto.models.user_model import user_model
-    from stretto.nn.batch import several
+    from stretto.nn.batch import as_tuple
     from stretto.splitting import pieces
 
     if model_options:
@@ -129,7 +129,7 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Cost
     model, example = user_model(name)
     if example is None:
         raise UsageError(f"{name} gives no example of its input: return (module, example) with one input batch")
-    inputs = several(example)
+    inputs = as_tuple(example)
     layers = pieces(model, example=example)
     features = outputs(layers, *inputs)
     return Costed(
@@ -142,14 +142,14 @@ def outputs(layers: "list[nn.Module]", *inputs: "Tensor") -> "list[tuple[Tensor,
     """The output of each layer, one after the other; the layers stay as they are."""
     import torch
 
-    from stretto.nn.batch import several
-    from stretto.nn.preserve import home, undisturbed
+    from stretto.nn.batch import as_tuple
+    from stretto.nn.preserve import device_of, undisturbed
 
     values: list[tuple[Tensor, ...]] = [inputs]
-    with torch.no_grad(), undisturbed(layers, home(layers)):
+    with torch.no_grad(), undisturbed(layers, device_of(layers)):
         for layer in layers:
             output = layer(*values[-1])
-            values.append(several(output))
+            values.append(as_tuple(output))
     return values[1:]
 
 

@@ -1,4 +1,4 @@
-"""Traces: what each worker did and when, recorded while it runs, shown in Perfetto and the report. No torch in here."""
+"""Traces: events of each worker with their times, recorded during a run, for Perfetto and the report. No torch."""
 
 from stretto.tracing.recording import Count, Mark, Recording, Span, read_recordings
 

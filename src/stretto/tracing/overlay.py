@@ -1,4 +1,4 @@
-"""A measured and a simulated run in one trace, each worker of the simulation below the measured one."""
+"""A measured and a simulated run in one trace, each simulated worker below the measured one."""
 
 import re
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ MICROBATCH = re.compile(r"\d+$")  # at the end of the name of an action or a mes
 def overlay(measured: Sequence[Recording], simulated: Sequence[Recording]) -> list[Recording]:
     """Recordings of both runs for `perfetto.write`, worker by worker, the measured one first.
 
-    Times are shifted so that the first computation of both runs begins at the same time. Channels get different names,
+    The simulated times are shifted so that both runs' first computations start together. Channels get different names,
     so that no message leads from one run to the other.
     """
-    start, simulated_start = beginning(measured), beginning(simulated)
+    start, simulated_start = first_start(measured), first_start(simulated)
     both = [renamed(recording, MEASURED, 2 * recording.worker, 0) for recording in measured]
     shift = start - simulated_start
     both += [renamed(recording, SIMULATED, 2 * recording.worker + 1, shift) for recording in simulated]
@@ -23,7 +23,7 @@ def overlay(measured: Sequence[Recording], simulated: Sequence[Recording]) -> li
 
 
 def between(recordings: Sequence[Recording], start: int, end: int, later: int = 0) -> list[Recording]:
-    """Copies of the events that began in [`start`, `end`), with `later` added to the numbers of micro-batches."""
+    """Copies of recordings with the events in [`start`, `end`) ns only, and `later` added to micro-batch numbers."""
     copies = []
     for recording in recordings:
         events = recording.spans, recording.sends, recording.receipts, recording.counts
@@ -43,17 +43,17 @@ def between(recordings: Sequence[Recording], start: int, end: int, later: int = 
     return copies
 
 
-def beginning(recordings: Sequence[Recording]) -> int:
-    """The nanoseconds at which the first worker began to compute; 0 if none did."""
+def first_start(recordings: Sequence[Recording]) -> int:
+    """The start of the first computation of any worker, in ns; 0 without one."""
     spans = (span for recording in recordings for span in recording.spans)
     return min((span.start for span in spans if span.lane == "compute"), default=0)
 
 
-def renamed(recording: Recording, group: str, worker: int, ahead: int) -> Recording:
-    """A copy with another worker number, the group in its name and channels, and `ahead` added to its times."""
+def renamed(recording: Recording, group: str, worker: int, shift: int) -> Recording:
+    """A copy with another worker number, `group` in its name and channels, and `shift` ns added to its times."""
     spans, sends, receipts, counts = recording.spans, recording.sends, recording.receipts, recording.counts
     limit = max(LIMIT, len(spans) + len(sends) + len(receipts) + len(counts))
-    copy = Recording(worker, name=f"{group}, {recording.name}", offset=ahead, limit=limit)
+    copy = Recording(worker, name=f"{group}, {recording.name}", offset=shift, limit=limit)
     copy.host, copy.process, copy.dropped = recording.host, recording.process, recording.dropped
     for span in spans:
         copy.span(*span)

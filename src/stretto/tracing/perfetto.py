@@ -2,8 +2,8 @@
 
 Each worker is a process of the trace, each lane a thread.
 
-The format is Perfetto's own, protobuf TracePackets (perfetto.dev/docs/reference/synthetic-track-event); its library
-takes 70 ms to import and is imported where it is used.
+The format is Perfetto's own, protobuf TracePackets (perfetto.dev/docs/reference/synthetic-track-event). Importing its
+library takes 70 ms, so it is imported on first use.
 """
 
 import itertools
@@ -15,9 +15,9 @@ from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
 from stretto.tracing.recording import Mark, Recording, Span
 
-SEQUENCE = 1  # every packet names the sequence it belongs to; all of ours belong to one
+SEQUENCE = 1  # the id of the packet sequence that all packets belong to
 LATEST = 2**63  # nanoseconds: the format has 64-bit integers, some readers signed ones
-LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # from top to bottom; others below
+LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # top to bottom, above any others
 
 
 def write(recordings: Sequence[Recording], file: Path) -> None:
@@ -33,12 +33,12 @@ def write(recordings: Sequence[Recording], file: Path) -> None:
     with replacing(file) as temporary, temporary.open("wb") as out:
         for packet in packets(recordings):
             content = packet.SerializeToString()
-            out.write(b"\x0a" + varint(len(content)))  # field 1 of Trace, of a length
+            out.write(b"\x0a" + varint(len(content)))  # field 1 of Trace, length-delimited
             out.write(content)
 
 
 def varint(number: int) -> bytes:
-    """A length as protobuf writes it: seven bits per byte, the lowest first."""
+    """A protobuf varint: seven bits per byte, the lowest first; bit 7 is set in all bytes but the last."""
     low = []
     while number > 127:
         low.append(number & 127 | 128)
@@ -47,9 +47,9 @@ def varint(number: int) -> bytes:
 
 
 def packets(recordings: Sequence[Recording]) -> Iterator[Any]:
-    """The TracePackets, worker by worker: first a track's description, then its events in order."""
+    """Yield the TracePackets, worker by worker: each track's description, then its events."""
     tracks = itertools.count(1)
-    flows = paired(recordings)
+    flows = flow_ids(recordings)
     for recording in recordings:
         process = next(tracks)
         yield process_track(process, recording)
@@ -60,7 +60,7 @@ def packets(recordings: Sequence[Recording]) -> Iterator[Any]:
 
 
 class Thread(NamedTuple):
-    """The events of one thread track: spans in order, which do not overlap, and messages sent or received."""
+    """The events of one thread track: ordered spans without overlap, and the messages sent and received."""
 
     name: str
     spans: Sequence[Span]
@@ -69,9 +69,9 @@ class Thread(NamedTuple):
 
 
 def lanes(recording: Recording) -> list[Thread]:
-    """The lanes of a worker in order; marks are in the lanes "send" and "receive".
+    """The threads of a worker, top to bottom; messages are in the lanes "send" and "receive".
 
-    A lane whose spans overlap, as those of messages may, becomes several: "send", "send 2", ...
+    A lane with overlapping spans, as of messages, becomes several threads: "send", "send 2", ...
     """
     by_lane: dict[str, list[Span]] = {}
     for span in recording.spans:
@@ -101,8 +101,8 @@ def without_overlap(spans: Iterable[Span]) -> list[list[Span]]:
     return rows
 
 
-def paired(recordings: Iterable[Recording]) -> dict[tuple[str, int], int]:
-    """{(channel, number): flow id} of every message of which both ends were recorded."""
+def flow_ids(recordings: Iterable[Recording]) -> dict[tuple[str, int], int]:
+    """{(channel, number): flow id} of every message that was recorded at both ends."""
     sends, receipts = set(), set()
     for recording in recordings:
         sends |= {(channel, number) for channel, number, _ in recording.sends}
@@ -111,10 +111,10 @@ def paired(recordings: Iterable[Recording]) -> dict[tuple[str, int], int]:
 
 
 def process_track(track: int, recording: Recording) -> Any:
-    """The description of a worker. Its number is used as process id: emulated workers share one, hosts repeat them."""
+    """The description of a worker's track. Its process id is the worker + 1, as real ids may repeat over hosts."""
     packet = new_packet()
     packet.track_descriptor.uuid = track
-    packet.track_descriptor.process.pid = recording.worker + 1  # Perfetto takes process 0 for the kernel's
+    packet.track_descriptor.process.pid = recording.worker + 1  # Perfetto reserves process 0 for the kernel
     packet.track_descriptor.process.process_name = recording.name
     packet.track_descriptor.process.process_labels.append(f"process {recording.process} on {recording.host}")
     if recording.dropped:
@@ -125,7 +125,7 @@ def process_track(track: int, recording: Recording) -> Any:
 def thread_packets(
     track: int, number: int, process: int, recording: Recording, thread: Thread, flows: dict[tuple[str, int], int]
 ) -> Iterator[Any]:
-    """The description of a lane, then its events. Of equal times Perfetto keeps the order of the packets."""
+    """Yield a thread's description, then its events. At equal times Perfetto keeps the order of the packets."""
     packet = new_packet()
     packet.track_descriptor.uuid = track
     packet.track_descriptor.parent_uuid = process
@@ -140,11 +140,11 @@ def thread_packets(
         yield begin
         yield event(track, span.end, "TYPE_SLICE_END")
     for marks, verb in ((thread.sends, "sent"), (thread.receipts, "received")):
-        for channel, of_channel, time in marks:
+        for channel, message, time in marks:
             instant = event(track, time, "TYPE_INSTANT")
-            instant.track_event.name = f"{channel} {of_channel} {verb}"
+            instant.track_event.name = f"{channel} {message} {verb}"
             instant.track_event.categories.append(thread.name)
-            flow = flows.get((channel, of_channel))
+            flow = flows.get((channel, message))
             if flow is not None:
                 ends = instant.track_event.terminating_flow_ids
                 (instant.track_event.flow_ids if verb == "sent" else ends).append(flow)
@@ -152,7 +152,7 @@ def thread_packets(
 
 
 def counter_packets(tracks: Iterator[int], process: int, recording: Recording) -> Iterator[Any]:
-    """A counter track for each name that is counted, with its values."""
+    """Yield a counter track for each counter, with its values."""
     by_name: dict[str, int] = {}
     for name, time, value in recording.counts:
         if name not in by_name:
@@ -172,7 +172,7 @@ def counter_packets(tracks: Iterator[int], process: int, recording: Recording) -
 
 
 def event(track: int, time: int, kind: str) -> Any:
-    """A packet with an event of this kind on a track; `time` in nanoseconds."""
+    """A packet with one event on a track: `kind` is its type in TrackEvent, `time` is in ns."""
     packet = new_packet()
     packet.timestamp = time
     packet.track_event.type = packet.track_event.Type.Value(kind)
@@ -181,7 +181,7 @@ def event(track: int, time: int, kind: str) -> Any:
 
 
 def new_packet() -> Any:
-    """An empty packet of our sequence."""
+    """An empty TracePacket of the sequence."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
     packet = TracePacket()

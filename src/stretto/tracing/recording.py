@@ -1,4 +1,4 @@
-"""The recording of one worker: spans of work, messages sent and received, counts, each with its time."""
+"""The recording of one worker: spans of work, messages sent and received, and counters, each with its time."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
 
 FORMAT = 1
-LIMIT = 1 << 18  # events that are kept; about 40 MB in memory, 15 MB on disk
+LIMIT = 1 << 18  # events kept of a recording: about 40 MB in memory, 15 MB on disk
 FILES = "trace-worker-*.jsonl"
 
 
 class Span(NamedTuple):
-    """A lane of a worker was busy with `name` from `start` to `end`: nanoseconds on rank 0's clock."""
+    """A lane of a worker was busy with `name` from `start` to `end`, in ns on rank 0's clock."""
 
     lane: str
     name: str
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Message `number` of a channel was sent, or was received: nanoseconds on rank 0's clock."""
+    """Message `number` of a channel was sent or received at `time`, in ns on rank 0's clock."""
 
     channel: str
     number: int
@@ -34,7 +34,7 @@ class Mark(NamedTuple):
 
 
 class Count(NamedTuple):
-    """The value of the counter `name` from `time` on: nanoseconds on rank 0's clock."""
+    """The counter `name` has `value` from `time` on, in ns on rank 0's clock."""
 
     name: str
     time: int
@@ -44,17 +44,16 @@ class Count(NamedTuple):
 class Recording:
     """The events of one worker.
 
-    Lanes are what a worker does at the same time: "compute", "wait", "send", "receive", "collective", "checkpoint".
-    A message is named by its channel and its number there; sender and receiver use the same names (`tracing.naming`),
-    so that both ends can be joined.
+    Lanes are activities that may overlap: "compute", "wait", "send", "receive", "collective", "checkpoint". A message
+    is identified by its channel and its number there; sender and receiver use the same names (`tracing.naming`), so
+    that both ends can be joined.
 
     Recording an event appends one tuple, from any thread, in less than a microsecond. Names and channels may be any
     objects, such as an Action: they become text only when the recording is written. Times are those of
-    time.perf_counter_ns(); `offset`, added to them, makes them those of rank 0 (it is 0 on one machine) and may be set
-    at any time.
+    time.perf_counter_ns(). `offset` ns added to them give rank 0's clock (0 on one machine); it may be set at any time.
 
-    The last `limit` events are kept, and `dropped` counts the others: of a long run the end matters most, and all
-    workers then keep about the same stretch of time, so that both ends of messages are there.
+    The last `limit` events are kept, and `dropped` counts the others. All workers then keep about the same period, the
+    end of the run, so that both ends of most messages are recorded.
     """
 
     def __init__(self, worker: int = 0, *, name: str = "", offset: int = 0, limit: int = LIMIT) -> None:
@@ -93,8 +92,9 @@ class Recording:
     @property
     def spans(self) -> list[Span]:
         """The spans in the order they were recorded."""
-        ahead = self.offset
-        return [Span(str(lane), str(name), a + ahead, b + ahead) for lane, name, a, b in self._of("span")]
+        shift = self.offset
+        spans = self._of("span")
+        return [Span(str(lane), str(name), start + shift, end + shift) for lane, name, start, end in spans]
 
     @property
     def sends(self) -> list[Mark]:
@@ -112,10 +112,10 @@ class Recording:
         return [Count(str(name), time + self.offset, value) for name, time, value in self._of("count")]
 
     def _of(self, kind: str) -> Iterator[tuple[Any, ...]]:
-        return (event[1:] for event in list(self._events) if event[0] == kind)  # a thread may be recording
+        return (event[1:] for event in list(self._events) if event[0] == kind)  # a copy, as another thread may append
 
     def write(self, folder: Path) -> Path:
-        """Write trace-worker-N.jsonl, a header and a line for each event, and return its path."""
+        """Write trace-worker-N.jsonl, a header line and one line for each event, and return its path."""
         header = {
             "stretto-trace": FORMAT,
             "worker": self.worker,
@@ -146,12 +146,12 @@ class Recording:
 
 
 def with_text(event: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An event whose names are text; JSON would make a list of a name that is a tuple."""
+    """An event with its names as text, as JSON would turn a name that is a tuple into a list."""
     return tuple([part if isinstance(part, int | float) else str(part) for part in event])
 
 
 def lines(file: Iterable[str], path: Path) -> Iterator[Any]:
-    """The events of a file after its header."""
+    """Yield the events of a file after its header; an incomplete last line is left out."""
     for number, line in enumerate(file, start=2):
         if not line.endswith("\n"):
             return  # its writer was killed, or the disk was full

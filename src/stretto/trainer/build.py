@@ -12,7 +12,7 @@ from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads import build as build_head
 from stretto.heads.head import Network
-from stretto.heads.solo import readings
+from stretto.heads.solo import readers_of_readout
 from stretto.mesh import Placement
 from stretto.nn import memory_limit, tied_weights
 from stretto.nn.batch import inputs_on
@@ -73,7 +73,7 @@ class Construction:
         self.merges = self._agreement not in (None, "A")
         self.summed_replicas = of.mesh.data if self.merges else 1
         self._ties = self._tied(known)
-        self._reads = readings(of.method.head, of.method.reach(num_stages), heads)
+        self._reads = readers_of_readout(of.method.head, of.method.reach(num_stages), heads)
         self._check_reading()
         self._share_stages()
         self.schedule, self.rules = self._plan(of.method.plan, workers)

@@ -12,12 +12,12 @@ from stretto.nn.batch import (
     check_examples,
     check_names,
     cut,
-    entries,
     first_size,
     inputs_of,
-    like,
-    moved,
+    num_entries,
     target_of,
+    to_device,
+    with_names_of,
 )
 from stretto.schedule.even_split import part_sizes
 from stretto.stage.specification import Specification
@@ -113,12 +113,12 @@ class MinibatchSplitter:
         counted = self._cross_entropy is not None and self._cross_entropy.uneven(y)
         expected = 1.0
         if counted or self._mean_check is not None:
-            expected = entries(y, examples) / (self._replicas if self._merges else 1)
+            expected = num_entries(y, examples) / (self._replicas if self._merges else 1)
         targets: list[list[Target]] = []
         for parts, shares in zip(self._by_replica(y), split.shares, strict=True):
             targets.append([])
             for part, share in zip(parts, shares, strict=True):
-                value = moved(part, self._device)
+                value = to_device(part, self._device)
                 targets[-1].append(Target(value, share, counted=counted, expected=expected))
         if self._mean_check is not None and self._parts > 1:
             check = self._mean_check.due(y, split.sizes, split.first)
@@ -154,7 +154,7 @@ class MinibatchSplitter:
         return split
 
     def _inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        here = like(tensors, [tensor.to(self._device) for tensor in tensors])
+        here = with_names_of(tensors, [tensor.to(self._device) for tensor in tensors])
         return self._precision.inputs(here)
 
 

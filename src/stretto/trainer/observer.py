@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.linalg import vector_norm
 
-from stretto.nn.batch import call, like
+from stretto.nn.batch import call, with_names_of
 from stretto.nn.seeding import PreservedGenerator
 from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
@@ -223,7 +223,7 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
     alive: list[Any] = []  # a tensor that is freed may give its address to the next, which would not be counted
     hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
     with PreservedGenerator(inputs[0].device), hooks, stage.context():
-        alive.append(call(module, like(graph.inputs, given)))
+        alive.append(call(module, with_names_of(graph.inputs, given)))
         if target is not None:
             features = alive[0] if isinstance(alive[0], tuple) else (alive[0],)
             alive.append(head_loss(stage.loss, head, features, alive[0], target))

@@ -338,7 +338,7 @@ class Trainer:
         """
         given = Batches("evaluate", batches)
         self._pause()
-        with self._backend.together(), given.fitting():
+        with self._backend.together(), given.explaining_misfits():
             self._backend.refresh(self._stages, self.rules)
             return self._backend.evaluate(self.stages, self.specification, given)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.nn.batch import call, like
+from stretto.nn.batch import call, with_names_of
 from stretto.weights import guard
 from stretto.weights.check import watched_call
 from stretto.weights.origins import tensors_in
@@ -40,7 +40,7 @@ def backward_reads(module: nn.Module, inputs: Sequence[Any], name: str) -> bool:
     leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
     leaves += [value.requires_grad_() for value in detached if isinstance(value, Tensor) and value.is_floating_point()]
     copies = [value.clone() if isinstance(value, Tensor) else value for value in detached]  # it may work in place
-    outputs = [tensor for tensor in tensors_in([call(module, like(inputs, copies))]) if tensor.requires_grad]
+    outputs = [tensor for tensor in tensors_in([call(module, with_names_of(inputs, copies))]) if tensor.requires_grad]
     cotangents = [torch.randn_like(tensor) for tensor in outputs]
 
     def gradients() -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.optim.coming_rates import FutureRates, Scheduler
-from stretto.optim.direction import check_direction, moved
+from stretto.optim.direction import check_direction, extrapolated
 from stretto.optim.momentum import check_momentum
 
 Horizon = float | Callable[[int], float]  # how many updates ahead, or a function from the updates so far to that
@@ -124,7 +124,7 @@ class StepPrediction(Rule):
             return parameter
         group = self._group[id(parameter)]
         distance = self.rates.sum(group, self.updates, ahead)
-        return moved(parameter, state, self.optimizer.param_groups[group], distance)
+        return extrapolated(parameter, state, self.optimizer.param_groups[group], distance)
 
     def _state(self, parameter: Tensor) -> Mapping[str, Any]:
         state: Mapping[str, Any] = self.optimizer.state.get(parameter, {})

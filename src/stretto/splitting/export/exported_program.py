@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_unflatten
 
 from stretto.errors import UsageError
-from stretto.nn.preserve import home, unchanged, undisturbed
+from stretto.nn.preserve import device_of, unchanged, undisturbed
 from stretto.splitting.cost import Inputs
 from stretto.splitting.export.local_shapes import with_local_shapes
 from stretto.splitting.export.modes import merge
@@ -58,13 +58,13 @@ def export(model: nn.Module, call: ForwardCall, inputs: Inputs) -> RecordedForwa
     trains = [(module, module.training or not model.training) for module in model.modules()]
     targets: dict[str, Any] = {}
     programs, graphs = [], []
-    with unchanged(model), undisturbed([model], home([model])):
+    with unchanged(model), undisturbed([model], device_of([model])):
         for training in (True, False):
             for module, trained in trains:
                 module.training = training and trained
             model_call = ModelCall(model, call)
             programs.append(run_export(model_call, call, inputs))
-            graphs.append(with_local_shapes(lower(programs[-1], model, call, targets), home([model])))
+            graphs.append(with_local_shapes(lower(programs[-1], model, call, targets), device_of([model])))
     merged = merge(graphs[0], graphs[1], targets, training=model.training)
     check(merged, model, call, inputs, programs)
     return RecordedForward(merged, targets, model_call.outputs)

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
-from stretto.nn.preserve import home, members, trainable, undisturbed
+from stretto.nn.preserve import device_of, output_tensors, trainable, undisturbed
 from stretto.splitting.assembly import assemble
 from stretto.splitting.boundary_values import (
     Form,
@@ -82,7 +82,7 @@ class Traced(SplitParts):
         # In evaluation, but for the modules that `modes` sets.
         outputs = []
         for run in (partial(self._call.run, self._model, inputs), partial(Chain(*stages), *inputs)):
-            with undisturbed([self._model, *stages], home([self._model])), torch.no_grad():
+            with undisturbed([self._model, *stages], device_of([self._model])), torch.no_grad():
                 for module, training in (modes or {}).items():
                     module.training = training
                 torch.manual_seed(0)  # some modules draw random numbers in evaluation too
@@ -98,7 +98,7 @@ class Traced(SplitParts):
         # Run the example once and record the form of every node's value.
         module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
         recorder = FormRecorder(module, self._call.hint)
-        with undisturbed([self._model, module], home([module])), trainable(self._model):
+        with undisturbed([self._model, module], device_of([module])), trainable(self._model):
             recorder.run(*inputs)
         return recorder.forms
 
@@ -107,7 +107,7 @@ class Traced(SplitParts):
         assert self._inputs is not None
         module = assemble(self._graph, self._targets, self._persistent, self._model, "Whole")
         for training in (False, True):
-            with undisturbed([self._model, module], home([module])):
+            with undisturbed([self._model, module], device_of([module])):
                 module.train(training)
                 recorder = OperationRecorder(module)
                 recorder.run(*self._inputs)
@@ -249,7 +249,7 @@ class Traced(SplitParts):
 
 def tensors_of(output: Any) -> tuple[Tensor, ...]:
     """The tensors of a model's output, a mapping or not."""
-    return members(tuple(output.values()) if isinstance(output, Mapping) else output)
+    return output_tensors(tuple(output.values()) if isinstance(output, Mapping) else output)
 
 
 def close(expected: Tensor, actual: Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_arg
 
-from stretto.nn.preserve import home, undisturbed
+from stretto.nn.preserve import device_of, undisturbed
 from stretto.splitting.cost import Inputs
 from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.decisions import deciding_line, decision_of, hold, settled
@@ -119,7 +119,7 @@ class BlockTracer(fx.Tracer):
         # Decide as for the example, and record a check that other batches decide the same.
         self._evaluating = True
         try:
-            with undisturbed([self.root], home([self.root])), torch.no_grad():
+            with undisturbed([self.root], device_of([self.root])), torch.no_grad():
                 decided = decision_of(self._value(proxy.node))
         finally:
             self._evaluating = False
