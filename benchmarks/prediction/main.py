@@ -28,8 +28,17 @@ from pairs import Pair, Wire, laid, probe, spread
 
 import stretto.runtime
 from stretto.cost import Cluster, LayerCost, ModelCosts
-from stretto.cost.forecast import Forecast, forecast
-from stretto.measure.machine import PASSED, SIZES, Findings, Times, cluster_of, measure_machine, messages, passages
+from stretto.cost.step_prediction import Forecast, forecast
+from stretto.measure.machine_calibration import (
+    PASSED,
+    SIZES,
+    Findings,
+    Times,
+    cluster_of,
+    measure_machine,
+    messages,
+    passages,
+)
 from stretto.measure.messages import Passage
 from stretto.measure.overhead import Overhead, measure_overhead
 from stretto.methods import definition as find_method
@@ -433,7 +442,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "result.json")
     chosen = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    mp.set_forkserver_preload(["torch", "stretto.trainer.distributed", "stretto.measure.machine", "layers", "pairs"])
+    mp.set_forkserver_preload(
+        ["torch", "stretto.trainer.distributed", "stretto.measure.machine_calibration", "layers", "pairs"]
+    )
     begin, load = time.perf_counter(), os.getloadavg()[0]
     mine = [c for c in CONFIGURATIONS if chosen.only in str(c)]
     with contextlib.ExitStack() as stack:

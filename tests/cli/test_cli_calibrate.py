@@ -60,7 +60,7 @@ def test_a_machine_as_a_cluster(capsys, tmp_path):
 
 def test_the_table_of_a_machine(capsys, tmp_path):
     from stretto.cli.calibrate import tell_machine
-    from stretto.measure.machine import Findings
+    from stretto.measure.machine_calibration import Findings
     from stretto.measure.messages import Passage
     from stretto.measure.overhead import Overhead
     from stretto.measure.rates import MeasuredCase

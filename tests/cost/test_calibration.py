@@ -8,10 +8,10 @@ from stretto import UsageError
 from stretto.cost import Affine
 from stretto.cost.cluster_file import parse, to_toml
 from stretto.measure import layer_costs, with_times
+from stretto.measure.aten_costs import Operators, sort
 from stretto.measure.layer_times import affine
-from stretto.measure.machine import PASSED, SIZES, Findings, cluster_of
+from stretto.measure.machine_calibration import PASSED, SIZES, Findings, cluster_of
 from stretto.measure.messages import Passage
-from stretto.measure.operators import Operators, sort
 from stretto.measure.overhead import Overhead
 from stretto.measure.rates import LAYERS, MeasuredCase, cases, rates_of
 

@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 
 from stretto import Trainer
 from stretto.cost import Affine, Cluster, Device, Group, Link, Measured, ModelCosts
-from stretto.cost.forecast import forecast
+from stretto.cost.step_prediction import forecast
 from stretto.cost.worker_memory import peak_bytes
 from stretto.measure import layer_costs
 from stretto.methods import method

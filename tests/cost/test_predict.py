@@ -19,7 +19,7 @@ from stretto.cost import (
     stage_times,
 )
 from stretto.cost.layer_table import Affine
-from stretto.cost.predict import Machine, all_reduce_seconds, layer_times, summed
+from stretto.cost.stage_prediction import Machine, all_reduce_seconds, layer_times, summed
 from stretto.methods import method
 from stretto.parallel.price import LinearLayer, ProcessGrid, best_rows, price
 from stretto.simulate import period, simulate

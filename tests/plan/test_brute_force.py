@@ -107,9 +107,9 @@ def shard_name(name):
 
 @pytest.fixture(autouse=True)
 def _an_optimizer_without_state(monkeypatch):
-    from stretto.cost import predict
+    from stretto.cost import stage_prediction
 
-    monkeypatch.setitem(predict.OPTIMIZERS, "sgd", predict.Optimizer("sgd", 0, 5))
+    monkeypatch.setitem(stage_prediction.OPTIMIZERS, "sgd", stage_prediction.Optimizer("sgd", 0, 5))
 
 
 @pytest.mark.parametrize("seed", range(64))

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from stretto.cost import Cluster, Device, Group, Link
-from stretto.cost.forecast import forecast
+from stretto.cost.step_prediction import forecast
 from stretto.measure import layer_costs
 from stretto.methods import method
 from stretto.plan import Problem, search

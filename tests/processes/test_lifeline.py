@@ -18,7 +18,7 @@ import multiprocessing, sys, threading, time
 from stretto.processes import fork_server
 import child
 
-fork_server.NEEDED = ("stretto.processes.server_start", *sys.argv[1].split(","))
+fork_server.NEEDED = ("stretto.processes.fork_server_preload", *sys.argv[1].split(","))
 
 def start():
     fork_server.prepare()

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from stretto.errors import UsageError
-from stretto.replicas.parameter_server.order import Order
 from stretto.replicas.parameter_server.staleness import Tickets
+from stretto.replicas.parameter_server.update_log import Order
 
 
 def test_the_picture():

@@ -9,7 +9,7 @@ from stretto.report.html import render
 from stretto.report.prediction import MEAN_TIMES, RunPrediction, compare_with_prediction, predicted_chart
 from stretto.report.turns import mean_durations
 from stretto.simulate import Link, Network, period, simulate
-from stretto.simulate.recordings import recordings
+from stretto.simulate.timeline_recordings import recordings
 from stretto.tracing import Recording
 
 from .synthetic import make_page, recorded

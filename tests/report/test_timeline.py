@@ -10,7 +10,7 @@ from stretto.report.timeline import timeline_chart
 from stretto.report.turns import Bar, timelines, window
 from stretto.schedule import Action
 from stretto.simulate import period, simulate
-from stretto.simulate.recordings import recordings
+from stretto.simulate.timeline_recordings import recordings
 from stretto.tracing import Recording
 
 from .synthetic import make_page, make_records, recorded

@@ -132,7 +132,7 @@ def forked(_, command, kept):
     """Python's own fork server, or its resource tracker, as a fork of this process, too."""
     child = os.fork()
     if child == 0:
-        sys.modules.pop("stretto.processes.server_start", None)  # a fresh one would not have it yet
+        sys.modules.pop("stretto.processes.fork_server_preload", None)  # a fresh one would not have it yet
         first = 3
         for number in sorted(kept):
             os.closerange(first, number)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import stretto
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Delays, Reach, Rules
-from stretto.schedule.library import local
+from stretto.schedule.library import backprop_and_local
 
 
 @st.composite
@@ -81,10 +81,10 @@ def test_rules_make_what_they_need_and_free_what_they_make(reach):
 def test_stages_are_cut_as_tensor_split_cuts(stages, workers):
     if workers > stages:
         with pytest.raises(ScheduleError, match=f"{workers} workers for {stages} stages"):
-            local.assign(stages, workers)
+            backprop_and_local.assign(stages, workers)
     else:
         cut = torch.arange(stages).tensor_split(workers)
-        assert [list(part) for part in local.assign(stages, workers)] == [part.tolist() for part in cut]
+        assert [list(part) for part in backprop_and_local.assign(stages, workers)] == [part.tolist() for part in cut]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -8,7 +8,7 @@ from torch import nn
 
 from stretto.optim import Masters
 from stretto.weights import Correction, CurrentRule, Predicted, Substituted, VelocityPrediction, WeightPrediction
-from stretto.weights.rounded import Rounded
+from stretto.weights.master_rule import Rounded
 
 RULES = {
     "current": lambda optimizer: CurrentRule(),

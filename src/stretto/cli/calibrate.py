@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stretto.collectives import Calibration
     from stretto.collectives.algorithm_comparison import ComparedTime
     from stretto.cost import Cluster, Link
-    from stretto.measure.machine import Findings
+    from stretto.measure.machine_calibration import Findings
 
 OUT = Path("cluster.toml")
 SIZES = tuple(1 << exponent for exponent in range(10, 27, 2))  # 1 KB to 64 MB
@@ -83,7 +83,7 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
     check((), None, workers, launched)
     import os
 
-    from stretto.measure.machine import Findings, steps_of
+    from stretto.measure.machine_calibration import Findings, steps_of
 
     options = {"quick": quick, "load": os.getloadavg()[0]}
     with progress("calibrate", steps_of(quick), silent=silent) as bar:
@@ -97,7 +97,7 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
 def tell_machine(findings: "Findings", out: Path, *, json: bool, quiet: bool) -> None:
     """Write the cluster's file and print its rates and links."""
     from stretto.cost.cluster_file import to_dict, write_cluster
-    from stretto.measure.machine import cluster_of
+    from stretto.measure.machine_calibration import cluster_of
 
     cluster = cluster_of(findings)
     with writing_to(out):

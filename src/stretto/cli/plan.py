@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from stretto.cli.output import print_json
 from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of
-from stretto.cli.planned import explained, in_words, points, summary, tell_difference, written
+from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
 from stretto.settings.planning import PlanOutput, PlanSettings
@@ -120,6 +120,6 @@ def images(model: "Costed") -> tuple[int, ...] | None:
 def shards(model: "Costed") -> tuple[str, ...]:
     """What may be sharded: what `stretto train` can do, of a model that it trains."""
     from stretto.plan.problem import SHARDS
-    from stretto.replicas.strategies import CHOICES
+    from stretto.replicas.sync import CHOICES
 
     return SHARDS if model.trained is None or "fully-shard" in CHOICES else ("none",)

@@ -148,7 +148,7 @@ def write_files(layout: Layout, timeline: "Timeline", output: SimulateOutput) ->
     if output.svg is not None:
         write(output.svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
     if output.trace is not None:
-        from stretto.simulate.recordings import recordings
+        from stretto.simulate.timeline_recordings import recordings
 
         write_trace(output.trace, recordings(timeline, layout.rules))
 

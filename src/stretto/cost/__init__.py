@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.cost.cluster_file import find_cluster, read_cluster, write_cluster
 from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, Work
-from stretto.cost.predict import StageTimes, durations_of, stage_times
+from stretto.cost.stage_prediction import StageTimes, durations_of, stage_times
 
 if TYPE_CHECKING:
     from stretto.measure import NOTES, Accounting, Costs, faking, layer_costs, measure, with_times

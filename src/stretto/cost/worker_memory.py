@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
-from stretto.cost.predict import optimizer_of
+from stretto.cost.stage_prediction import optimizer_of
 from stretto.methods import Method
 from stretto.schedule import Action, Edge, Rules, Schedule
 

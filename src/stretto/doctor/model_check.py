@@ -16,8 +16,8 @@ from stretto.nn.batch import call, inputs_on, with_names_of
 from stretto.nn.shapes import describe, trace
 from stretto.splitting import Stages, divide
 from stretto.splitting.lists import whole_list
-from stretto.stage.arguments import enable_training
 from stretto.stage.stage import begins_in_place, leaf
+from stretto.stage.trainer_arguments import enable_training
 
 MEANING = {
     "live": "the backward reads the weights as they stand by then",

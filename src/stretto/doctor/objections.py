@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.batch import call, with_names_of
-from stretto.weights import check, guard
+from stretto.weights import saved_tensor_check, version_counter
+from stretto.weights.forward_backward_rules import Substituted
 from stretto.weights.origins import tensors_in
 from stretto.weights.probe import backward_reads
 from stretto.weights.stash import Stash
-from stretto.weights.substituted import Substituted
 from stretto.weights.value_rules import CurrentRule, WeightPrediction
 
 MECHANISMS = ("live", "predicted", "stash")
-HIDDEN_COPY = "its backward reads a copy of {} that autograd does not know of", check.STASH
+HIDDEN_COPY = "its backward reads a copy of {} that autograd does not know of", saved_tensor_check.STASH
 NOT_REACHED = (
     "with stashed weights the gradient of {} is not that of plain training: the module keeps the parameter in a place "
     "that torch.func.functional_call does not reach, or draws random numbers of its own",
@@ -51,16 +51,16 @@ def survey(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
 
 def find_copies(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     """Objections to submodules whose forward copies weights: seen in its operations, or by changing a weight."""
-    objections: dict[str, check.Objection] = {}
-    _, read = check.watched_call(module, fresh(inputs), objections=objections)
+    objections: dict[str, saved_tensor_check.Objection] = {}
+    _, read = saved_tensor_check.watched_call(module, fresh(inputs), objections=objections)
     parameters = dict(module.named_parameters())
-    for name in read if guard.available() else ():
+    for name in read if version_counter.available() else ():
         owner, _, parameter = name.rpartition(".")
         known = any(concerns(submodule, owner) for submodule in objections)
         if not known and parameters[name].ndim > 1 and not backward_reads(module, inputs, name):
             objections[owner] = (HIDDEN_COPY[0].format(parameter), HIDDEN_COPY[1])
     return [
-        Objection(name, MECHANISMS if why == check.RECOMPUTED else ("live", "predicted"), *why)
+        Objection(name, MECHANISMS if why == saved_tensor_check.RECOMPUTED else ("live", "predicted"), *why)
         for name, why in objections.items()
         if not any(concerns(other, name) and objections[other] == why for other in objections if other != name)
     ]
@@ -76,8 +76,8 @@ def try_substitution(module: nn.Module, inputs: Sequence[Any]) -> list[Objection
     try:
         Substituted(module, WeightPrediction(1), CurrentRule()).forward(fresh(inputs))
     except UsageError as error:
-        if check.REFUSED not in str(error):  # `find_copies` names those
-            return [Objection("", ("predicted",), str(error), check.STASH)]
+        if saved_tensor_check.REFUSED not in str(error):  # `find_copies` names those
+            return [Objection("", ("predicted",), str(error), saved_tensor_check.STASH)]
     return []
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stretto.cost.layer_table import Affine, Measured, ModelCosts
 from stretto.errors import UsageError
 from stretto.measure.fit import fit
-from stretto.measure.layers import Loss
+from stretto.measure.layer_flops import Loss
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, timed
 from stretto.runtime.process_memory import keep_memory

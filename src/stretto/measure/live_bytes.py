@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stretto.measure.operators import tensors
+from stretto.measure.aten_costs import tensors
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from stretto.cost.layer_table import ModelCosts
+from stretto.measure.layer_flops import layer_costs
 from stretto.measure.layer_times import with_times
-from stretto.measure.layers import layer_costs
 from stretto.measure.messages import Passage, agreed
 from stretto.trainer.trainer import Trainer
 

@@ -2,7 +2,7 @@
 
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
-from stretto.schedule.library import local
+from stretto.schedule.library.backprop_and_local import one_sweep
 
 BASELINE = "backprop"  # the name of what every other method is compared with
 
@@ -12,7 +12,7 @@ def backprop() -> Method:
     return Method(
         name=BASELINE,
         summary="one loss at the top, its gradient reaches every stage",
-        schedule=local.one_sweep,
+        schedule=one_sweep,
         synchronous=True,
         planning=Planning(workers=(1, 1)),
     )

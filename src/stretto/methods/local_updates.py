@@ -11,7 +11,7 @@ from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
 from stretto.options.checks import is_among, shown
 from stretto.schedule import Reach
-from stretto.schedule.library import local
+from stretto.schedule.library.backprop_and_local import assign, one_sweep, split_backward
 
 
 def greedy(*, head: str = "auto") -> Method:
@@ -20,7 +20,7 @@ def greedy(*, head: str = "auto") -> Method:
         name="greedy",
         summary="every stage is trained by its own head alone",
         reach=lambda num_stages: Reach((0,) * num_stages),
-        schedule=lambda num_stages, num_workers: local.one_sweep(num_stages, num_workers, chunks=num_stages),
+        schedule=lambda num_stages, num_workers: one_sweep(num_stages, num_workers, chunks=num_stages),
         synchronous=False,
         head=head,
         planning=Planning(messages="hidden"),
@@ -46,7 +46,7 @@ def overlapping(*, combine: Literal["sum", "mean"] = "sum", delay: int = 0, head
         name="overlapping",
         summary="every head trains its own stage and the one below",
         reach=reach,
-        schedule=lambda num_stages, num_workers: local.split_backward(num_stages, num_workers, delay),
+        schedule=lambda num_stages, num_workers: split_backward(num_stages, num_workers, delay),
         synchronous=False,
         weights="stash" if delay else "current",
         combine=combine,
@@ -80,7 +80,7 @@ def chunked(*, chunks: int = 2, head: str = "auto") -> Method:
         if chunks > num_stages > 1:
             raise UsageError(f"chunked(chunks={chunks}) on {num_stages} stages: use at most {num_stages} chunks")
         hops: list[int | None] = []
-        for chunk in local.assign(num_stages, min(chunks, num_stages)):
+        for chunk in assign(num_stages, min(chunks, num_stages)):
             hops += [None] * (len(chunk) - 1) + [len(chunk) - 1]
         return Reach(tuple(hops))
 
@@ -88,7 +88,7 @@ def chunked(*, chunks: int = 2, head: str = "auto") -> Method:
         name="chunked",
         summary="a head at the end of each chunk of stages trains the chunk",
         reach=reach,
-        schedule=lambda num_stages, num_workers: local.one_sweep(num_stages, num_workers, min(chunks, num_stages)),
+        schedule=lambda num_stages, num_workers: one_sweep(num_stages, num_workers, min(chunks, num_stages)),
         synchronous=False,
         head=head,
         planning=Planning(losses="chunks", messages="hidden", waits="chunk"),

@@ -7,8 +7,8 @@ by updating only once as many micro-batches are through as there are stages.
 
 from stretto.errors import UsageError
 from stretto.methods.definition import Method
-from stretto.methods.pipelines import check_count
 from stretto.methods.planning import Planning
+from stretto.methods.synchronous_pipelines import check_count
 from stretto.schedule import Schedule
 from stretto.schedule.library.pipedream import pipedream as pipedream_schedule
 from stretto.schedule.library.pipedream import pipedream_2bw as pipedream_2bw_schedule

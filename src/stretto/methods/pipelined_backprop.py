@@ -9,8 +9,8 @@ from typing import Literal
 from stretto.errors import UsageError
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.methods.definition import Method
-from stretto.methods.pipelines import check_count, check_flag
 from stretto.methods.planning import Planning
+from stretto.methods.synchronous_pipelines import check_count, check_flag
 from stretto.options.checks import is_among, shown
 from stretto.schedule.library.pipedream import paci as paci_schedule
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop

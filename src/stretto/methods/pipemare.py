@@ -11,7 +11,7 @@ from functools import partial
 from stretto.methods.cure import Correction, Cure
 from stretto.methods.definition import Method
 from stretto.methods.pipelined_backprop import PB_CLOCK
-from stretto.methods.pipelines import check_count, check_flag
+from stretto.methods.synchronous_pipelines import check_count, check_flag
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
 
 

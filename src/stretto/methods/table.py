@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 from stretto.errors import UsageError, nearest
 from stretto.methods.backprop import BASELINE, backprop
 from stretto.methods.definition import Method
-from stretto.methods.listed import csv
+from stretto.methods.from_csv import csv
 from stretto.methods.local_updates import chunked, greedy, overlapping
 from stretto.methods.nesterov import nesterov
-from stretto.methods.own import own_method
 from stretto.methods.phases import Phases
 from stretto.methods.pipedream import pipedream, pipedream_2bw
 from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc
-from stretto.methods.pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
 from stretto.methods.pipemare import pipemare
 from stretto.methods.pipeoptim import pipeoptim
 from stretto.methods.recompute import recomputing
 from stretto.methods.spectrain import spectrain
+from stretto.methods.synchronous_pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
+from stretto.methods.user_method import own_method
 from stretto.options.checks import shown
 from stretto.options.parse import parse
 

@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.layer_table import LayerCost, ModelCosts
-from stretto.cost.predict import LayerTimes, Machine, layer_times, with_head
+from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.partition import Partition, partition, partition_waiting
 from stretto.plan.places import (
@@ -61,7 +61,7 @@ from stretto.plan.places import (
 )
 from stretto.plan.problem import Problem
 from stretto.plan.search_space import Candidate
-from stretto.plan.share import halo_seconds, layer_parts, num_all_reduces_of
+from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 
 Table = NDArray[np.float64]
 Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.cluster import Cluster, Link
-from stretto.cost.workers import Workers
+from stretto.cost.worker_places import Workers
 from stretto.mesh import Mesh, Placement
 
 Numbers = NDArray[np.float64]

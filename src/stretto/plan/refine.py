@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stretto.cost.forecast import Pricer, silent, turn_seconds
-from stretto.cost.predict import StageTimes, stage_times
+from stretto.cost.stage_prediction import StageTimes, stage_times
+from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.methods import method
 from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import TERMS, Prices, StageTable
 from stretto.plan.search_space import Candidate
-from stretto.plan.share import layer_parts
+from stretto.plan.split_layer_costs import layer_parts
 
 MOST = 4000  # actions of a turn; the simulation of so many takes no longer than a search
 

@@ -18,7 +18,7 @@ from stretto.processes import lifeline
 LONGEST_FOLDER = 72  # characters of the folder for temporary files: the path of a socket in it has 107 at most
 # torch.optim imports torch._dynamo at its first step; each process imports the module again that the command ran as.
 NEEDED = (
-    "stretto.processes.server_start",
+    "stretto.processes.fork_server_preload",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.elastic.multiprocessing.api",

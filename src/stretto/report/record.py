@@ -60,7 +60,7 @@ class Observation:
 
     `mismatch` is ||w_forward - w_backward|| / ||w||; `prediction_error` ||w_predicted - w_actual|| / ||w_actual||, and
     `unpredicted_error` the same without prediction; None where there is nothing to measure. Memory is in bytes, the
-    most at any time. `stretto.trainer.observer` has the exact definitions.
+    most at any time. `stretto.trainer.weight_observer` has the exact definitions.
     """
 
     step: int

@@ -87,7 +87,7 @@ def timelines(recorded: RecordedRun) -> Timelines | None:
         period,
         simulate,  # numpy takes a while
     )
-    from stretto.simulate.recordings import recordings as simulated_recordings
+    from stretto.simulate.timeline_recordings import recordings as simulated_recordings
 
     schedule, rules = recorded.schedule, recorded.rules
     turns = max(2, MOST_ACTIONS // max(map(len, schedule.body)))

@@ -32,11 +32,11 @@ from stretto.replicas.parameter_server.client import Changes, ServerLink
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
 from stretto.replicas.parameter_server.staleness import Ticket, Tickets
-from stretto.replicas.reduction import ReplicaReducer, Then
-from stretto.replicas.strategies import ParameterServer
+from stretto.replicas.reducer import ReplicaReducer, Then
+from stretto.replicas.sync import ParameterServer
 from stretto.runtime.failure import Failures, PeerLostError
 from stretto.runtime.replica_group import ReplicaGroup
-from stretto.runtime.wire import Message, Wire
+from stretto.runtime.server_messages import Message, Wire
 
 REQUESTS, ANSWERS = "TPC", "GW"
 LOOK = 0.5  # seconds after which one who waits looks whether the job has failed

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from stretto.collectives import Calibration, CollectiveError, all_reduce
 from stretto.nn.buckets import buckets, joined, split_like
 from stretto.replicas import Sync
-from stretto.replicas.reduction import ReplicaReducer, Then
+from stretto.replicas.reducer import ReplicaReducer, Then
 from stretto.runtime.failure import PeerLostError
 from stretto.runtime.powersgd import PowerSGD
 from stretto.runtime.wait_report import Status

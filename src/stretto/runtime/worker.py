@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from stretto.errors import ScheduleError
-from stretto.replicas.reduction import ReplicaReducer
+from stretto.replicas.reducer import ReplicaReducer
 from stretto.runtime.channel import Received
 from stretto.runtime.channels import Channel, Mailbox, receivers
 from stretto.runtime.wait_report import Status
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.rules import Tie
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.shared_stage import StageSharing
+from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 from stretto.tracing.naming import channel as name

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from stretto.errors import UsageError
 from stretto.nn.devices import default_backend
 from stretto.runtime.failure import WorkerLostError
-from stretto.runtime.group_connections import made_here
+from stretto.runtime.group_sockets import made_here
 from stretto.runtime.rendezvous.addresses import Address, connect_to_store
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret, of_round
 from stretto.runtime.serialize import as_tensor, as_text

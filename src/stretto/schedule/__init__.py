@@ -10,7 +10,7 @@ from stretto.schedule.reach import Reach
 from stretto.schedule.read import read_csv
 from stretto.schedule.rules import Edge, Rules
 from stretto.schedule.schedule import Schedule
-from stretto.schedule.span import Span
+from stretto.schedule.timed_action import Span
 from stretto.schedule.validity import check
 
 __all__ = ["KINDS", "Action", "Delays", "Edge", "Reach", "Rules", "Schedule", "Span", "check", "read_csv", "to_csv"]

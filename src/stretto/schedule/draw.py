@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from stretto.schedule.action import KINDS
-from stretto.schedule.span import Span
+from stretto.schedule.timed_action import Span
 
 # Color-blind safe (after Okabe and Ito), dark enough for white labels.
 COLORS = {

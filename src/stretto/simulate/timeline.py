@@ -9,7 +9,7 @@ import numpy as np
 
 from stretto.schedule import Action, Rules, Schedule
 from stretto.schedule.lower import COLLECTIVES, Lane, Lowered
-from stretto.schedule.span import Span
+from stretto.schedule.timed_action import Span
 from stretto.simulate.engine import Floats, SimulatedTimes, Transfers, Whole
 
 

@@ -18,13 +18,13 @@ from stretto.nn.tied_weights import Lender
 from stretto.replicas.agreement import Agreement, agreement
 from stretto.replicas.parameter_server.client import ServedAgreement
 from stretto.replicas.parameter_server.servers import Servers
-from stretto.replicas.reduction import ReplicaReducer
+from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules
-from stretto.stage.arguments import build_optimizer, build_scheduler
-from stretto.stage.practice import build_phases, check_served, momentum_of
-from stretto.stage.shared_stage import StageSharing
+from stretto.stage.intra_stage import StageSharing
+from stretto.stage.phase_settings import build_phases, check_served, momentum_of
 from stretto.stage.specification import Specification
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
+from stretto.stage.trainer_arguments import build_optimizer, build_scheduler
 from stretto.weights.sharded import Sharded
 
 

@@ -35,7 +35,7 @@ def machine(tell: Tell, *, quick: bool, load: float) -> Result:
     """Measure this machine; its `Findings` as their `to_dict` gives them."""
     import torch.distributed as dist
 
-    from stretto.measure.machine import measure_machine
+    from stretto.measure.machine_calibration import measure_machine
 
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     return measure_machine(per_node=per_node, quick=quick, load=load, tell=tell).to_dict()

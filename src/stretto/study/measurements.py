@@ -23,8 +23,8 @@ from stretto.report.record import Measurement, Observation
 from stretto.settings.runs import known
 from stretto.study.prepare import Prepared, build_model, prepare, stages_of
 from stretto.trainer.backend import in_one_process
-from stretto.trainer.observer import Observer
 from stretto.trainer.trainer import Trainer
+from stretto.trainer.weight_observer import Observer
 
 BLEU_EXAMPLES = 64  # validation examples that are translated at each evaluation; at the end the whole test split
 WINDOWS = 8  # of observation in a run, at most

@@ -73,7 +73,7 @@ def built_in(
     name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str
 ) -> Costed:
     """Count the costs of a network that `stretto train` can train."""
-    from stretto.measure.layers import layer_costs
+    from stretto.measure.layer_flops import layer_costs
     from stretto.settings.runs import TrainSettings, known
     from stretto.study.prepare import build_model, dataset, resolve
 
@@ -97,7 +97,7 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
     """Count the costs of a published network on the meta device, without memory for its parameters."""
     import torch
 
-    from stretto.measure.layers import layer_costs
+    from stretto.measure.layer_flops import layer_costs
     from stretto.models.published import published
 
     network, kind = published(name), getattr(torch, dtype, None)
@@ -119,7 +119,7 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
 
 def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Costed:
     """Count the costs of a user's own network, a layer for each piece `stretto.split` can cut; without its loss."""
-    from stretto.measure.layers import layer_costs
+    from stretto.measure.layer_flops import layer_costs
     from stretto.models.user_model import user_model
     from stretto.nn.batch import as_tuple
     from stretto.splitting import pieces
@@ -158,7 +158,7 @@ def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") 
     import torch
 
     from stretto.heads import build
-    from stretto.measure.layers import layer_costs
+    from stretto.measure.layer_flops import layer_costs
 
     rows = []
     for index, feature in enumerate(features[:-1]):

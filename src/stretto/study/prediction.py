@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from stretto.cost import Cluster, ModelCosts, stage_times
-from stretto.cost.forecast import Pricer, silent
 from stretto.cost.layer_table import LayerCost
-from stretto.cost.workers import Workers
+from stretto.cost.step_prediction import Pricer, silent
+from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads.solo import SharedReadout
@@ -23,7 +23,7 @@ from stretto.report.turns import mean_durations, turn_starts
 from stretto.settings.runs import TrainSettings, known
 from stretto.simulate import simulate
 from stretto.simulate.network import no_bytes
-from stretto.simulate.recordings import recordings as simulated_recordings
+from stretto.simulate.timeline_recordings import recordings as simulated_recordings
 from stretto.stage.stage import Target, head_loss
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, prepare, stages_of

@@ -14,10 +14,10 @@ from stretto import checkpoint
 from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
 from stretto.emulate.local_servers import LocalServers
-from stretto.emulate.meeting import EmulatedReducer
 from stretto.emulate.recorder import record
+from stretto.emulate.reducer import EmulatedReducer
+from stretto.emulate.replay import OrderedReplicas
 from stretto.emulate.replica_emulator import EmulatedReplicas
-from stretto.emulate.update_order import OrderedReplicas
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.nn.chain import Chain
@@ -25,10 +25,10 @@ from stretto.nn.devices import pick_device
 from stretto.nn.shapes import trace
 from stretto.replicas import Order, Sync
 from stretto.replicas.parameter_server.servers import Servers
-from stretto.replicas.reduction import ReplicaReducer
+from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.shared_stage import StageSharing
+from stretto.stage.intra_stage import StageSharing
 from stretto.stage.specification import Specification
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording

@@ -20,7 +20,11 @@ from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
 from stretto.schedule import Delays, Rules, Schedule
-from stretto.stage.arguments import (
+from stretto.stage.build import BuiltStage, StageBuilder
+from stretto.stage.phase_settings import warn_of_overshoot
+from stretto.stage.specification import Specification
+from stretto.stage.stage import PhaseSettings
+from stretto.stage.trainer_arguments import (
     StageLike,
     arguments_of,
     build_stage,
@@ -30,10 +34,6 @@ from stretto.stage.arguments import (
     enable_training,
     refuse_lazy,
 )
-from stretto.stage.build import BuiltStage, StageBuilder
-from stretto.stage.practice import warn_of_overshoot
-from stretto.stage.specification import Specification
-from stretto.stage.stage import PhaseSettings
 from stretto.trainer.backend import Backend, InterpreterPlan
 from stretto.trainer.microbatches import MinibatchSplitter
 from stretto.trainer.phase import Phase

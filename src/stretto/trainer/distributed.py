@@ -22,7 +22,7 @@ from stretto.collectives import Calibration
 from stretto.collectives.reduce import AUTO
 from stretto.collectives.stored_calibration import Basis, basis
 from stretto.emulate.local_servers import LocalServers
-from stretto.emulate.meeting import EmulatedReducer
+from stretto.emulate.reducer import EmulatedReducer
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, inputs_on, target_on
@@ -34,22 +34,22 @@ from stretto.nn.shapes import trace
 from stretto.nn.sharded_modules import release
 from stretto.replicas import AllReduce, Order, ParameterServer, Sync
 from stretto.replicas.parameter_server.servers import Servers
-from stretto.replicas.reduction import ReplicaReducer
+from stretto.replicas.reducer import ReplicaReducer
 from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
 from stretto.runtime.channels import Channel, Mailbox, channels
 from stretto.runtime.failure import PeerLostError, reaching
+from stretto.runtime.intra_stage import share_stages
+from stretto.runtime.member import Member
 from stretto.runtime.nccl import Direct, backend_between
-from stretto.runtime.process import Member
 from stretto.runtime.recorder import WorkerRecorder, offset_to_first, tell_time
 from stretto.runtime.remote_servers import RemoteServers, Sums
 from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
 from stretto.runtime.serialize import as_tensor, as_text
-from stretto.runtime.shared_worker import share_stages
 from stretto.runtime.worker import Worker
 from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.shared_stage import StageSharing
+from stretto.stage.intra_stage import StageSharing
 from stretto.stage.specification import Specification
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording

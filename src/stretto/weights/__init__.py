@@ -2,11 +2,11 @@
 
 from stretto.weights.current import Current
 from stretto.weights.double_buffered import DoubleBuffered
+from stretto.weights.forward_backward_rules import Substituted
 from stretto.weights.live import Live
 from stretto.weights.predicted import Predicted
 from stretto.weights.stash import Stash
-from stretto.weights.substituted import Substituted
-from stretto.weights.synchronous import Plain
+from stretto.weights.synchronous_phase import Plain
 from stretto.weights.value_rules import (
     Correction,
     CurrentRule,

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.batch import call, with_names_of
-from stretto.weights import guard
-from stretto.weights.check import watched_call
+from stretto.weights import version_counter
 from stretto.weights.origins import tensors_in
+from stretto.weights.saved_tensor_check import watched_call
 
 
 def sees_current_weights(module: nn.Module, inputs: Sequence[Any]) -> list[str]:
@@ -48,11 +48,11 @@ def backward_reads(module: nn.Module, inputs: Sequence[Any], name: str) -> bool:
         return [gradient for gradient in computed if gradient is not None]
 
     before, values = gradients(), weight.detach().clone()
-    with torch.no_grad(), guard.unnoticed([weight]):
+    with torch.no_grad(), version_counter.unnoticed([weight]):
         weight.add_(torch.randn_like(weight))
     try:
         after = gradients()
     finally:
-        with torch.no_grad(), guard.unnoticed([weight]):
+        with torch.no_grad(), version_counter.unnoticed([weight]):
             weight.copy_(values)
     return any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))

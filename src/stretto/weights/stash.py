@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stretto.nn.batch import Named
-from stretto.weights import check
+from stretto.weights import saved_tensor_check
 from stretto.weights.weights import Weights
 
 
@@ -56,7 +56,7 @@ class Stash(Weights):
         version.graphs += 1
         if self._checked:
             return self._call(version, inputs), version
-        output = check.call_refusing_checkpoints(self.module, lambda: self._call(version, inputs))
+        output = saved_tensor_check.call_refusing_checkpoints(self.module, lambda: self._call(version, inputs))
         self._checked = True
         return output, version
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from stretto.replicas.agreement import Agreement
 from stretto.replicas.parameter_server.shard import Cut, Piece, Shard, take
 from stretto.replicas.parameter_server.staleness import Ticket, Tickets
-from stretto.replicas.reduction import Then
+from stretto.replicas.reducer import Then
 
 Changes = Sequence[Piece]  # a shard's answer, one piece per parameter
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from stretto.replicas.parameter_server.client import ServedAgreement, ServerLink
-from stretto.replicas.parameter_server.order import Order
 from stretto.replicas.parameter_server.shard import Build, Cut
 from stretto.replicas.parameter_server.staleness import Tickets
-from stretto.replicas.strategies import ParameterServer
+from stretto.replicas.parameter_server.update_log import Order
+from stretto.replicas.sync import ParameterServer
 
 
 class Servers(ABC):

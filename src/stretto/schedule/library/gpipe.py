@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from stretto.errors import UsageError
 from stretto.schedule.action import Action
-from stretto.schedule.library import local
+from stretto.schedule.library import backprop_and_local
 from stretto.schedule.schedule import Schedule
 
 
@@ -58,7 +58,7 @@ def contiguous(num_stages: int, num_workers: int) -> list[range]:
     if num_workers > num_stages:
         raise UsageError(f"num_workers={num_workers} for num_stages={num_stages}: a worker would have no stage; "
                          f"use at most {num_stages} workers, or split the model into {num_workers} stages")  # fmt: skip
-    return local.assign(num_stages, num_workers)
+    return backprop_and_local.assign(num_stages, num_workers)
 
 
 def at_least_one(**counts: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from stretto.nn.batch import call
-from stretto.weights import check
+from stretto.weights import saved_tensor_check
 from stretto.weights.reads import Read, Reads
 from stretto.weights.value_rules import CurrentRule, Rule
 from stretto.weights.weights import Weights
@@ -63,13 +63,13 @@ class Substituted(Weights):
         return self._run(self.recompute_rule, inputs)
 
     def _run(self, rule: Rule, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
-        conditions = check.forward_conditions(self.module, inputs)
+        conditions = saved_tensor_check.forward_conditions(self.module, inputs)
         if rule not in self._values:
             self._values[rule] = self._evaluate(rule)
         replacements, reads = self._values[rule]
         with replaced_data(replacements):
             if conditions not in self._checked:
-                output = check.checked_call(self.module, inputs, reads.pack, self._unpack)
+                output = saved_tensor_check.checked_call(self.module, inputs, reads.pack, self._unpack)
                 self._checked.add(conditions)
                 return output, None
             with saved_tensors_hooks(reads.pack, self._unpack):

@@ -7,7 +7,7 @@ from stretto.errors import UsageError, nearest
 from stretto.methods.definition import Method
 from stretto.options.checks import is_among, shown
 from stretto.options.parse import WORDS, parse
-from stretto.replicas.parameter_server.order import Order
+from stretto.replicas.parameter_server.update_log import Order
 from stretto.schedule.replicated import Agreement
 
 HOOKS = ("bf16", "fp16", "powersgd")

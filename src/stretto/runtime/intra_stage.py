@@ -18,7 +18,7 @@ from stretto.parallel.operator import gather, norms, tensor
 from stretto.parallel.space import collect, refuse_whole, scatter, spatial, whole
 from stretto.runtime.failure import PeerLostError
 from stretto.runtime.world import group_of
-from stretto.stage.shared_stage import StageSharing
+from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Norms, own_norms
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from stretto.cost.cluster import Cluster
 from stretto.cost.layer_table import LayerCost, ModelCosts
-from stretto.cost.predict import StageTimes, stage_times
+from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.worker_memory import SMALL, peak_bytes
-from stretto.cost.workers import Workers
+from stretto.cost.worker_places import Workers
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from stretto.errors import StrettoError
 from stretto.runtime.failure import Failures, PeerLostError
-from stretto.runtime.group_connections import cut, sockets
+from stretto.runtime.group_sockets import cut, sockets
 from stretto.runtime.process_memory import keep_memory
 from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter
 from stretto.runtime.world import TIMEOUT, World, join

@@ -10,7 +10,7 @@ from typing import Any
 
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods.definition import Method
-from stretto.methods.pipelines import in_microbatches
+from stretto.methods.synchronous_pipelines import in_microbatches
 from stretto.options.checks import shown
 from stretto.options.import_object import import_object
 from stretto.schedule import Schedule

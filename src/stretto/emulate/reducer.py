@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from stretto.replicas.reduction import ReplicaReducer, Then
+from stretto.replicas.reducer import ReplicaReducer, Then
 
 COMPRESSED: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -15,8 +15,8 @@ from stretto.optim.coming_rates import Scheduler
 from stretto.stage.specification import Specification
 from stretto.stage.stage import PhaseSettings, StageParts
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
-from stretto.weights.check import STASH, is_compiled
-from stretto.weights.rounded import Rounded
+from stretto.weights.master_rule import Rounded
+from stretto.weights.saved_tensor_check import STASH, is_compiled
 from stretto.weights.value_rules import (
     Correction,
     CurrentRule,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from stretto.schedule import Edge, Rules
-from stretto.schedule.span import Span
+from stretto.schedule.timed_action import Span
 from stretto.simulate import Timeline
 from stretto.simulate.timeline import SimulatedMessage
 from stretto.tracing.naming import channel, worker_name

@@ -12,8 +12,8 @@ from torch.func import functional_call
 
 from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks, TiedLayers, Work, Works, highest
 from stretto.errors import UsageError
+from stretto.measure.aten_costs import Operators
 from stretto.measure.live_bytes import LiveBytes, returning
-from stretto.measure.operators import Operators
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
