@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stretto.splitting import split
     from stretto.trainer.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AllReduce",
     "DiLoCo",

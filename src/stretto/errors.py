@@ -31,5 +31,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not names:
         return "there are none"
-    listing = f"hoose from {', '.join(names)}"
-    return f"did you mean '{close[0]}'? C{listing}" if close else f"c{listing}"
+    listing = f"from {', '.join(names)}"
+    return f"did you mean '{close[0]}'? Choose {listing}" if close else f"choose {listing}"

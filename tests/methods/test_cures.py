@@ -46,7 +46,7 @@ def test_spike_compensation_makes_up_for_the_delay(momentum, delay):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("pb(horizon=3)", "choose predict="),
+        ("pb(horizon=3)", "needs a prediction: add predict="),
         ("pb(predict=sideways)", "choose 'velocity', 'weight', 'step' or None"),
         ("pb-lwp(horizon=-1)", "a number of updates, 'decayed', or None"),
         ("paci(every=0)", "a whole number of at least 1"),

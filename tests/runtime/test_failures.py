@@ -37,7 +37,7 @@ def test_a_hang_shows_who_waits_for_whom_and_ends():
     text = "".join(said)
     assert "stretto: worker" in text
     assert "from worker 1, which is in 1F5 since" in text
-    assert "--timeout, or Trainer(timeout=), sets how long" in text
+    assert "--timeout, or Trainer(timeout=), sets how long a worker waits" in text
 
 
 def test_an_error_between_two_steps_ends_all():

@@ -74,7 +74,7 @@ def parse(text: bytes, file: Path) -> Manifest:
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:
-    # The CRC-32 is right, so a wrong value here was written so.
+    # The CRC-32 matches, so a wrong value was already wrong when it was written.
     stages, num_stages = content["stages"], content.pop("num_stages")
     if num_stages != len(stages):
         raise ValueError(f"stages has {len(stages)} entries, and num_stages is {num_stages!r}")

@@ -52,8 +52,8 @@ class Calibration:
     def __post_init__(self) -> None:
         if not (is_count(self.workers) and self.workers > 1 and is_count(self.machines)):
             raise UsageError(
-                f"workers={self.workers!r}, machines={self.machines!r}: two workers or more, on one machine or more, "
-                "belong here"
+                f"workers={self.workers!r}, machines={self.machines!r}: give at least two workers, on at least one "
+                "machine"
             )
         if not is_count(self.per_node) or self.workers % self.per_node:
             raise UsageError(f"per_node={self.per_node!r}: {self.workers} workers do not divide into such nodes")

@@ -93,7 +93,9 @@ class Device:
     def peak_of(self, dtype: str) -> float:
         """FLOP/s at a dtype. Raises UsageError if it is not known."""
         if dtype not in self.peak:
-            raise UsageError(f"no peak for {dtype!r}: {nearest(dtype, self.peak)}; add it to the cluster's file")
+            raise UsageError(
+                f"no peak for {dtype!r}: {nearest(dtype, self.peak)}, or add a peak for {dtype} to the cluster's file"
+            )
         return self.peak[dtype]
 
 

@@ -189,7 +189,7 @@ class MemoryWalk:
         )
 
     def _received_bytes(self, edge: Edge) -> float:
-        # Of a message from another worker. A stage's input is kept as long as its graph, and is counted there.
+        # The size of a message from another worker. A stage's input is kept as long as its graph and counted with it.
         if edge.value == "gradient" and edge.source.stage >= 0:
             return self._stages[edge.source.stage].input
         return 0.0

@@ -50,7 +50,7 @@ class LocalLink(ServerLink):
         return self.tickets.next == self.replica
 
     def settle(self) -> Sequence[Changes]:
-        """The changes of each shard since this replica's last push, once all replicas have pushed."""
+        """Each shard's changes since this replica's last call, once all replicas have pushed; tickets begin anew."""
         self.tickets.begin()
         return [shard.changes(self.replica) for shard in self.shards]
 

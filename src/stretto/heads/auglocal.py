@@ -21,7 +21,7 @@ from stretto.options.named import whole
 
 
 def auglocal(at: Site, *, depth: int = 2, coefficient: float = 0.5) -> nn.Module:
-    """A head of `depth` layers behind the first stage, and fewer behind later ones, by `coefficient` of the way to 1.
+    """A head of `depth` layers behind stage 0; behind later stages fewer, falling by `coefficient` of the way to 1.
 
     The defaults are those of the authors' command for 16 local modules of ResNet-32 on CIFAR-10. Raises UsageError if a
     layer cannot be copied or adapted.

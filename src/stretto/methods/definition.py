@@ -131,8 +131,8 @@ class Method:
 
         `reduce` makes the updates of a synchronous method wait for the norms of all stages' gradients. `ties` are pairs
         of stages: the second works on weights of the first, and trains them if all its losses train the first, too.
-        `reads` are (owner, reader, updates): the reader gets the owner's weights after that many updates each, and does
-        not train them. `agreement` is what replicas of the pipeline do at each update (`schedule/replicated.py`).
+        `reads` are (owner, reader, every): after each `every` updates of the owner the reader gets its weights and
+        does not train them. `agreement` is what replicas of the pipeline do at each update (`schedule/replicated.py`).
         Raises ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
         recompute.
         """

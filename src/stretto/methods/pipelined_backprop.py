@@ -35,7 +35,7 @@ def prediction(predict: Form | None, horizon: int | Literal["decayed"] | None) -
     if not is_among(predict, (None, "velocity", "weight", "step")):
         raise UsageError(f"pb(predict={shown(predict)}): choose 'velocity', 'weight', 'step' or None")
     if horizon is not None and predict is None:
-        raise UsageError(f"pb(horizon={shown(horizon)}) says how far to predict: choose predict=, its form, too")
+        raise UsageError(f"pb(horizon={shown(horizon)}) needs a prediction: add predict='velocity', 'weight' or 'step'")
     if predict is None:
         return None
     if horizon is None:

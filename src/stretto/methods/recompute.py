@@ -39,7 +39,7 @@ def recompute_cure(method: Method) -> Prediction | Correction | None:
     horizon = forward.horizon
     if horizon(Place(0, 9, 9, 0.9)) == horizon(Place(0, 9, 4, 0.9)):
         raise UsageError(
-            f"{method}: a recompute comes later than its forward, and a horizon that does not depend on the delay does "
-            "not say how far it is to look; leave horizon= out, use 'decayed', or keep the weights with stash=True"
+            f"{method}: a recompute runs later than its forward, so its horizon has to follow from the delay: leave "
+            "horizon= out, use 'decayed', or keep the weights with stash=True"
         )
     return replace(forward, horizon=lambda place: horizon(place._replace(delay=place.recompute or 0)))

@@ -114,7 +114,7 @@ class Borrower:
         }
 
     def placeholders(self) -> dict[int, nn.Parameter]:
-        """Frozen parameters to substitute: the module's trainable ones are then those it does not borrow."""
+        """Frozen stand-ins for the borrowed parameters; with them in place, only the stage's own are trainable."""
         return {number: nn.Parameter(value, requires_grad=False) for number, value in self.values.items()}
 
     @contextmanager

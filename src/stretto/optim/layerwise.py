@@ -53,7 +53,7 @@ def scaled(tensors: Sequence[Tensor], ratios: Tensor) -> list[Tensor]:
 
 
 def one_where_a_norm_is_zero(ratios: Tensor, *layer_norms: Tensor) -> Tensor:
-    """The ratios [n], but 1 where a tensor of norms [n] is 0: a ratio of 0 would never move a layer of zeros."""
+    """The ratios [n], but 1 where a norm is 0: the ratio would be 0, and never move the layer, or infinite."""
     positive = torch.stack([norm > 0 for norm in layer_norms]).all(0)
     return torch.where(positive, ratios, torch.ones_like(ratios))
 

@@ -51,8 +51,11 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> None:
 
 
 def is_among(value: object, known: Iterable[Any]) -> bool:
-    """Whether a value is one of those known, of the same type; an array is none of them, whatever it says of ==."""
-    return any(type(value) is type(choice) and value == choice for choice in known)
+    """Whether `value` equals one of `known` and is an instance of its type. True is not 1, and an array never fits."""
+    return any(
+        isinstance(value, type(choice)) and isinstance(value, bool) is isinstance(choice, bool) and value == choice
+        for choice in known
+    )
 
 
 def is_whole(value: object) -> TypeGuard[int]:

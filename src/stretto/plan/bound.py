@@ -22,8 +22,8 @@ class MeshSummary(NamedTuple):
     """The facts of a mesh and its pipeline that bounds need.
 
     `memory` is the sum of all workers' bytes, `workers` has one worker for each set of links inside stages,
-    `seconds_per_byte` is the least among replicas of any stage. `per_action` and `per_step` are the runtime's own
-    seconds on the fastest device.
+    `seconds_per_byte` is the least, over workers, of the slowest link among a worker's replicas. `per_action` and
+    `per_step` are the runtime's own seconds on the fastest device.
     """
 
     kinds: tuple[DeviceKind, ...]
@@ -51,7 +51,7 @@ class LeastWork(NamedTuple):
 
     `whole` is a forward and a backward, `forward` a forward, `update` an update, `separate` a forward and the least
     weight gradients. `split` is a forward with I and W as separate actions, without the first stage's I; the W of a
-    stage takes as long as the backwards of its layers with weights, less `gap` at most. `forward_share` and
+    stage takes at least as long as the backwards of its layers with weights, minus `gap`. `forward_share` and
     `input_share` are the largest shares that a forward, and an input gradient, have in one layer's total.
     """
 

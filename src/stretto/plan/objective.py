@@ -27,7 +27,7 @@ class Penalty(NamedTuple):
     delay: float = 0.0
 
     def at(self, candidate: Candidate) -> "Penalty":
-        """The penalty of a candidate: its excess over 1 grows with the delay; for other losses it is kept as it is."""
+        """This penalty at the candidate's delay: its excess over 1 scales with it, not with the number of losses."""
         delay = mean_delay(candidate)
         if self.source != "measured" or (num_losses(candidate), delay) == (self.losses, self.delay):
             return self

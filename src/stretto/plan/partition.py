@@ -135,7 +135,7 @@ def largest(load: Tables, bounds: Sequence[int]) -> float:
 
 
 def least_bottleneck(load: Tables) -> float | None:
-    """The least largest load of all partitions; best[j] is that of the first stages on the layers up to j."""
+    """The smallest possible largest load; best[j] is it for the first stages on the layers up to j."""
     layers, stages = load[0].shape[0] - 1, len(load)
     width = layers - stages + 1
     if width < 1:

@@ -258,7 +258,7 @@ class ParameterServer(Sync):
             )
 
     def lag(self, replicas: int) -> int:
-        """`staleness`: within so many minibatches others can be ahead of a replica by the bound."""
+        """`staleness`: other replicas can be that many minibatches ahead."""
         return self.staleness if replicas > 1 else 0
 
     def updates(self, replicas: int) -> int:

@@ -110,7 +110,7 @@ class Failures:
         if told != mine:  # somebody else has said why
             return told.again() if told.refusal else SystemExit(1)
         if error.timed_out:
-            return WorkerLostError(f"{chain()}. Nobody waits longer: --timeout, or Trainer(timeout=), sets how long")
+            return WorkerLostError(f"{chain()}. --timeout, or Trainer(timeout=), sets how long a worker waits")
         return WorkerLostError(
             f"worker {who} is gone: it ended without a word (killed, or out of memory?) while worker "
             f"{self._rank} {doing}"

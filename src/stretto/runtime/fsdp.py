@@ -18,19 +18,19 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def shard(module: nn.Module, fellowship: ReplicaGroup, sync: FullyShard, device: torch.device) -> None:
+def shard(module: nn.Module, replica_group: ReplicaGroup, sync: FullyShard, device: torch.device) -> None:
     """Keep this replica's share of the module's weights from now on, in place; all replicas have the same ones now.
 
     Layers of at least `sync.min_block` bytes are gathered and given up one by one, the rest of the module at once.
     """
-    mesh = DeviceMesh.from_group(fellowship.group, device.type)
+    mesh = DeviceMesh.from_group(replica_group.group, device.type)
     for part in [*blocks_of(module, sync.min_block), module]:
         try:
             made: Any = fully_shard(part, mesh=mesh, reshard_after_forward=sync.reshard)
         except ValueError as error:  # a scalar parameter, say
             raise UsageError(f"sync={sync.name}: {error} Or use sync='all-reduce'") from error
-        made.set_custom_all_gather(AllGather(fellowship))
-        made.set_custom_reduce_scatter(ReduceScatter(fellowship))
+        made.set_custom_all_gather(AllGather(replica_group))
+        made.set_custom_reduce_scatter(ReduceScatter(replica_group))
         # Losses carry their shares of the minibatch, so gradients are summed; gloo knows no scaled sum.
         made.set_gradient_divide_factor(1.0)
         made.set_force_sum_reduction_for_comms(True)
@@ -53,9 +53,9 @@ def size_of(tensors: Iterator[Tensor]) -> int:
 class Collective:
     """What FSDP2 calls in place of torch's own: this one says what it waits for, and whom it misses."""
 
-    def __init__(self, fellowship: ReplicaGroup) -> None:
-        self._replica_group = fellowship
-        self._group = fellowship.group
+    def __init__(self, replica_group: ReplicaGroup) -> None:
+        self._replica_group = replica_group
+        self._group = replica_group.group
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for its input or output."""

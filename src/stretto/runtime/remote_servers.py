@@ -46,9 +46,11 @@ PATIENCE = 5.0  # seconds for listeners to end
 class RemoteServers(Servers):
     """This process's shard of each of its stages, and its way to the others'."""
 
-    def __init__(self, choice: ParameterServer, fellowship: ReplicaGroup, failures: Failures, timeout: float) -> None:
-        super().__init__(choice, len(fellowship.ranks))
-        group, self.ranks, self._status = fellowship
+    def __init__(
+        self, choice: ParameterServer, replica_group: ReplicaGroup, failures: Failures, timeout: float
+    ) -> None:
+        super().__init__(choice, len(replica_group.ranks))
+        group, self.ranks, self._status = replica_group
         self.me = dist.get_rank(group)
         self._failures, self._timeout = failures, timeout
         self._wires = {peer: Wire(group, peer, rank) for peer, rank in enumerate(self.ranks) if peer != self.me}

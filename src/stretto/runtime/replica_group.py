@@ -43,10 +43,10 @@ class GroupPeers(ReplicaReducer):
     `calibration` is what the algorithm `auto` goes by, the same on all of them; None for built-in constants.
     """
 
-    def __init__(self, fellowship: ReplicaGroup, sync: Sync, calibration: Calibration | None = None) -> None:
-        super().__init__(len(fellowship.ranks))
-        self._replica_group = fellowship
-        self._group = fellowship.group
+    def __init__(self, replica_group: ReplicaGroup, sync: Sync, calibration: Calibration | None = None) -> None:
+        super().__init__(len(replica_group.ranks))
+        self._replica_group = replica_group
+        self._group = replica_group.group
         self._algorithm = None if sync.reducing is None else sync.reducing.algorithm
         self._calibration = calibration
         self._hook = hook_of(sync, self._group)

@@ -99,8 +99,8 @@ class Delays:
     def reading(self, owner: int, user: int, every: int) -> Tie:
         """The tie of a stage that reads weights of a later stage and does not train them.
 
-        They are one update older for each stage between the two: a micro-batch takes as long from one to the other, so
-        neither waits.
+        These weights are one update older for each stage between the two. A micro-batch takes that many updates to get
+        there, so neither stage waits.
         """
         assert self.schedule.per_turn == 1, "local methods do not cut minibatches"
         behind = owner - user + 1 + self.steady[owner]

@@ -41,7 +41,7 @@ class SimulatedTimes:
     turns: int
     durations: Floats  # (actions, turns), or (actions, 1) where all minibatches are alike
     starts: Floats
-    ranks: Whole  # the order in which actions were simulated: none before an action that it waits for
+    ranks: Whole  # each action's number in the order of simulation; an action comes after all that it waits for
     sent: Floats  # (values, turns): when the send lane began to send a value
     linked: Floats  # when a shared link began to carry it; no rows without shared links
     arrivals: Floats  # when its receiver had it

@@ -133,8 +133,9 @@ class StageBuilder:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not stepped <= set(map(id, parameters)):
             raise UsageError(
-                f"{specification.sync}: the optimizer steps parameters that it was not given; a server gives it the "
-                "shard of a stage: build it on those alone, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+                f"{specification.sync}: the optimizer steps parameters that it was not given. A server passes it a "
+                "shard of the stage: build it from that argument alone, "
+                "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
             )
         return optimizer, None if specification.scheduler is None else build_scheduler(
             specification.scheduler, optimizer

@@ -75,7 +75,7 @@ def build_weights(specification: Specification, parts: StageParts, place: Place)
 def check_copies(method: Method, weights: Weights, stage: int, *, autocast: bool) -> None:
     """Raise UsageError where a backward is to see other weights than its forward, but would read the forward's copies.
 
-    Only autocast and torch.compile are known to copy without a run. The first forward finds other copies.
+    autocast and torch.compile are known to copy before any forward runs; the first forward finds other copies.
     """
     if not isinstance(weights, Live | Substituted):
         return

@@ -109,8 +109,8 @@ class StageParts:
     None where nothing is trained, `scheduler` where none is stepped here. `masters` are what the optimizer steps in
     place of low-precision parameters. `lends` and `borrows` say which parameters it shares with other stages.
     `agreement` keeps its copies in all replicas together; None without replicas. `norms` takes the gradients' norms
-    where a process holds only parts of them. `seeds` are started before each forward, so that what a stage draws
-    (dropout) depends on nothing else.
+    where a process holds only parts of them. `seeds` seed the generator before each forward: dropout depends on
+    the seed, stage, replica and micro-batch alone.
     """
 
     index: int

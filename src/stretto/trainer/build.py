@@ -42,7 +42,7 @@ from stretto.trainer.phase import Phase
 class Construction:
     """Builds the stages of this process: `replicas` has a dict (index -> Stage) for each replica that lives here.
 
-    `phases` run them; the key is whether the phase is the synchronous one of a method that otherwise is not.
+    `phases` run them: key True is the synchronous phase of an otherwise asynchronous method, False the method's own.
     `splitter` gives them their examples. `merges`: replicas differ between merges of their weights;
     `summed_replicas` is then the number of replicas whose mean losses are added up, else 1.
     """

@@ -244,7 +244,7 @@ class Interpolated(Rule):
 
 
 def horizon_at(horizon: Horizon, updates: int) -> float:
-    """The horizon after `updates` updates, itself in updates."""
+    """The horizon (in updates) that holds after `updates` updates."""
     return horizon(updates) if callable(horizon) else horizon
 
 

@@ -31,7 +31,7 @@ class GatheredSequence:
 
 
 class RegatheredSequence:
-    """The sequence gathered again in backward: by the first column that needs it, dropped after the last."""
+    """The whole sequence in backward: gathered by the first column that needs it, freed after the last."""
 
     def __init__(self, axis: Axis, dim: int, sizes: tuple[int, ...]) -> None:
         self.axis, self.dim, self.sizes = axis, dim, sizes

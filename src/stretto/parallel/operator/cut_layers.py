@@ -143,7 +143,7 @@ ROWS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def channels(layer: nn.Module, role: Role, axis: Axis) -> None:
-    """Keep some channels of a norm boundary a column and a row: its statistics need no other process."""
+    """Keep some channels of a norm between a column and a row; its statistics need no other process."""
     for name in ("weight", "bias", "running_mean", "running_var"):
         keep_part(layer, name, Piece(axis, 0, role.sizes))
     if hasattr(layer, "num_features"):

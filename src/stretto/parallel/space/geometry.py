@@ -112,7 +112,7 @@ class TransposedWindow:
 
 
 class Segment(NamedTuple):
-    """Rows of the image that a process wants, and the buffer row `at` which they begin."""
+    """Rows of the image that a process wants; `at` is the buffer row where they begin."""
 
     source: RowRange
     at: int

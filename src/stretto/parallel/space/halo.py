@@ -105,8 +105,10 @@ def halo(
 
 
 def strip(sides: tuple[AxisSlab, ...], exchange: RowExchange, axis: int, rows: RowRange) -> Strip:
-    """The halo `rows` on one side of one axis. A corner belongs to the strip of its first axis: along later axes the
-    strip includes it, along earlier axes the strip has own rows only.
+    """The halo `rows` on one side of one axis.
+
+    A corner belongs to the strip of its first axis: along later axes the strip includes it, along earlier axes the
+    strip has own rows only.
     """
     region = tuple(
         rows if at == axis else side.hull.intersection(side.own if at < axis else RowRange(0, side.size))

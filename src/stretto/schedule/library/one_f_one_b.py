@@ -1,4 +1,4 @@
-"""1F1B (PipeDream-Flush, Narayanan et al. 2020, arXiv 2006.09503; DAPPLE): GPipe's time with less memory.
+"""1F1B (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503; DAPPLE): GPipe's time with less memory.
 
 Time runs to the right, one row a worker, F = 1, B = 2, updates take no time; digits are forwards, letters backwards:
 

@@ -10,7 +10,7 @@ Time runs to the right, one row a worker, F = 1, B = 2, updates take no time; di
 It looks like 1F1B, but here the picture has no end: every minibatch enters as soon as there is room, and no worker
 idles once the pipeline is full. Stage s holds S-s activations. PipeDream (Narayanan et al. 2019, arXiv 1806.03377)
 updates a stage after each of its backwards, which makes its gradients S-1-s updates old; PipeDream-2BW (Narayanan et
-al. 2020, arXiv 2006.09503) and PACI (arXiv 2606.07881) after several. Which weights a pass sees is
+al. 2021, arXiv 2006.09503) and PACI (arXiv 2606.07881) after several. Which weights a pass sees is
 not the schedule's business.
 """
 

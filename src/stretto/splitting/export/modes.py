@@ -86,7 +86,7 @@ def aligned(trained: fx.Graph, evaluated: fx.Graph) -> tuple[fx.Graph, fx.Graph,
 
 
 def agreed(trained: fx.Graph, evaluated: fx.Graph, pairs: list[Pair]) -> list[Pair]:
-    """The pairs left after those are dropped that keep a gap from being a switch with one value for each mode."""
+    """The pairs without those that keep a gap from being one switch, with one value for each mode."""
     while True:
         gaps = Gaps(trained, evaluated, pairs)
         dropped = gaps.contradictions()
