@@ -8,6 +8,7 @@ the whole minibatch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -64,6 +65,11 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
         f"the loss returned {described(value)}: return a tensor with one number, the mean over the batch's examples, "
         "or (sum, count), a sum over the batch and the number to divide by, at least 0"
     )
+
+
+def value_function(loss: Loss) -> Callable[..., Tensor | Sum]:
+    """`call` with this loss: what a stage calls with (output, target, counted=...) for each micro-batch."""
+    return loss.value if isinstance(loss, CrossEntropy) else partial(call, loss)
 
 
 def described(value: Any) -> str:

@@ -52,6 +52,11 @@ class Precision:
             if self.name == "bf16" and module is not None:
                 convert(module)
 
+    @property
+    def converts(self) -> bool:
+        """Whether `inputs` and `outputs` change anything."""
+        return self.name == "bf16"
+
     def inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Stage 0's inputs, converted."""
         if self.name != "bf16":

@@ -16,7 +16,7 @@ from stretto.heads.head import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.sums import Sum
-from stretto.losses.value import Loss, call, mean_and_weight
+from stretto.losses.value import Loss, call, mean_and_weight, value_function
 from stretto.nn.batch import tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.input_errors import error_text, is_misfit
@@ -146,6 +146,7 @@ class Stage:
         self.scheduler = parts.scheduler
         self.weights, self._step, self._clip = phase
         self.loss = specification.precision.loss(specification.loss)
+        self._loss_value = value_function(self.loss)
         self.updates = 0
         self._recompute = index in rules.recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
@@ -341,7 +342,7 @@ class Stage:
     ) -> Tensor:
         # Sets graph.loss. Returns a micro-batch's loss to report: its share of the minibatch's mean, or (sum, count).
         compared = output if self.head is None else self.head(*features)
-        value = call(self.loss, compared, target.value, counted=target.counted)
+        value = self._loss_value(compared, target.value, counted=target.counted)
         local_loss = self.head if isinstance(self.head, LocalLoss) else None
         if isinstance(value, Sum):
             keeps_graph = seen is not None or not self._recompute

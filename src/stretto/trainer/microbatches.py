@@ -60,6 +60,7 @@ class MinibatchSplitter:
         self._reads_y = reads_y
         self._head_reads_x = head_reads_x
         self._precision = specification.precision
+        self._converts = specification.precision.converts
         self._device = specification.device
         self._sizes: dict[int, SplitSizes] = {}  # by the number of examples of a minibatch
 
@@ -155,7 +156,7 @@ class MinibatchSplitter:
 
     def _inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         here = with_names_of(tensors, [tensor.to(self._device) for tensor in tensors])
-        return self._precision.inputs(here)
+        return self._precision.inputs(here) if self._converts else here
 
 
 class SplitSizes(NamedTuple):
