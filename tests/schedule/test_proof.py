@@ -9,8 +9,8 @@ import stretto
 from laws.random_schedules import ANY, CUT, changed, planned, some_plan, with_microbatches
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Reach, Rules, Schedule
+from stretto.schedule.dataflow import Tie
 from stretto.schedule.proof import proved
-from stretto.schedule.rules import Tie
 from stretto.schedule.validity import run
 
 

@@ -9,7 +9,7 @@ import stretto
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods import METHODS
 from stretto.schedule import Delays, check, draw, recompute
-from stretto.schedule.export import to_csv
+from stretto.schedule.write_csv_file import to_csv
 from stretto.simulate import period, simulate, unit_costs
 
 SAME = {"pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "pipemare", "nesterov", "spectrain"}  # pb's schedule, or pipedream's

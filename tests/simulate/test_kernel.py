@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from simulate.test_oracle import random_network, random_plan
-from stretto.simulate import compiled, simulate
+from stretto.simulate import run_kernel, simulate
 
-NUMBA = compiled.compiled() is not None
+NUMBA = run_kernel.compiled() is not None
 
 
 @pytest.mark.skipif(not NUMBA, reason="numba, an optional extra, is not installed: there is nothing to compare")
@@ -16,7 +16,7 @@ def test_compiled_and_not(monkeypatch):
     for seed in range(40):
         found = []
         for pays in (0, 10**9):
-            monkeypatch.setattr(compiled, "MIN_ACTIONS", pays)
+            monkeypatch.setattr(run_kernel, "MIN_ACTIONS", pays)
             generator = random.Random(seed)
             schedule, rules = random_plan(generator)
             network = random_network(generator, schedule.num_workers)
@@ -30,7 +30,7 @@ def test_compiled_and_not(monkeypatch):
 
 
 def test_without_numba_the_same_functions_run_as_they_stand(monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", lambda: None)
-    monkeypatch.setattr(compiled, "MIN_ACTIONS", 0)
+    monkeypatch.setattr(run_kernel, "compiled", lambda: None)
+    monkeypatch.setattr(run_kernel, "MIN_ACTIONS", 0)
     schedule, rules = random_plan(random.Random(1))
     assert simulate(schedule, rules, 3).makespan > 0

@@ -12,7 +12,7 @@ from stretto.doctor.objections import MECHANISMS as MECHANISMS_OF_A_SURVEY
 from stretto.doctor.objections import survey
 from stretto.errors import UsageError
 from stretto.weights import CurrentRule, DoubleBuffered, Live, Stash, Substituted, WeightPrediction
-from stretto.weights.probe import sees_current_weights
+from stretto.weights.backward_probe import sees_current_weights
 
 
 class Given(nn.Module):

@@ -37,7 +37,7 @@ def exported(best: "Plan", model: "Costed", out: Path) -> None:
 
     from stretto.methods import method
     from stretto.plan.plan_file import split_points
-    from stretto.schedule.export import to_csv
+    from stretto.schedule.write_csv_file import to_csv
 
     c = best.candidate
     schedule, _ = method(str(c)).plan(c.stages, c.pipeline)

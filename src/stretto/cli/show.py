@@ -138,7 +138,7 @@ def actions_of(layout: Layout) -> list[list[str]]:
 def write_files(layout: Layout, timeline: "Timeline", output: ShowOutput) -> None:
     """Write the files that were asked for. Raises UsageError for a schedule that torch's format cannot say."""
     from stretto.schedule import draw
-    from stretto.schedule.export import to_csv
+    from stretto.schedule.write_csv_file import to_csv
 
     if output.csv is not None:
         write(output.csv, to_csv(layout.schedule))

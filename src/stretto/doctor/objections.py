@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.nn.batch import call, with_names_of
 from stretto.weights import saved_tensor_check, version_counter
+from stretto.weights.backward_probe import backward_reads
 from stretto.weights.forward_backward_rules import Substituted
-from stretto.weights.origins import tensors_in
-from stretto.weights.probe import backward_reads
 from stretto.weights.stash import Stash
+from stretto.weights.tensor_origins import tensors_in
 from stretto.weights.value_rules import CurrentRule, WeightPrediction
 
 MECHANISMS = ("live", "predicted", "stash")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
-from stretto.schedule.rules import Flow
+from stretto.schedule.dataflow import Flow
 from stretto.schedule.validity import explain
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage

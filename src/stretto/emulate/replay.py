@@ -7,7 +7,7 @@ from stretto.emulate.emulator import Emulator
 from stretto.emulate.replica_emulator import EmulatedReplicas
 from stretto.errors import UsageError
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
-from stretto.schedule.rules import Flow
+from stretto.schedule.dataflow import Flow
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage
 

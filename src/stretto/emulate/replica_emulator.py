@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stretto.emulate.emulator import Emulator
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
-from stretto.schedule.rules import Flow
+from stretto.schedule.dataflow import Flow
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage
 

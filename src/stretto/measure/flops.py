@@ -12,8 +12,8 @@ from stretto.nn.batch import inputs_on, target_on
 from stretto.nn.flop_counter import counting
 from stretto.nn.seeding import PreservedGenerator
 from stretto.schedule import Action, Rules
-from stretto.stage.specification import Specification
 from stretto.stage.stage import PhaseSettings, Stage, StageParts, Target
+from stretto.stage.trainer_specification import Specification
 from stretto.trainer.trainer import Trainer
 from stretto.weights import WEIGHTS
 

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_specs import ChartSpecs
+from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import log_axis
 from stretto.report.encodings import color, data, shape, state, stroke
 from stretto.report.metric import Metric

@@ -27,7 +27,7 @@ def write(text: str, path: str | Path) -> Path:
 
 def render(page: Page) -> str:
     """Return the whole page as text."""
-    from stretto.report.view import view
+    from stretto.report.page_sections import view
 
     return fill("page.html.j2", view(page))
 

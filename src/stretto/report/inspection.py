@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_specs import ChartSpecs
+from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import loss_axis, stage_axis
 from stretto.report.encodings import data
 from stretto.report.filter_pictures import picture

@@ -10,7 +10,7 @@ import altair as alt
 
 from stretto.analysis.batch_tradeoff import Tradeoff, fit, positive_weights
 from stretto.report import units
-from stretto.report.chart_specs import ChartSpecs
+from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import LABELS, log_axis
 from stretto.report.encodings import color, data, shape
 from stretto.report.metric import TRAIN_LOSS, Metric

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_specs import ChartSpecs
+from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import LABELS, loss_axis
 from stretto.report.encodings import color, dash, data
 from stretto.report.palette import Style

@@ -17,7 +17,7 @@ from stretto.tracing import Recording
 if TYPE_CHECKING:
     import altair as alt
 
-    from stretto.report.chart_specs import ChartSpecs
+    from stretto.report.chart_store import ChartSpecs
     from stretto.simulate import Durations, Network
     from stretto.simulate.network import Sizes
 

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_specs import ChartSpecs
+from stretto.report.chart_store import ChartSpecs
 from stretto.report.encodings import data
 from stretto.report.turns import WAIT, Bar, Timelines
 from stretto.schedule.action import KINDS

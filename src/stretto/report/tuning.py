@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_specs import ChartSpecs
+from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import LABELS, linear_ticks, log_axis, log_domain, log_ticks
 from stretto.report.encodings import data, state
 from stretto.report.metric import VALIDATION_ACCURACY, Metric

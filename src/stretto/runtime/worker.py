@@ -15,7 +15,7 @@ from stretto.runtime.channel import Received
 from stretto.runtime.channels import Channel, Mailbox, receivers
 from stretto.runtime.wait_report import Status
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
-from stretto.schedule.rules import Tie
+from stretto.schedule.dataflow import Tie
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage

@@ -4,7 +4,7 @@ from functools import cached_property
 
 from stretto.errors import ScheduleError
 from stretto.options.checks import flag, of_kind
-from stretto.schedule.rules import Tie
+from stretto.schedule.dataflow import Tie
 from stretto.schedule.schedule import Schedule
 
 BACKWARD = "BW"  # the kinds that use a forward's weights again for the weight gradient

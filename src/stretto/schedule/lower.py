@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stretto.schedule.action import Action
-from stretto.schedule.rules import Edge, Rules
+from stretto.schedule.dataflow import Edge, Rules
 from stretto.schedule.schedule import Schedule
 
 COLLECTIVES = "ARM"  # the kinds that a trace shows on the lane "collective"

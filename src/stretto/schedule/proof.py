@@ -31,7 +31,7 @@ from math import lcm
 from typing import NamedTuple
 
 from stretto.schedule.action import Action
-from stretto.schedule.rules import Edge, Rules
+from stretto.schedule.dataflow import Edge, Rules
 from stretto.schedule.schedule import Schedule
 
 TIED = "tied-weight"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from stretto.errors import ScheduleError
 from stretto.options.checks import is_among, of_kind, shown, whole
 from stretto.schedule.action import Action
+from stretto.schedule.dataflow import Edge, Rules
 from stretto.schedule.proof import proved
-from stretto.schedule.rules import Edge, Rules
 from stretto.schedule.schedule import MOST_TURNS, Schedule
 
 SENDS = ("buffered", "rendezvous")

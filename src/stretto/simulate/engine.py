@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.schedule.lower import Lowered, Passing
-from stretto.simulate import compiled
+from stretto.simulate import run_kernel
 from stretto.simulate.kernel import UNKNOWN, Program, State
 from stretto.simulate.network import RENDEZVOUS, Transport
 
@@ -113,7 +113,7 @@ def execute(lowered: Lowered, turns: int, durations: Floats, transfer_times: Tra
     """The times of `turns` minibatches, until the pipeline has drained; `durations` as in SimulatedTimes."""
     actions, values = len(lowered.actions), len(lowered.passings)
     program = program_of(lowered, turns, durations, transfer_times)
-    state, done = compiled.run(program, first_state(lowered, program, transfer_times), actions * turns)
+    state, done = run_kernel.run(program, first_state(lowered, program, transfer_times), actions * turns)
 
     def rows(flat: Any, num_rows: int) -> Any:
         return np.asarray(flat).reshape(num_rows, turns)

@@ -22,9 +22,9 @@ from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.phase_settings import build_phases, check_served, momentum_of
-from stretto.stage.specification import Specification
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.stage.trainer_arguments import build_optimizer, build_scheduler
+from stretto.stage.trainer_specification import Specification
 from stretto.weights.sharded import Sharded
 
 

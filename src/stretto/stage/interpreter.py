@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
+from stretto.schedule.dataflow import Flow, operands
 from stretto.schedule.delay import BACKWARD
-from stretto.schedule.rules import Flow, operands
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 

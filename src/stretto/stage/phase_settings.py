@@ -12,8 +12,8 @@ from stretto.methods.cure import Correction as CorrectionCure
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.optim import Rescheduled, SpikeCompensation
 from stretto.optim.coming_rates import Scheduler
-from stretto.stage.specification import Specification
 from stretto.stage.stage import PhaseSettings, StageParts
+from stretto.stage.trainer_specification import Specification
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
 from stretto.weights.master_rule import Rounded
 from stretto.weights.saved_tensor_check import STASH, is_compiled

@@ -31,7 +31,7 @@ from stretto.optim.loading import load
 from stretto.options.checks import shown
 from stretto.replicas.agreement import Agreement
 from stretto.schedule import KINDS, Rules
-from stretto.stage.specification import Specification
+from stretto.stage.trainer_specification import Specification
 from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]

@@ -29,8 +29,8 @@ from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.intra_stage import StageSharing
-from stretto.stage.specification import Specification
 from stretto.stage.stage import Stage
+from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.trainer.evaluate import evaluate
 

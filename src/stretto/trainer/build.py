@@ -22,7 +22,6 @@ from stretto.nn.shapes import example_for_linear
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.build import BuiltStage, StageBuilder
 from stretto.stage.phase_settings import warn_of_overshoot
-from stretto.stage.specification import Specification
 from stretto.stage.stage import PhaseSettings
 from stretto.stage.trainer_arguments import (
     StageLike,
@@ -34,6 +33,7 @@ from stretto.stage.trainer_arguments import (
     enable_training,
     refuse_lazy,
 )
+from stretto.stage.trainer_specification import Specification
 from stretto.trainer.backend import Backend, InterpreterPlan
 from stretto.trainer.microbatches import MinibatchSplitter
 from stretto.trainer.phase import Phase

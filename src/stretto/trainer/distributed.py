@@ -50,8 +50,8 @@ from stretto.runtime.world import agree, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.intra_stage import StageSharing
-from stretto.stage.specification import Specification
 from stretto.stage.stage import Stage
+from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
 from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State

@@ -11,7 +11,7 @@ from stretto.errors import UsageError
 from stretto.losses import Loss, mean_and_weight
 from stretto.nn.batch import IGNORED, call, inputs_on, target_on
 from stretto.nn.preserve import evaluating
-from stretto.stage.specification import Specification
+from stretto.stage.trainer_specification import Specification
 
 
 @dataclass

@@ -20,8 +20,8 @@ from stretto.nn.batch import (
     with_names_of,
 )
 from stretto.schedule.even_split import part_sizes
-from stretto.stage.specification import Specification
 from stretto.stage.stage import Target
+from stretto.stage.trainer_specification import Specification
 
 
 class MinibatchSplitter:

@@ -24,11 +24,11 @@ from stretto.options.checks import flag, of_kind, positive, whole
 from stretto.options.checks import path as check_path
 from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
-from stretto.replicas.resume import refuse_other
+from stretto.replicas.resume_check import refuse_other
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
-from stretto.stage.specification import Specification
 from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh
+from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction

@@ -22,7 +22,7 @@ from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import ForwardState, Graph, Stage, Target, begins_in_place, head_loss
-from stretto.weights.origins import tensors_in
+from stretto.weights.tensor_origins import tensors_in
 
 Values = Mapping[str, Tensor]
 

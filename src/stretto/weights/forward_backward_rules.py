@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stretto.nn.batch import call
 from stretto.weights import saved_tensor_check
-from stretto.weights.reads import Read, Reads
+from stretto.weights.saved_by_name import Read, Reads
 from stretto.weights.value_rules import CurrentRule, Rule
 from stretto.weights.weights import Weights
 

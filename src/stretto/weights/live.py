@@ -12,7 +12,7 @@ from stretto.nn.batch import call
 from stretto.weights import saved_tensor_check as check
 from stretto.weights import version_counter
 from stretto.weights.current import Current
-from stretto.weights.reads import Read, Reads
+from stretto.weights.saved_by_name import Read, Reads
 
 
 class Live(Current):

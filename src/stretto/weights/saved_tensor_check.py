@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stretto.errors import UsageError
 from stretto.nn.batch import call
 from stretto.weights import version_counter
-from stretto.weights.origins import Copy, Origin, Origins, storage_address, tensors_in
+from stretto.weights.tensor_origins import Copy, Origin, Origins, storage_address, tensors_in
 
 STASH = "choose a method with weights='stash', such as pb(stash=True) or pipedream"
 CAST = f"keep its weights in that dtype with float32 masters instead of autocast, or {STASH}"

@@ -25,10 +25,10 @@ from itertools import chain
 
 from stretto.errors import UsageError
 from stretto.schedule.action import Action
+from stretto.schedule.dataflow import Edge, Rules
 from stretto.schedule.library.gpipe import at_least_one, contiguous, forward, updates
 from stretto.schedule.library.one_f_one_b import alternate
 from stretto.schedule.reach import Reach
-from stretto.schedule.rules import Edge, Rules
 from stretto.schedule.schedule import Schedule
 
 TICKS = {"F": 1, "B": 2, "I": 1, "W": 1}

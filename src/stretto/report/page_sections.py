@@ -17,7 +17,7 @@ from stretto.report import (
     tuning,
     units,
 )
-from stretto.report.chart_specs import ChartSpecs
+from stretto.report.chart_store import ChartSpecs
 from stretto.report.metric import METRICS, VALIDATION_ACCURACY, VALIDATION_BLEU, Metric
 from stretto.report.page import ACCOUNTINGS, Page
 from stretto.report.palette import styles

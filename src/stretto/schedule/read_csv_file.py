@@ -17,8 +17,8 @@ from pathlib import Path
 from stretto.errors import ScheduleError, UsageError
 from stretto.options.checks import path as check_path
 from stretto.schedule.action import Action
+from stretto.schedule.dataflow import Rules
 from stretto.schedule.reach import Reach
-from stretto.schedule.rules import Rules
 from stretto.schedule.schedule import Schedule
 from stretto.schedule.validity import check
 

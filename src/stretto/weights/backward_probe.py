@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.nn.batch import call, with_names_of
 from stretto.weights import version_counter
-from stretto.weights.origins import tensors_in
 from stretto.weights.saved_tensor_check import watched_call
+from stretto.weights.tensor_origins import tensors_in
 
 
 def sees_current_weights(module: nn.Module, inputs: Sequence[Any]) -> list[str]:
