@@ -1,4 +1,4 @@
-"""A schedule of the user's own, from a file (schedule/read_csv_file.py): backpropagation in the order of its actions."""
+"""The method `csv`: a schedule from a file (`schedule/read_csv_file.py`), backpropagation in the order of its actions."""
 
 import hashlib
 from pathlib import Path
