@@ -1,4 +1,4 @@
-"""The method `csv`: a schedule from a file (`schedule/read_csv_file.py`), backpropagation in the order of its actions."""
+"""The method `csv`: a schedule from a file (`schedule/read_csv_file.py`), its backward that of backpropagation."""
 
 import hashlib
 from pathlib import Path
