@@ -35,7 +35,7 @@ def test_every_folder_has_its_place():
 
 
 def test_the_design_names_the_groups_in_the_same_order():
-    design = (ROOT.parents[1] / "docs" / "design.md").read_text()
+    design = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
     drawn = design.split("## Folders")[1].split("```")[1]
     assert re.findall(r"^  (\w+)/? ", drawn, flags=re.MULTILINE) == ORDER
 
