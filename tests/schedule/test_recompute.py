@@ -154,7 +154,7 @@ def test_a_stage_whose_backward_follows_at_once_does_not_recompute():
         ("pb", {"recompute": 0}, 4, "recompute=0"),
         ("pb", {"recompute": "yes"}, 4, "recompute='yes'"),
         ("pb", {"recompute": 1.5}, 4, "recompute=1.5"),
-        ("pb-lwp", {"recompute": True, "horizon": 3}, 4, "a horizon that does not depend on the delay"),
+        ("pb-lwp", {"recompute": True, "horizon": 3}, 4, "its horizon has to follow from the delay"),
     ],
 )
 def test_refused(name, options, num_stages, message):
