@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import stretto
-import stretto.replicas.sync_strategies
+import stretto.replicas.sync_options
 from stretto.processes.fork_server import NEEDED
 
 ROOT = Path(stretto.__file__).parent
@@ -122,7 +122,7 @@ def test_what_the_command_line_opens_first_is_little():
 
 def test_ways_to_agree_answer_for_themselves():
     """What depends on how replicas stay together is asked of it (`sync.sharding`), not found out by its class."""
-    names = {*vars(stretto.replicas.sync_strategies)["CHOICES"].values()}
+    names = {*vars(stretto.replicas.sync_options)["CHOICES"].values()}
     asked = re.compile(rf"isinstance\([^)]*\b({'|'.join(each.__name__ for each in names)})\b")
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"

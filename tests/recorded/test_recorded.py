@@ -12,7 +12,7 @@ from recorded.training import OPTIMIZERS, SCHEDULERS, emulated, of_numbers, of_t
 from stretto.collectives import ALGORITHMS
 from stretto.heads import HEADS
 from stretto.methods import METHODS as TABLE
-from stretto.replicas.sync_strategies import CHOICES, HOOKS
+from stretto.replicas.sync_options import CHOICES, HOOKS
 
 
 def bare(text):

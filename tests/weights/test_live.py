@@ -8,7 +8,7 @@ from torch import nn
 from two_weights import LAYERS, assert_close, by_hand, found, make, values
 
 from stretto.errors import UsageError
-from stretto.weights import CurrentRule, Live, Predicted, Stash, Substituted, version_counter
+from stretto.weights import CurrentRule, Live, Predicted, Stash, Substituted, unnoticed_changes
 
 
 def disturb(weights, module, times=3):
@@ -26,7 +26,7 @@ def disturb(weights, module, times=3):
 @pytest.mark.parametrize("private", [True, False], ids=["unnoticed", "by-name"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_backward_reads_the_current_weights(name, private, monkeypatch):
-    monkeypatch.setattr(version_counter, "available", lambda: private)
+    monkeypatch.setattr(unnoticed_changes, "available", lambda: private)
     module, inputs = make(name)
     live = Live(module)
     for _ in range(2):  # the first forward is checked, the second is not

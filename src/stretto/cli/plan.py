@@ -120,6 +120,6 @@ def images(model: "Costed") -> tuple[int, ...] | None:
 def shards(model: "Costed") -> tuple[str, ...]:
     """What may be sharded: what `stretto train` can do, of a model that it trains."""
     from stretto.plan.problem import SHARDS
-    from stretto.replicas.sync_strategies import CHOICES
+    from stretto.replicas.sync_options import CHOICES
 
     return SHARDS if model.trained is None or "fully-shard" in CHOICES else ("none",)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.batch import call, with_names_of
-from stretto.weights import saved_tensor_check, version_counter
+from stretto.weights import saved_tensor_check, unnoticed_changes
 from stretto.weights.backward_probe import backward_reads
 from stretto.weights.forward_backward_rules import Substituted
 from stretto.weights.stash import Stash
@@ -54,7 +54,7 @@ def find_copies(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     objections: dict[str, saved_tensor_check.Objection] = {}
     _, read = saved_tensor_check.watched_call(module, fresh(inputs), objections=objections)
     parameters = dict(module.named_parameters())
-    for name in read if version_counter.available() else ():
+    for name in read if unnoticed_changes.available() else ():
         owner, _, parameter = name.rpartition(".")
         known = any(concerns(submodule, owner) for submodule in objections)
         if not known and parameters[name].ndim > 1 and not backward_reads(module, inputs, name):

@@ -9,7 +9,7 @@ from stretto.replicas.parameter_server.client import Changes, ServerLink
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
 from stretto.replicas.parameter_server.staleness import Tickets
-from stretto.replicas.sync_strategies import ParameterServer
+from stretto.replicas.sync_options import ParameterServer
 
 
 class LocalServers(Servers):

@@ -11,7 +11,7 @@ from stretto.errors import UsageError
 from stretto.nn.sharded_modules import is_share
 from stretto.nn.state_check import check_like
 from stretto.replicas.reducer import ReplicaReducer, Then
-from stretto.replicas.sync_strategies import AllReduce, DiLoCo, FullyShard, LocalSGD, Sync
+from stretto.replicas.sync_options import AllReduce, DiLoCo, FullyShard, LocalSGD, Sync
 
 
 class Agreement(ABC):

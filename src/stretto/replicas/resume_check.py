@@ -1,7 +1,7 @@
 """Which checkpoints replicas can resume from: those with each replica's state, or with one that all share."""
 
 from stretto.errors import UsageError
-from stretto.replicas.sync_strategies import AllReduce, FullyShard, ParameterServer, Sync
+from stretto.replicas.sync_options import AllReduce, FullyShard, ParameterServer, Sync
 
 ALIKE = (AllReduce.name, FullyShard.name)  # all replicas have the same optimizer state
 

@@ -1,7 +1,7 @@
 """Training on real processes, over torch.distributed."""
 
 from stretto.runtime.failure import WorkerLostError
-from stretto.runtime.member import Member, membership
+from stretto.runtime.job_member import Member, membership
 from stretto.runtime.world import World, join
 
 __all__ = ["Member", "WorkerLostError", "World", "join", "membership"]

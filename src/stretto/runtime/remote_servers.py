@@ -33,7 +33,7 @@ from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
 from stretto.replicas.parameter_server.staleness import Ticket, Tickets
 from stretto.replicas.reducer import ReplicaReducer, Then
-from stretto.replicas.sync_strategies import ParameterServer
+from stretto.replicas.sync_options import ParameterServer
 from stretto.runtime.failure import Failures, PeerLostError
 from stretto.runtime.replica_group import ReplicaGroup
 from stretto.runtime.server_messages import Message, Wire

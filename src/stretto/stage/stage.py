@@ -192,7 +192,7 @@ class Stage:
     def run(
         self, kind: str, microbatch: int, operands: Mapping[str, Any], version: int | None = None
     ) -> dict[str, Any]:
-        """Run one action on its operands and return its results, both keyed by the names of `schedule.rules.Edge`.
+        """Run one action on its operands and return its results, both keyed by the names of `schedule.dataflow.Edge`.
 
         `version` is the number of updates in the weights that a forward is to see; None for the current weights.
         """

@@ -39,7 +39,7 @@ from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
 from stretto.runtime.channels import Channel, Mailbox, channels
 from stretto.runtime.failure import PeerLostError, reaching
 from stretto.runtime.intra_stage import share_stages
-from stretto.runtime.member import Member
+from stretto.runtime.job_member import Member
 from stretto.runtime.nccl import Direct, backend_between
 from stretto.runtime.recorder import WorkerRecorder, offset_to_first, tell_time
 from stretto.runtime.remote_servers import RemoteServers, Sums

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.batch import call, with_names_of
-from stretto.weights import version_counter
+from stretto.weights import unnoticed_changes
 from stretto.weights.saved_tensor_check import watched_call
 from stretto.weights.tensor_origins import tensors_in
 
@@ -48,11 +48,11 @@ def backward_reads(module: nn.Module, inputs: Sequence[Any], name: str) -> bool:
         return [gradient for gradient in computed if gradient is not None]
 
     before, values = gradients(), weight.detach().clone()
-    with torch.no_grad(), version_counter.unnoticed([weight]):
+    with torch.no_grad(), unnoticed_changes.unnoticed([weight]):
         weight.add_(torch.randn_like(weight))
     try:
         after = gradients()
     finally:
-        with torch.no_grad(), version_counter.unnoticed([weight]):
+        with torch.no_grad(), unnoticed_changes.unnoticed([weight]):
             weight.copy_(values)
     return any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stretto.errors import UsageError
 from stretto.nn.batch import call
 from stretto.weights import saved_tensor_check as check
-from stretto.weights import version_counter
+from stretto.weights import unnoticed_changes
 from stretto.weights.current import Current
 from stretto.weights.saved_by_name import Read, Reads
 
@@ -26,7 +26,7 @@ class Live(Current):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self._checked: set[tuple[Any, ...]] = set()
-        self._by_name = not version_counter.available()
+        self._by_name = not unnoticed_changes.available()
 
     def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
         """The module's output, and None. Raises UsageError if its backward would not see the current weights."""
@@ -38,7 +38,7 @@ class Live(Current):
             self._checked.add(conditions)
             return output, None
         # A hook set around the stage; `checked_call` has seen hooks set inside it.
-        if pack is None and version_counter.innermost_hook() is not None:
+        if pack is None and unnoticed_changes.innermost_hook() is not None:
             check.refuse("", self.module, *check.HOOKED)
         with saved_tensors_hooks(pack, self._unpack) if pack is not None else nullcontext():
             return call(self.module, inputs), None
@@ -46,7 +46,7 @@ class Live(Current):
     def update(self, step: Callable[[], object]) -> None:
         """Change the weights that graphs in flight hold. Raises UsageError if `step` gives a parameter new storage."""
         addresses = [parameter.data_ptr() for parameter in self._leaves]
-        with nullcontext() if self._by_name else version_counter.unnoticed(self._leaves):
+        with nullcontext() if self._by_name else unnoticed_changes.unnoticed(self._leaves):
             step()
         if addresses != [parameter.data_ptr() for parameter in self._leaves]:
             raise UsageError(f"the optimizer gave a parameter new storage; change it in place, or {check.STASH}")

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.errors import UsageError
 from stretto.nn.batch import call
-from stretto.weights import version_counter
+from stretto.weights import unnoticed_changes
 from stretto.weights.tensor_origins import Copy, Origin, Origins, storage_address, tensors_in
 
 STASH = "choose a method with weights='stash', such as pb(stash=True) or pipedream"
@@ -80,7 +80,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._objections.setdefault(name, (reason, remedy))
 
     def _refuse_detours(self) -> None:
-        hook = version_counter.innermost_hook()
+        hook = unnoticed_changes.innermost_hook()
         if hook is not None and is_checkpoint(hook):
             self.refuse(self.submodules[-1], *RECOMPUTED)
         if hook not in (self._hook, None):
@@ -204,7 +204,7 @@ def call_refusing_checkpoints(module: nn.Module, call: Callable[[], Any]) -> Any
 
     def refuse_checkpoint(*_: Any) -> None:
         if not torch.compiler.is_compiling():
-            hook = version_counter.innermost_hook()
+            hook = unnoticed_changes.innermost_hook()
             if hook is not None and is_checkpoint(hook):
                 refuse("", module, *RECOMPUTED)
 

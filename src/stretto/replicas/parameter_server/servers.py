@@ -10,7 +10,7 @@ from stretto.replicas.parameter_server.client import ServedAgreement, ServerLink
 from stretto.replicas.parameter_server.shard import Build, Cut
 from stretto.replicas.parameter_server.staleness import Tickets
 from stretto.replicas.parameter_server.update_log import Order
-from stretto.replicas.sync_strategies import ParameterServer
+from stretto.replicas.sync_options import ParameterServer
 
 
 class Servers(ABC):

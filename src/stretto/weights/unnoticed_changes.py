@@ -1,7 +1,7 @@
 """Private functions of torch that let weights change between a forward and its backward without an error.
 
 `tests/weights/test_guard.py` fails if `torch.autograd._unsafe_preserve_version_counter` stops meaning what is written
-here. Where it is missing, `Live` has the graph save weights by name instead (`reads.py`). That needs no private
+here. Where it is missing, `Live` has the graph save weights by name instead (`saved_by_name.py`). That needs no private
 function and costs a Python call for each tensor that a graph saves.
 """
 
