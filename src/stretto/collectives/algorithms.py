@@ -12,7 +12,7 @@ from stretto.collectives.library.ring import ring
 from stretto.collectives.library.single_master import single_master
 from stretto.collectives.step import Plan, Step, without_empty
 from stretto.errors import UsageError, nearest
-from stretto.options.checks import shown, whole
+from stretto.options.checks import is_among, shown, whole
 
 ALGORITHMS: dict[str, Callable[[int, int, int], Iterable[Step]]] = {
     "single-master": single_master,
@@ -31,7 +31,7 @@ MOST_PROCESSES = 100_000
 
 def check(algorithm: str, size: int, length: int, per_node: int | None) -> None:
     """Raise UsageError for an unknown algorithm, or sizes for which no plan can be made."""
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+    if not is_among(algorithm, ALGORITHMS):
         raise UsageError(f"algorithm={shown(algorithm)}: {nearest(str(algorithm), [*ALGORITHMS, 'auto'])}")
     whole("size", size, 1, MOST_PROCESSES)
     whole("length", length, 0, sys.maxsize)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from stretto.cost.cluster import Cluster, Device
 from stretto.cost.layer_table import Affine, Kind, LayerCost, ModelCosts, Work
 from stretto.errors import UsageError, nearest
-from stretto.options.checks import of_kind, positive, shown
+from stretto.options.checks import is_among, of_kind, positive, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 def optimizer_of(name: str) -> Optimizer:
     """An optimizer by its name. Raises UsageError for an unknown one."""
-    if not isinstance(name, str) or name not in OPTIMIZERS:
+    if not is_among(name, OPTIMIZERS):
         raise UsageError(f"unknown optimizer {shown(name)}: {nearest(str(name), OPTIMIZERS)}")
     return OPTIMIZERS[name]
 

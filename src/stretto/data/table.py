@@ -16,7 +16,7 @@ from stretto.data.pydoc import pydoc
 from stretto.data.saved import saved
 from stretto.data.text import text
 from stretto.errors import UsageError, nearest
-from stretto.options.checks import shown
+from stretto.options.checks import is_among, shown
 from stretto.options.named import resolve
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
@@ -33,7 +33,7 @@ def load(name: str, **options: object) -> Dataset:
 
     Raises `UsageError` for an unknown name or option, naming the nearest known one.
     """
-    if not isinstance(name, str) or name not in DATASETS:
+    if not is_among(name, DATASETS):
         raise UsageError(f"unknown data set {shown(name)}; {nearest(str(name), DATASETS)}")
     for_dataset = {key: value for key, value in options.items() if key != RANDOM}
     resolved = resolve(f"data set {name!r}", DATASETS[name], for_dataset)

@@ -52,8 +52,16 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
 
     Raises UsageError if the loss returns neither one number as a tensor, nor (sum, count).
     """
-    if isinstance(loss, CrossEntropy):
-        return loss.value(output, target, counted=counted)
+    return value_function(loss)(output, target, counted=counted)
+
+
+def value_function(loss: Loss) -> Callable[..., Tensor | Sum]:
+    """`call` with this loss: what a stage calls with (output, target, counted=...) for each micro-batch."""
+    return loss.value if isinstance(loss, CrossEntropy) else partial(checked_value, loss)
+
+
+def checked_value(loss: Loss, output: Any, target: Any, *, counted: bool) -> Tensor | Sum:
+    """The value of a loss that is no `CrossEntropy`, which decides by itself whether it is a sum and a count."""
     value = loss(output, target)
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.reshape(())
@@ -65,11 +73,6 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
         f"the loss returned {described(value)}: return a tensor with one number, the mean over the batch's examples, "
         "or (sum, count), a sum over the batch and the number to divide by, at least 0"
     )
-
-
-def value_function(loss: Loss) -> Callable[..., Tensor | Sum]:
-    """`call` with this loss: what a stage calls with (output, target, counted=...) for each micro-batch."""
-    return loss.value if isinstance(loss, CrossEntropy) else partial(call, loss)
 
 
 def described(value: Any) -> str:

@@ -40,7 +40,7 @@ def prediction(predict: Form | None, horizon: int | Literal["decayed"] | None) -
         return None
     if horizon is None:
         return Prediction(predict, lambda place: place.delay)
-    if isinstance(horizon, str) and horizon == "decayed":
+    if is_among(horizon, ("decayed",)):
         return Prediction(predict, decayed)
     if isinstance(horizon, bool) or not isinstance(horizon, int | float) or horizon < 0:
         raise UsageError(f"pb(horizon={shown(horizon)}): a number of updates, 'decayed', or None for the stage's delay")

@@ -22,7 +22,7 @@ from stretto.models.vgg import vgg
 from stretto.nn import memory_limit
 from stretto.nn.batch import IGNORED
 from stretto.nn.seeding import derive
-from stretto.options.checks import of_kind, shown
+from stretto.options.checks import is_among, of_kind, shown
 from stretto.options.checks import whole as check_whole
 from stretto.options.named import resolve, whole
 
@@ -59,7 +59,7 @@ def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> M
     i only: not on the blocks before it, nor on how many workers hold them. The global random state stays as it was.
     Raises `UsageError` for an unknown model or option, or one that does not fit the data.
     """
-    if not isinstance(name, str) or name not in MODELS:
+    if not is_among(name, MODELS):
         raise UsageError(f"unknown model {shown(name)}; {nearest(str(name), MODELS)}")
     of_kind("dataset", dataset, Dataset, "what stretto.data.load(name) returned")
     check_whole("seed", seed)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from stretto.errors import UsageError, nearest
-from stretto.options.checks import is_number, is_whole, shown
+from stretto.options.checks import is_among, is_number, is_whole, shown
 
 MOST = 10**12  # the largest batch size, in examples
 Rule = Callable[[float, float, float], tuple[float, float]]
@@ -49,6 +49,6 @@ def scale_for_batch(
     for name, size in (("batch_size", batch_size), ("to", to)):
         if not is_whole(size) or not 1 <= size <= MOST:
             raise UsageError(f"{name}={shown(size)}: a whole number of examples, at least 1 (and at most {MOST:,})")
-    if not isinstance(rule, str) or rule not in RULES:
+    if not is_among(rule, RULES):
         raise UsageError(f"unknown rule {shown(rule)}: {nearest(str(rule), RULES)}")
     return RULES[rule](lr, momentum, to / batch_size)

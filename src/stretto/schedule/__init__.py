@@ -1,6 +1,6 @@
 """Which worker does what, in which order. No torch in here.
 
-The idea everything else stands on: a schedule is data, and what its actions mean is said once, by `Rules` in `dataflow.py`.
+The idea everything else stands on: a schedule is data, and `Rules` in `dataflow.py` say once what its actions mean.
 """
 
 from stretto.schedule.action import KINDS, Action

@@ -13,7 +13,7 @@ from stretto.errors import UsageError, nearest
 from stretto.losses import CrossEntropy, Loss
 from stretto.nn.batch import with_names_of
 from stretto.optim import Masters
-from stretto.options.checks import shown
+from stretto.options.checks import is_among, shown
 
 PRECISIONS = ("bf16", "bf16-autocast")
 LOW = torch.bfloat16
@@ -31,7 +31,7 @@ class Precision:
     """
 
     def __init__(self, name: str | None) -> None:
-        if name is not None and not (isinstance(name, str) and name in PRECISIONS):
+        if not is_among(name, (None, *PRECISIONS)):
             raise UsageError(
                 f"unknown precision {shown(name)}: {nearest(str(name), PRECISIONS)}; None for the modules' own"
             )
@@ -39,7 +39,7 @@ class Precision:
 
     def masters(self, parts: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> Masters:
         """Float32 masters, with the current values, of the `parameters` that `convert` will turn to bfloat16."""
-        if self.name != "bf16":
+        if not self.converts:
             return Masters()
         norms = [module for part in parts for module in part.modules() if tracks_statistics(module)]
         kept = {p for norm in norms for p in norm.parameters(recurse=False)}
@@ -49,27 +49,27 @@ class Precision:
     def convert(self, modules: Iterable[nn.Module | None]) -> None:
         """Give the modules the dtypes they are to train in, in place; parameters stay the objects they are."""
         for module in modules:
-            if self.name == "bf16" and module is not None:
+            if self.converts and module is not None:
                 convert(module)
 
     @property
     def converts(self) -> bool:
-        """Whether `inputs` and `outputs` change anything."""
+        """Whether modules, inputs, outputs and losses are converted at all."""
         return self.name == "bf16"
 
     def inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Stage 0's inputs, converted."""
-        if self.name != "bf16":
+        if not self.converts:
             return tensors
         return with_names_of(tensors, [tensor.to(LOW) if tensor.is_floating_point() else tensor for tensor in tensors])
 
     def outputs(self, output: Any) -> Any:
         """The output as the loss gets it: in float32 under bf16."""
-        return output if self.name != "bf16" else raised(output)
+        return raised(output) if self.converts else output
 
     def loss(self, loss: Loss) -> Loss:
         """The loss as a function of outputs in this precision."""
-        if self.name != "bf16":
+        if not self.converts:
             return loss
         if isinstance(loss, CrossEntropy):
             return replace(

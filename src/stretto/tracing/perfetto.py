@@ -25,11 +25,6 @@ def write(recordings: Sequence[Recording], file: Path) -> None:
 
     Raises UsageError for a time that the format cannot hold.
     """
-    last = max((span.end for recording in recordings for span in recording.spans), default=0)
-    if last >= LATEST:
-        raise UsageError(
-            f"the trace ends after {last / 1e9:.3g} s, and a trace can hold {LATEST / 1e9:.3g} s: give shorter times"
-        )
     with replacing(file) as temporary, temporary.open("wb") as out:
         for packet in packets(recordings):
             content = packet.SerializeToString()
@@ -172,7 +167,14 @@ def counter_packets(tracks: Iterator[int], process: int, recording: Recording) -
 
 
 def event(track: int, time: int, kind: str) -> Any:
-    """A packet with one event on a track: `kind` is its type in TrackEvent, `time` is in ns."""
+    """A packet with one event on a track: `kind` is its type in TrackEvent, `time` is in ns.
+
+    Raises UsageError for a later time than a trace can hold.
+    """
+    if time >= LATEST:
+        raise UsageError(
+            f"an event at {time / 1e9:.3g} s: a trace can hold {LATEST / 1e9:.3g} s, so give shorter times"
+        )
     packet = new_packet()
     packet.timestamp = time
     packet.track_event.type = packet.track_event.Type.Value(kind)

@@ -108,11 +108,11 @@ def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
     """
     of_kind("stretto.parallel.gather: module", module, nn.Module, "an nn.Module")
     flag("stretto.parallel.gather: gradients", gradients)
-    unmade = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
-    if unmade is not None:
-        raise UsageError(f"stretto.parallel.gather: {unmade} has no shape yet (a lazy module): run one batch first")
     cut = dict(pieces(module))
     local: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    unmade = next((name for name, value in local.items() if is_lazy(value)), None)
+    if unmade is not None:
+        raise UsageError(f"stretto.parallel.gather: {unmade} has no shape yet (a lazy module): run one batch first")
     if gradients:
         local = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     whole: dict[str, Tensor] = {}
