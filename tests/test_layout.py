@@ -16,7 +16,7 @@ from stretto.processes.fork_server import NEEDED
 
 ROOT = Path(stretto.__file__).parent
 GROUPS = {
-    "ground": "errors options mesh files processes",
+    "ground": "errors options mesh optimizers files processes",
     "what is done": "schedule methods",
     "one stage's work": "collectives nn losses heads optim weights parallel replicas tracing stage",
     "interpreters": "simulate checkpoint emulate runtime trainer",
@@ -25,7 +25,7 @@ GROUPS = {
     "doors": "doctor cli",
 }
 ORDER = [folder for folders in GROUPS.values() for folder in folders.split()]
-WITHOUT_TORCH = ("options", "mesh", "files", "processes", "schedule", "methods", "settings", "plan")
+WITHOUT_TORCH = ("options", "mesh", "optimizers", "files", "processes", "schedule", "methods", "settings", "plan")
 
 
 def test_every_folder_has_its_place():
@@ -117,7 +117,16 @@ def test_what_the_command_line_opens_first_is_little():
         "import sys, stretto.cli\nprint(*{name.split('.')[1] for name in sys.modules if name.startswith('stretto.')})"
     )
     opened = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {*opened.stdout.split()} == {"cli", "errors", "files", "mesh", "options", "processes", "settings"}
+    assert {*opened.stdout.split()} == {
+        "cli",
+        "errors",
+        "files",
+        "mesh",
+        "optimizers",
+        "options",
+        "processes",
+        "settings",
+    }
 
 
 def test_ways_to_agree_answer_for_themselves():

@@ -1,7 +1,5 @@
 """`python -m stretto`, and so `torchrun -m stretto`."""
 
-import sys
+from stretto.cli import run_and_exit
 
-from stretto.cli import main
-
-sys.exit(main())
+run_and_exit()

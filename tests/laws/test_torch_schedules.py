@@ -56,7 +56,7 @@ class Recorder:
         return []
 
     get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = perform_reduce_grad = nothing
-    scale_grads = clear_runtime_states = nothing
+    scale_grads = clear_runtime_states = release_fwd_send_outputs = release_bwd_send_outputs = nothing
 
 
 def executed(family, workers, M, monkeypatch):

@@ -118,7 +118,7 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
         )
     chosen = data or DEFAULTS[name].data
     settings = Settings(model=name, model_options=options, data=chosen)
-    return Chain(*build_model(settings).layers), dataset(settings).train.x[:4]
+    return Chain(*build_model(settings).layers), dataset(settings).train.first(4)[0]
 
 
 def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:

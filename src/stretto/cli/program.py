@@ -3,16 +3,18 @@
 0 done, 1 something failed on the way, 2 a user's mistake, 130 interrupted.
 """
 
+import atexit
 import contextlib
 import errno
 import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError
 
@@ -71,6 +73,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         study = "; finished runs are kept, the same command makes the others" if "compare" in words[:1] else ""
         return complain(f"{interrupt}" or f"interrupted{study}", INTERRUPTED)
     return status if isinstance(status, int) else OK
+
+
+def run_and_exit() -> NoReturn:
+    """Run the command of this process's own arguments and end the process, with its exit status.
+
+    Modules are not torn down: with torch that takes up to a second, and beside triton it prints a page on stderr
+    ("nanobind: leaked ...") about objects that an interrupted command still holds.
+    """
+    status = main()
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as Python's end does
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # streams that are gone, closed, or were never there
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -3,14 +3,15 @@
 A layer's measured time is used if there is one, else the device's rate for each sort of operator, else the roofline.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stretto.cost.cluster import Cluster, Device
 from stretto.cost.layer_table import Affine, Kind, LayerCost, ModelCosts, Work
-from stretto.errors import UsageError, nearest
-from stretto.options.checks import is_among, of_kind, positive, shown
+from stretto.errors import UsageError
+from stretto.optimizers import optimizer_of
+from stretto.options.checks import of_kind, positive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,31 +21,6 @@ if TYPE_CHECKING:
     from stretto.simulate import Durations
 
 Seconds = TypeVar("Seconds", float, "NDArray[np.float64]")  # of one stage, or an array
-
-
-class Optimizer(NamedTuple):
-    """The family whose rates apply, numbers of state for each parameter, and memory accesses of a step for each."""
-
-    family: str
-    states: int
-    accesses: int
-
-
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    "sgd": Optimizer("sgd", 1, 5),  # with momentum: reads weight, gradient, velocity, writes weight and velocity
-    "lars": Optimizer("sgd", 1, 5),
-    "adam": Optimizer("adam", 2, 7),
-    "adamw": Optimizer("adam", 2, 7),
-    "nadam": Optimizer("adam", 2, 7),
-    "lamb": Optimizer("adam", 2, 7),
-}
-
-
-def optimizer_of(name: str) -> Optimizer:
-    """An optimizer by its name. Raises UsageError for an unknown one."""
-    if not is_among(name, OPTIMIZERS):
-        raise UsageError(f"unknown optimizer {shown(name)}: {nearest(str(name), OPTIMIZERS)}")
-    return OPTIMIZERS[name]
 
 
 class Machine(NamedTuple):

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
-from stretto.cost.stage_prediction import optimizer_of
 from stretto.methods import Method
+from stretto.optimizers import optimizer_of
 from stretto.schedule import Action, Edge, Rules, Schedule
 
 PREFIX = 64.0  # bytes of the header of each message

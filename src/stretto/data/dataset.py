@@ -1,6 +1,7 @@
 """A data set: three splits of examples, checked when it is made, and the batches drawn from a split."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, Protocol, TypeAlias
@@ -29,8 +30,55 @@ Augment: TypeAlias = Callable[[Any, Tensor, torch.Generator], Tensor]
 """(all examples, rows [B], generator of the random draws) -> the examples of these rows, changed at random."""
 
 
+class RowReader(ABC):
+    """Examples with their targets, read by their rows: what a data set's splits have in common."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, rows: Tensor | slice, seed: int | None = None) -> tuple[Any, Any]:
+        """The examples and the targets of these rows, each with its first dimension counting them.
+
+        With a seed, which random changes of the examples are drawn from, they are read for training.
+        """
+
+    def first(self, count: int) -> tuple[Any, Any]:
+        """The first `count` examples and their targets, or all if there are fewer."""
+        return self.read(slice(0, count))
+
+    def batches(
+        self, batch_size: int, *, seed: int | None = None, drop_last: bool = False, start: int = 0
+    ) -> Iterator[tuple[Any, Any]]:
+        """Go through the split once in batches of (x [B, ...], y [B, ...]), from batch `start` on.
+
+        Without a seed the examples come in order; with one they are shuffled, without a change to the global random
+        state. The last batch may be smaller, unless `drop_last`. Raises UsageError for a batch size that cannot work,
+        in this call, not at the first batch.
+        """
+        if batch_size < 1:
+            raise UsageError(f"batch_size={batch_size} must be at least 1")
+        if drop_last and batch_size > len(self):
+            raise UsageError(
+                f"batch_size={batch_size} with drop_last leaves no batch of a split of {len(self)} examples; "
+                f"take a batch_size of at most {len(self)}"
+            )
+        stop = len(self) - len(self) % batch_size if drop_last else len(self)
+        chunks = torch.split(_order(len(self), seed)[:stop], batch_size)
+        return self.read_all(
+            # In-order batches of tensors are views: nothing is copied.
+            (_index(rows, seed), None if seed is None else derive(seed, "augment", k))
+            for k, rows in enumerate(chunks)
+            if len(rows) and k >= start
+        )
+
+    def read_all(self, batches: Iterable[tuple[Tensor | slice, int | None]]) -> Iterator[tuple[Any, Any]]:
+        """Read batch after batch, each given by its rows and its seed, as `read` takes them."""
+        return (self.read(rows, seed) for rows, seed in batches)
+
+
 @dataclass(frozen=True, eq=False)
-class Split:
+class Split(RowReader):
     """Examples `x` [N, ...] and targets `y`: classes [N], of each pixel [N, H, W], or for language the next
     tokens [N, T]; y is int64.
 
@@ -50,40 +98,18 @@ class Split:
     def __len__(self) -> int:
         return len(self.x)
 
-    def batches(
-        self, batch_size: int, *, seed: int | None = None, drop_last: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Go through the split once in batches of (x [B, ...], y [B, ...]).
-
-        Without a seed the examples come in order; with one they are shuffled, without a change to the global random
-        state. The last batch may be smaller, unless `drop_last`. Raises UsageError for a batch size that cannot work,
-        in this call, not at the first batch.
-        """
-        if batch_size < 1:
-            raise UsageError(f"batch_size={batch_size} must be at least 1")
-        if drop_last and batch_size > len(self):
-            raise UsageError(
-                f"batch_size={batch_size} with drop_last leaves no batch of a split of {len(self)} examples; "
-                f"take a batch_size of at most {len(self)}"
-            )
-        stop = len(self) - len(self) % batch_size if drop_last else len(self)
-        chunks = torch.split(_order(len(self), seed)[:stop], batch_size)
-        # In-order batches are views: nothing is copied.
-        return (
-            (self._examples(rows, seed, k), self.y[_index(rows, seed)]) for k, rows in enumerate(chunks) if len(rows)
-        )
-
-    def _examples(self, rows: Tensor, seed: int | None, k: int) -> Tensor:
-        if seed is None or self.augment is None:
-            return self.x[_index(rows, seed)]
-        return self.augment(self.x, rows, torch.Generator("cpu").manual_seed(derive(seed, "augment", k)))
+    def read(self, rows: Tensor | slice, seed: int | None = None) -> tuple[Any, Any]:
+        """Index x and y; with a seed, `augment` the examples."""
+        if seed is None or self.augment is None or isinstance(rows, slice):
+            return self.x[rows], self.y[rows]
+        return self.augment(self.x, rows, torch.Generator("cpu").manual_seed(seed)), self.y[rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A named task with its three splits; `num_classes` is the size of the vocabulary if targets are tokens.
 
-    `text` turns tokens into text, for the BLEU of translations.
+    A user's own data may have no test split. `text` turns tokens into text, for the BLEU of translations.
     """
 
     name: str
@@ -91,14 +117,16 @@ class Dataset:
     num_classes: int
     train: Split
     validation: Split
-    test: Split
+    test: Split | None
     description: str
     options: Mapping[str, object]
     text: Callable[[Sequence[int]], str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for split in ("train", "validation", "test"):
-            self._check(split, getattr(self, split))
+        for name in ("train", "validation", "test"):
+            split: Split | None = getattr(self, name)
+            if split is not None:
+                self._check(name, split)
         y = self.train.y
         if self.task == "classification" and isinstance(y, Tensor) and y.min() == y.max():
             raise UsageError(
@@ -125,7 +153,7 @@ class Dataset:
             )
 
 
-def forever(split: Split, batch_size: int, seed: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+def forever(split: RowReader, batch_size: int, seed: int, *, start: int = 0) -> Iterator[tuple[Any, Any]]:
     """An endless iterator of full batches, shuffled differently in each epoch, from batch `start` on.
 
     Batch k depends on (split, batch_size, seed, k) alone, so a run that resumes after k batches continues with
@@ -137,12 +165,11 @@ def forever(split: Split, batch_size: int, seed: int, *, start: int = 0) -> Iter
     return _epochs(split, batch_size, seed, start)
 
 
-def _epochs(split: Split, batch_size: int, seed: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _epochs(split: RowReader, batch_size: int, seed: int, start: int) -> Iterator[tuple[Any, Any]]:
     first, skip = divmod(start, len(split) // batch_size)
     for epoch in count(first):
-        for k, batch in enumerate(split.batches(batch_size, seed=derive(seed, "epoch", epoch), drop_last=True)):
-            if epoch > first or k >= skip:
-                yield batch
+        begin = skip if epoch == first else 0
+        yield from split.batches(batch_size, seed=derive(seed, "epoch", epoch), drop_last=True, start=begin)
 
 
 def _order(length: int, seed: int | None) -> Tensor:

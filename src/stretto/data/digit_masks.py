@@ -27,6 +27,6 @@ def digit_masks(*, side: int = 16) -> Dataset:
         num_classes=11,
         train=masked(plain.train),
         validation=masked(plain.validation),
-        test=masked(plain.test),
+        test=None if plain.test is None else masked(plain.test),
         description=f"{plain.description} To be said of each pixel: of which digit it is, or background.",
     )

@@ -21,15 +21,16 @@ class CrossEntropy:
     """torch's cross entropy, or its `nll_loss`, with their options; called, it is the mean that torch computes.
 
     The mean divides by the number of targets other than `ignore_index`, or by the sum of their classes' weights.
-    `tokens`: output [N, T, V] and target [N, T], as in language models. `shift`: the target is the input itself, and
-    the output at position t is compared with the token at t + 1 (Hugging Face's `labels`).
+    `tokens`: output [N, T, V] and target [N, T], as in language models; None: where shapes are such. `shift`: the
+    target is the input itself, and the output at position t is compared with the token at t + 1 (Hugging Face's
+    `labels`).
     """
 
     function: Callable[..., Tensor] = functional.cross_entropy
     weight: Tensor | None = None
     ignore_index: int = IGNORED
     label_smoothing: float = 0.0
-    tokens: bool = False
+    tokens: bool | None = False
     shift: bool = False
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
@@ -64,7 +65,8 @@ class CrossEntropy:
     def _flat(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         if self.shift:
             output, target = output[:, :-1], target[:, 1:]
-        return (output.flatten(0, 1), target.flatten()) if self.tokens else (output, target)
+        tokens = output.dim() == 3 and output.shape[:2] == target.shape if self.tokens is None else self.tokens
+        return (output.flatten(0, 1), target.flatten()) if tokens else (output, target)
 
     def _reduced(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
         options = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}

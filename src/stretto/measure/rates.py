@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.cost.cluster import Rate
-from stretto.cost.stage_prediction import OPTIMIZERS
 from stretto.measure.all_reduce import once, slowest
 from stretto.measure.aten_costs import Operators
 from stretto.measure.fit import fit
+from stretto.optimizers import OPTIMIZERS
 
 CHAIN = 4  # layers in a row, as in a stage: what starting a backward takes is shared among them
 AT_LEAST = 3e-3  # seconds that one measurement takes, by repeating: processes do not leave a barrier at the same time

@@ -15,9 +15,13 @@ Recipe: TypeAlias = list[Callable[[], nn.Module]]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Blocks in order, each taking the output of the one before, and the loss for the output of the last."""
+    """Blocks in order, each taking the output of the one before, and the loss for the output of the last.
+
+    A user's own model may be one `module`, which is cut as `stretto.split` cuts it; `layers` then holds it alone.
+    """
 
     name: str
     layers: list[nn.Module]
     loss: Loss
     description: str
+    module: nn.Module | None = None

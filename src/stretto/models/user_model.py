@@ -1,29 +1,63 @@
 """The user's own model, made by a function in a file or a package."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.options.import_object import import_object
+from stretto.models.model import Loss, Model
+from stretto.nn.seeding import derive
+from stretto.options.checks import shown
+from stretto.options.user_function import call
+
+RETURNED = (
+    "an nn.Module, a list of layers, or (module, example) with one input batch, a tensor, a tuple or a dict of tensors"
+)
 
 
-def user_model(text: str) -> tuple[nn.Module, Any]:
-    """Call the function `package.module:function` or `path/to/file.py:function`.
+def user_model(text: str, options: Mapping[str, Any] | None = None) -> tuple[nn.Module | list[nn.Module], Any]:
+    """Call the function `package.module:function` or `path/to/file.py:function` with its options.
 
-    Returns the module and the example input that the function returned with it, or None. Raises UsageError if there is
-    no such function, if it raises an error, or if it returns anything else.
+    Returns the module, or the layers, and the example input that the function returned with it, or None. Raises
+    UsageError if there is no such function, if it raises an error, or if it returns anything but RETURNED.
     """
-    build = import_object(text)
-    try:
-        result = build()
-    except Exception as error:
-        raise UsageError(f"{text} raised {type(error).__name__}: {error}") from error
+    result = call(text, "model", options or {})
     model, example = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    inputs = example if isinstance(example, tuple) else (example,)
-    if not isinstance(model, nn.Module) or not (example is None or all(isinstance(part, Tensor) for part in inputs)):
-        raise UsageError(
-            f"{text} returned {type(result).__name__}: return an nn.Module, or (module, example) with one input batch, "
-            "a tensor or a tuple of tensors"
-        )
+    layers = list(model) if isinstance(model, list | tuple | nn.ModuleList) else None
+    if layers is not None and layers and all(isinstance(layer, nn.Module) for layer in layers) and is_example(example):
+        return layers, example
+    if not isinstance(model, nn.Module) or not is_example(example):
+        raise UsageError(f"{text} returned {shown(result)}: return {RETURNED}")
     return model, example
+
+
+def is_example(example: Any) -> bool:
+    """Whether a value is an input batch, or None for none."""
+    if isinstance(example, Mapping):
+        return all(isinstance(part, Tensor) for part in example.values())
+    parts: Sequence[Any] = example if isinstance(example, tuple) else (example,)
+    return example is None or all(isinstance(part, Tensor) for part in parts)
+
+
+def build_user_model(text: str, options: Mapping[str, Any], loss: Loss, data: str, seed: int) -> Model:
+    """The user's model as a run trains it: made under a seed of its own, on the CPU, and checked.
+
+    `data` is the name of its data set, for the description. Raises UsageError as `user_model` does, and for a model
+    without weights to train or with weights on the meta device.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(derive(seed, "model"))
+        made, _ = user_model(text, options)
+    module = made if isinstance(made, nn.Module) else None
+    layers = [made] if isinstance(made, nn.Module) else made
+    parameters = {id(p): p for layer in layers for p in layer.parameters()}
+    if not any(p.requires_grad for p in parameters.values()):
+        raise UsageError(f"{text} returned a model without parameters to train")
+    if any(p.is_meta for p in parameters.values()):
+        raise UsageError(f"{text} returned a model on the meta device, which holds no numbers: build it on the CPU")
+    size = sum(p.numel() for p in parameters.values())
+    given = ", ".join(f"{option} {value}" for option, value in options.items())
+    name = f"{text} ({given})" if given else text
+    return Model(text, layers, loss, f"{name} for {data}: {size:,} parameters", module)

@@ -5,8 +5,8 @@ from functools import cached_property
 
 from stretto.cost.cluster import Cluster
 from stretto.cost.layer_table import LayerCost, ModelCosts
-from stretto.cost.stage_prediction import optimizer_of
 from stretto.errors import UsageError
+from stretto.optimizers import optimizer_of
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
 
 SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Self
 
 from stretto.errors import UsageError
@@ -36,13 +36,18 @@ class Point:
     validation_accuracy: float | None = None
     validation_bleu: float | None = None
     train_accuracy: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the user's, on the validation split
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.name in ("validation_accuracy", "validation_bleu", "train_accuracy"):
+        for name, value in self.metrics.items():
+            _check_number(value, f"{name} of the evaluation at step {self.step}")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name == "metrics":
                 continue
-            _check_number(value, f"{field.name} of the evaluation at step {self.step}")
+            if value is None and entry.name in ("validation_accuracy", "validation_bleu", "train_accuracy"):
+                continue
+            _check_number(value, f"{entry.name} of the evaluation at step {self.step}")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -71,10 +76,10 @@ class Observation:
     activation_bytes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for field in fields(self)[1:]:
-            for value in getattr(self, field.name):
+        for entry in fields(self)[1:]:
+            for value in getattr(self, entry.name):
                 if value is not None:
-                    _check_number(value, f"{field.name} of the observation at step {self.step}")
+                    _check_number(value, f"{entry.name} of the observation at step {self.step}")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -109,11 +114,11 @@ class Measurement:
     filter_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            for number in value if isinstance(value, tuple) and field.name != "filters" else (value,):
-                if number is not None and field.name != "filters":
-                    _check_number(number, f"{field.name} of the measurement at step {self.step}")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            for number in value if isinstance(value, tuple) and entry.name != "filters" else (value,):
+                if number is not None and entry.name != "filters":
+                    _check_number(number, f"{entry.name} of the measurement at step {self.step}")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -157,6 +162,9 @@ class Record:
     serial_flops: float = 0.0
     seconds: float = 0.0
     seconds_per_step: float | None = None  # the median, once the pipeline is full
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the user's, on the validation split at the end
+    test_metrics: Mapping[str, float] = field(default_factory=dict)
+    higher_is_better: tuple[str, ...] = ()  # of the metrics, those of which more is better
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -164,6 +172,8 @@ class Record:
         for name in SCORES:
             if getattr(self, name) is not None:
                 _check_number(getattr(self, name), f"{name} of run {self.id!r}")
+        for name, value in (*self.metrics.items(), *self.test_metrics.items()):
+            _check_number(value, f"{name} of run {self.id!r}")
         for name in ("total_flops", "serial_flops", "seconds"):
             _check_number(getattr(self, name), f"{name} of run {self.id!r}")
         if self.seconds_per_step is not None:
@@ -193,6 +203,7 @@ class Record:
         values = _known(cls, data, f"run {data.get('id', '?')!r}")
         values["points"] = tuple(Point.from_json(point) for point in values.get("points", ()))
         values["observations"] = tuple(Observation.from_json(data) for data in values.get("observations", ()))
+        values["higher_is_better"] = tuple(values.get("higher_is_better", ()))
         values["measurements"] = tuple(Measurement.from_json(data) for data in values.get("measurements", ()))
         return cls(**values)
 
@@ -219,9 +230,9 @@ def _check_number(value: Any, what: str) -> None:
 
 
 def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
-    wanted = {field.name: field for field in fields(cls)}
+    wanted = {entry.name: entry for entry in fields(cls)}
     values = {name: value for name, value in data.items() if name in wanted}
-    required = [name for name, field in wanted.items() if field.default is MISSING and field.default_factory is MISSING]
+    required = [name for name, entry in wanted.items() if entry.default is MISSING and entry.default_factory is MISSING]
     missing = [name for name in required if name not in values]
     if missing:
         raise UsageError(f"{what} lacks {', '.join(missing)}; it has {', '.join(data) or 'nothing'}: run it again")

@@ -5,13 +5,17 @@ A field's docstring is its help text on the command line.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Self, TypeVar
 
+from cyclopts import Parameter
+
 from stretto.errors import UsageError, nearest
 from stretto.mesh import Mesh
+from stretto.optimizers import OPTIMIZERS, Optimizer
 from stretto.options.import_object import refuse_functions
+from stretto.options.user_function import is_function
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 
@@ -20,16 +24,27 @@ class Settings:
     """The settings that a run and a study have in common."""
 
     model: str = "mlp"
-    """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder."""
+    """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder; or your own,
+    path/to/file.py:function or package.module:function, which returns a module, a list of layers, or (module,
+    example)."""
     model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --model-options.width 256 --model-options.depth 4."""
-    data: str = "digits"
+    data: str | None = None
     """Data set: digits (images), digit-masks (segmentation), pydoc (English text) or number-words (translation); from
-    files: cifar10, cifar100, imagenet, text, parallel (translations), saved (by Hugging Face's datasets)."""
+    files: cifar10, cifar100, imagenet, text, parallel (translations), saved (by Hugging Face's datasets); or your own,
+    path/to/file.py:function, which returns (train, validation) or (train, validation, test): pairs of tensors,
+    Datasets, DataLoaders or Hugging Face datasets. Unless said otherwise an embedded one that suits the network."""
     data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --data-options.level word."""
+    loss: str = "auto"
+    """Loss: a name in torch.nn.functional, as mse_loss, or path/to/file.py:function, which takes (output, target) and
+    returns a mean over examples or (sum, count). Unless said otherwise that of the network, or cross entropy where your
+    own network has classes for targets."""
+    metric: Annotated[tuple[str, ...], TEXTS] = ()
+    """Further measures of an evaluation, NAME=path/to/file.py:function, which takes (output, target) and returns a mean
+    over examples or (sum, count). Lower is better, unless :higher follows: f1=own.py:f1:higher."""
     stages: Annotated[int | None, WHOLE] = None
-    """Stages the network is cut into; one for each of its blocks unless said otherwise."""
+    """Stages the network is cut into; unless said otherwise one for each of its blocks, four for your own module."""
     workers: Annotated[int | None, WHOLE] = None
     """Processes to train on; unless said otherwise one process emulates a worker for each stage. Same numbers."""
     steps: Annotated[int | None, WHOLE] = None
@@ -38,9 +53,11 @@ class Settings:
     examples: Annotated[int | None, WHOLE] = None
     """Instead of steps: examples to train on, whatever the batch size; a larger batch makes fewer updates of them."""
     optimizer: str = "auto"
-    """sgd, lars, adam, adamw, nadam or lamb; auto takes adamw for transformers, else sgd."""
+    """sgd, lars, adam, adamw, nadam or lamb, any other of torch.optim, or path/to/file.py:function, which takes the
+    parameters of a stage, and lr=; auto takes adamw for transformers, else sgd."""
     momentum: Annotated[float | None, NUMBER] = None
-    """Momentum of sgd and lars, first beta of the others; unless said otherwise 0.9, for nadam 0.99."""
+    """Momentum of sgd and lars, first beta of the others; unless said otherwise 0.9, for nadam 0.99; for those
+    that are not listed as torch has it."""
     reference_batch: Annotated[int | None, WHOLE] = None
     """Batch size that rates and momentum are given for, and scaled from to each batch size; else as given."""
     lr_scaling: str = "momentum"
@@ -64,10 +81,21 @@ class Settings:
     scale, which estimates the critical batch size), cosine (of local and backprop gradients, with the losses of all
     heads), probes (linear classifiers on what stages give), filters (of the first layer, as pictures). `stretto
     inspect` draws the last three. Numbers and seconds of the run stay the same."""
+    sources: Annotated[dict[str, str], Parameter(parse=False)] = field(default_factory=dict)
+    """Digests of the user's functions, with what they import beside them, and of the user's data: what a setting names
+    may have been edited since."""
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """The functions of the user's that are called for these settings, by the names of the settings."""
+        named = {"model": self.model, "data": self.data or "", "loss": self.loss, "optimizer": self.optimizer}
+        named |= {f"metric {name}": text for name, text, _ in map(parse_metric, self.metric)}
+        return {name: text for name, text in named.items() if is_function(text)}
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain data, for JSON."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        """The settings as plain data, for JSON; without those of ADDED that are not used."""
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {key: value for key, value in values.items() if key not in ADDED or value != ADDED[key]}
 
     @property
     def digest(self) -> str:
@@ -75,10 +103,13 @@ class Settings:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], origin: str) -> Self:
-        """Read what `to_json` wrote. Raises UsageError for an unknown or a missing key, naming `origin`."""
+    def from_json(cls, data: Mapping[str, Any], origin: str, *, trusted: Collection[str] = ()) -> Self:
+        """Read what `to_json` wrote. Raises UsageError for an unknown or a missing key, naming `origin`.
+
+        Functions that the settings name are refused, too, unless they are `trusted`: whoever reads settings calls them.
+        """
         names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in data]
+        missing = [name for name in names if name not in data and name not in ADDED]
         if missing:
             raise UsageError(f"{origin} lacks {', '.join(missing)}: it is no resolved configuration")
         for key in data:
@@ -86,8 +117,45 @@ class Settings:
                 raise UsageError(f"{origin}: unknown key {key!r}: {nearest(key, names)}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         methods = values["methods"] if "methods" in values else (values.get("method"),)
-        refuse_functions(origin, *(text for text in methods if isinstance(text, str)))
-        return cls(**values)
+        refuse_functions(origin, *(text for text in methods if isinstance(text, str) and text not in trusted))
+        settings = cls(**values)
+        for name, text in settings.functions.items():
+            if text not in trusted:
+                refuse_function(origin, name, text)
+        return settings
+
+
+def refuse_function(place: str, name: str, text: str) -> None:
+    """Refuse a function of the user's that a file names: it would be called, and files are data."""
+    option = f"--{name}={text}" if name.startswith("metric ") else f"--{name} {text}"
+    raise UsageError(
+        f"{place} has {name} = {text!r}, and would have it called: nothing that a file says is executed. If you trust "
+        f"it, say so in the command: {option}"
+    )
+
+
+ADDED: Mapping[str, Any] = {"loss": "auto", "metric": [], "sources": {}}  # settings of 0.2.1, with their values unused
+
+
+def parse_metric(text: str) -> tuple[str, str, bool]:
+    """The name of a metric, its function, and whether higher is better: "f1=own.py:f1:higher".
+
+    Raises UsageError for any other form.
+    """
+    name, equals, function = text.partition("=")
+    direction = function.rpartition(":")[2]
+    function = function.rpartition(":")[0] if direction in ("higher", "lower") else function
+    if not equals or not name.isidentifier() or not is_function(function):
+        raise UsageError(
+            f"metric {text!r}: write NAME=path/to/file.py:function, and :higher behind it if more is better"
+        )
+    return name, function, direction == "higher"
+
+
+def with_direction(text: str, higher: bool) -> str:
+    """A metric's setting with its direction, which its function may say: f1=own.py:f1 becomes f1=own.py:f1:higher."""
+    name, function, _ = parse_metric(text)
+    return f"{name}={function}:higher" if higher else f"{name}={function}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +202,8 @@ class TrainSettings(Settings):
     def id(self) -> str:
         """A name for the run's folder, unique in a study."""
         method = "-".join("".join(c if c.isalnum() else " " for c in self.method).split())
-        return f"{method}-lr{str(self.lr).removesuffix('.0')}-b{self.batch_size}-s{self.seed}"
+        rate = "" if self.lr is None else f"-lr{str(self.lr).removesuffix('.0')}"
+        return f"{method}{rate}-b{self.batch_size}-s{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +227,12 @@ class CompareSettings(Settings):
             with_steps(TrainSettings(**shared, method=method, lr=lr, batch_size=batch_size, seed=seed))
             for seed in range(self.seeds)
             for batch_size in known(self.batch_size)
-            for lr in known(self.lr)
+            for lr in self.lr or (None,)
             for method in self.methods
         ]
 
 
 CHOICES = {
-    "optimizer": ("auto", "sgd", "lars", "adam", "adamw", "nadam", "lamb"),
     "lr_scaling": ("momentum", "linear", "sqrt"),
     "schedule": ("constant", "cosine"),
     "precision": ("float32", "bf16", "bf16-autocast"),
@@ -180,7 +248,7 @@ class Defaults:
     steps: int
     evaluations: int
     batch_sizes: tuple[int, ...]
-    rate: int = 1  # index into the optimizer's RATES, for a single run
+    rate: int = 1  # index into the optimizer's rates, for a single run
     data: str = "digits"  # where a command has no default of its own
 
 
@@ -195,15 +263,7 @@ DEFAULTS = {
     "transformer": Defaults("adamw", 300, 15, (16,), data="pydoc"),
     "encoder-decoder": Defaults("adamw", 300, 10, (32,), rate=0, data="number-words"),
 }
-ADAM_RATES = (0.001, 0.003, 0.01)
-RATES = {
-    "sgd": (0.003, 0.01, 0.03, 0.1),
-    "lars": (0.1, 0.3, 1.0, 3.0),
-    "adam": ADAM_RATES,
-    "adamw": ADAM_RATES,
-    "nadam": ADAM_RATES,
-    "lamb": (0.003, 0.01, 0.03),
-}
+OWN = Defaults("sgd", 200, 20, (32,))  # a network of the user's
 MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
 
 
@@ -316,16 +376,35 @@ S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
 
 
+def short(name: str) -> str:
+    """The name of a network or a data set as a part of a folder's name: "build" for path/to/file.py:build."""
+    return "".join(c if c.isalnum() else "-" for c in name.rpartition(":")[2]) if is_function(name) else name
+
+
 def known(value: T | None) -> T:
     """A value of resolved settings, in which none of these is None."""
     assert value is not None, "these settings have not been resolved"
     return value
 
 
-def with_defaults(settings: S) -> S:
-    """Fill in what depends on the network: optimizer, learning rates, batch sizes, steps, evaluations, momentum."""
-    suits = DEFAULTS[settings.model]
-    name = suits.optimizer if settings.optimizer == "auto" else settings.optimizer
+def defaults_of(model: str) -> Defaults:
+    """What suits a network by its name, or one of the user's."""
+    return OWN if is_function(model) else DEFAULTS[model]
+
+
+def optimizer_name(settings: Settings) -> str:
+    """The optimizer's name: the one that suits the network, if it was left open."""
+    return defaults_of(settings.model).optimizer if settings.optimizer == "auto" else settings.optimizer
+
+
+def with_defaults(settings: S, row: Optimizer | None = None, batch_size: int | None = None) -> S:
+    """Fill in what depends on the network: optimizer, learning rates, batch sizes, steps, evaluations, momentum.
+
+    `row` is what is known of an optimizer that is not in the table, `batch_size` that of the user's DataLoader.
+    """
+    suits = defaults_of(settings.model)
+    name = optimizer_name(settings)
+    optimizer = OPTIMIZERS[name] if row is None else row
     if settings.reference_batch is not None and settings.lr_scaling == "momentum" and name != "sgd":
         raise UsageError(
             f"reference_batch={settings.reference_batch}: rate and momentum are scaled for sgd, there is no such rule "
@@ -333,16 +412,18 @@ def with_defaults(settings: S) -> S:
         )
     open_fields = ("steps", "evaluations", "lr", "batch_size", "momentum")
     explicit = {key: value for key in open_fields if (value := getattr(settings, key)) is not None}
-    rates, sizes = RATES[name], suits.batch_sizes
+    rates, sizes = optimizer.rates, suits.batch_sizes if batch_size is None else (batch_size,)
     single = isinstance(settings, TrainSettings)
+    rate = rates[min(suits.rate, len(rates) - 1)] if rates else None
     filled = {
         "steps": suits.steps if settings.examples is None else settings.steps,
         "evaluations": suits.evaluations,
-        "lr": rates[suits.rate] if single else rates,
+        "lr": rate if single else rates or None,
         "batch_size": sizes[0] if single else sizes,
-        "momentum": 0.99 if name == "nadam" else 0.9,  # what the paper of `nesterov` takes
+        "momentum": optimizer.momentum if name in OPTIMIZERS else None,
     }
-    return with_steps(replace(settings, optimizer=name, **{**filled, **explicit}))
+    data = suits.data if settings.data is None else settings.data
+    return with_steps(replace(settings, optimizer=name, data=data, **{**filled, **explicit}))
 
 
 def with_steps(settings: S) -> S:

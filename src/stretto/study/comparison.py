@@ -34,6 +34,7 @@ class Outcome:
         return {
             "runs": [
                 {key: record.to_json()[key] for key in keys}
+                | scores_of(record)
                 | {"options": {**parse(record.method)[1], **record.options}}
                 | {"observed": record.observations[-1].to_json() if record.observations else None}
                 | {"measured": [measurement.to_json() for measurement in record.measurements]}
@@ -44,6 +45,11 @@ class Outcome:
             "failed": [failure.task.settings.id for failure in self.failures],
             "report": str(self.report),
         }
+
+
+def scores_of(record: Record) -> dict[str, float]:
+    """The user's metrics of a run under their names, and on the test split as test_<name>."""
+    return {**record.metrics, **{f"test_{name}": value for name, value in record.test_metrics.items()}}
 
 
 def default_jobs(workers: int | None) -> int:

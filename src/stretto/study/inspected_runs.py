@@ -9,6 +9,7 @@ from stretto.nn.shapes import summary
 from stretto.report import summarize
 from stretto.report.inspection import InspectedRun, build_inspection
 from stretto.report.record import Record
+from stretto.settings.runs import known
 from stretto.study.disk_errors import writing
 from stretto.study.prepare import prepare
 from stretto.study.report_page import delays, names
@@ -50,7 +51,7 @@ def write_inspection(study: Study, runs: tuple[InspectedRun, ...]) -> Path:
     title = f"Inside {settings.model} on {settings.data}: {names([run.record.method for run in runs])}"
     facts = {
         "Model": f"{settings.model}, {settings.stages} stages",
-        "Data": settings.data + "".join(f", {key} {value}" for key, value in settings.data_options.items()),
+        "Data": known(settings.data) + "".join(f", {key} {value}" for key, value in settings.data_options.items()),
         "Runs": f"{len(runs)}, the best of each method on validation",
     }
     with writing(study.out):

@@ -9,15 +9,19 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from stretto.analysis.filters import filters
 from stretto.analysis.gradient_cosine import alignment
 from stretto.analysis.linear_probes import probes
 from stretto.analysis.noise_scale import noise_scale
 from stretto.analysis.sharpness import sharpness
-from stretto.data import Split
+from stretto.data.dataset import RowReader
+from stretto.data.user_data import TensorSplit
 from stretto.models.greedy_decode import find_bleu, score
+from stretto.nn.batch import to_device
 from stretto.nn.chain import Chain
 from stretto.report.record import Measurement, Observation
 from stretto.settings.runs import known
@@ -52,7 +56,7 @@ class ModelCopy:
         if self._model is None:
             settings, train = self._prepared.settings, self._prepared.dataset.train
             model = build_model(settings, settings.seed)
-            stages = stages_of(settings, model, train.x[: settings.batch_size])
+            stages = stages_of(settings, model, train.first(known(settings.batch_size))[0])
             self._model = Chain(*stages).to(self._prepared.trainer.device)
         self._model.load_state_dict({key: value for key, value in weights.items() if not key.startswith("heads.")})
         return self._model
@@ -71,19 +75,20 @@ class Bleu:
     def validation(self) -> float | None:
         """BLEU on the first BLEU_EXAMPLES validation examples."""
         validation = self._prepared.dataset.validation
-        return self._score(Split(validation.x[:BLEU_EXAMPLES], validation.y[:BLEU_EXAMPLES]))
+        return self._score(*validation.first(BLEU_EXAMPLES))
 
     def test(self) -> float | None:
         """BLEU on the test split."""
-        return self._score(self._prepared.dataset.test)
+        test = self._prepared.dataset.test
+        return None if test is None else self._score(*test.first(len(test)))
 
-    def _score(self, split: Split) -> float | None:
+    def _score(self, x: Any, y: Any) -> float | None:
         text = self._prepared.dataset.text
         weights = None if text is None else self._prepared.trainer.gather()
         if text is None or weights is None:
             return None
         model, device = self._copy.load(weights), self._prepared.trainer.device
-        return score(model, split.x[:].to(device), split.y[:].to(device), text, find_bleu())
+        return score(model, x.to(device), y.to(device), text, find_bleu())
 
 
 class ObservationWindows:
@@ -161,12 +166,12 @@ class Measurer:
         device = self._prepared.trainer.device
         sharp, trace, square = None, None, None
         if "sharpness" in self._wanted:
-            batches = [(x.to(device), y.to(device)) for x, y in sample(train, SHARP_EXAMPLES).batches(SHARP_EXAMPLES)]
+            batches = [on(device, *batch) for batch in sample(train, SHARP_EXAMPLES).batches(SHARP_EXAMPLES)]
             sharp = sharpness(model, loss, batches).value
         if "noise" in self._wanted:
             small = min(NOISE_BATCH, len(train) // 2)
             pairs = sample(train, NOISE_EXAMPLES).batches(small, drop_last=True)
-            noise = noise_scale(model, loss, ((x.to(device), y.to(device)) for x, y in pairs))
+            noise = noise_scale(model, loss, (on(device, x, y) for x, y in pairs))
             trace, square = noise.trace, noise.square
         sharp, trace, square = finite((sharp, trace, square))
         return Measurement(
@@ -185,16 +190,19 @@ class Measurer:
             fitted, tested = (self._examples(split, PROBE_EXAMPLES) for split in (dataset.train, dataset.validation))
             fields["probes"] = finite(probes(stages, fitted, tested))
         if "filters" in self._wanted:
-            pictures = filters(Chain(*stages), dataset.train.x.shape[1:])
+            x, _ = dataset.train.first(1)
+            pictures = filters(Chain(*stages), x.shape[1:]) if isinstance(x, Tensor) else None
             if pictures is not None:
                 shape = (pictures.channels, pictures.height, pictures.width)
                 fields |= {"filters": pictures.pictures, "filter_shape": shape}
         return fields
 
-    def _examples(self, split: Split, targets: int) -> tuple[Tensor, Tensor]:
+    def _examples(self, split: RowReader, targets: int) -> tuple[Any, Any]:
         """Examples with about `targets` targets together, on the models' device."""
-        chosen = sample(split, max(1, targets // split.y[0].numel()))
-        return chosen.x[:].to(self._prepared.trainer.device), chosen.y[:].to(self._prepared.trainer.device)
+        _, y = split.first(1)
+        each = sum(leaf.numel() for leaf in tree_flatten(y)[0] if isinstance(leaf, Tensor))
+        chosen = sample(split, max(1, targets // max(1, each)))
+        return on(self._prepared.trainer.device, chosen.x, chosen.y)
 
     def _load(self, weights: Mapping[str, Tensor]) -> tuple[list[nn.Module], list[nn.Module | None]]:
         """Copies of the run's stages and heads, in float32, with these weights."""
@@ -210,10 +218,14 @@ class Measurer:
         return stages, heads
 
 
-def sample(train: Split, examples: int) -> Split:
+def sample(train: RowReader, examples: int) -> TensorSplit:
     """At most `examples` examples, the same ones at every call."""
-    x, y = next(train.batches(min(examples, len(train)), seed=0))
-    return Split(x, y)
+    return TensorSplit(*next(train.batches(min(examples, len(train)), seed=0)))
+
+
+def on(device: torch.device, x: Any, y: Any) -> tuple[Any, Any]:
+    """A batch on a device."""
+    return to_device(x, device), to_device(y, device)
 
 
 def finite(values: Sequence[float | None]) -> tuple[float | None, ...]:

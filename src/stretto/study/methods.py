@@ -7,7 +7,7 @@ from typing import Any
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods import BASELINE, METHODS, method
 from stretto.methods.cure import Correction, Place, Prediction
-from stretto.settings.runs import CompareSettings, known
+from stretto.settings.runs import CompareSettings
 from stretto.study.prepare import Prepared, prepare, resolve, with_optimizer
 
 ALL = "all"
@@ -72,7 +72,7 @@ def in_order(written: tuple[str, ...], named: Iterator[str], added: list[str]) -
 
 def attempt(settings: CompareSettings, name: str) -> Prepared:
     """Prepare a run of a method at every batch size and return the first. Raises UsageError if it cannot train."""
-    only = replace(settings, methods=(name,), lr=known(settings.lr)[:1], seeds=1)
+    only = replace(settings, methods=(name,), lr=settings.lr and settings.lr[:1], seeds=1)
     prepared = [prepare(run) for run in only.runs()]
     return prepared[0]
 
@@ -82,7 +82,7 @@ def behavior(prepared: Prepared) -> Any:
 
     Parts that cannot be compared count as different.
     """
-    trainer, momentum = prepared.trainer, known(prepared.settings.momentum)
+    trainer, momentum = prepared.trainer, prepared.settings.momentum or 0.0
     chosen = trainer.method
     delays = chosen.delays(trainer.schedule).mean
     places = [Place(stage, len(delays), delay, momentum) for stage, delay in enumerate(delays)]

@@ -82,7 +82,7 @@ def built_in(
     )
     settings = resolve(requested)
     loaded, model = dataset(settings), build_model(settings)
-    x, y = loaded.train.x[:EXAMPLES], loaded.train.y[:EXAMPLES]
+    x, y = loaded.train.first(EXAMPLES)
     costs = layer_costs(model.layers, x, loss=model.loss, target=y)
     features = outputs(model.layers, x)
     wanted = {key: getattr(requested, key) for key in ("model", "model_options", "data", "data_options", "optimizer")}

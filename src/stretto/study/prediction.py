@@ -155,8 +155,8 @@ def overlaid(folder: Path, cluster: Cluster | None = None) -> tuple[list[Recordi
 def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | None]]:
     """Costs of each stage, with those of the loss last; and of each stage's head with its loss, None without a head."""
     settings, model, heads = prepared.settings, prepared.model, prepared.trainer.heads
-    x, y = prepared.dataset.train.x[:EXAMPLES], prepared.dataset.train.y[:EXAMPLES]
-    stages = stages_of(settings, model, prepared.dataset.train.x[: known(settings.batch_size)])
+    x, y = prepared.dataset.train.first(EXAMPLES)
+    stages = stages_of(settings, model, prepared.dataset.train.first(known(settings.batch_size))[0])
     features = outputs(stages, x) if any(head is not None for head in heads) else []
     head_costs: list[LayerCost | None] = [None] * len(stages)
     for stage, head in enumerate(heads[: len(stages) - 1]):

@@ -1,7 +1,7 @@
 """From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -10,19 +10,31 @@ import torch
 from torch import nn
 
 from stretto import data, models
+from stretto.data.user_data import UserData, user_data
 from stretto.errors import UsageError
+from stretto.losses import Loss
+from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.mesh import Mesh
 from stretto.methods import Method, method
 from stretto.models.greedy_decode import find_bleu
+from stretto.models.user_model import build_user_model
 from stretto.nn.chain import Chain
-from stretto.optim import LAMB, LARS, cosine, scale_for_batch, warmup
+from stretto.optim import cosine, scale_for_batch, warmup
+from stretto.optim.by_name import make_optimizer, optimizer_row
+from stretto.options.import_object import import_object
+from stretto.options.user_function import call, is_function, source_digest
 from stretto.replicas import find as find_sync
+from stretto.report.record import Point, Record
 from stretto.settings import runs
-from stretto.splitting import divide
+from stretto.splitting import divide, pieces
+from stretto.trainer.metrics import Metric, named_metric
 from stretto.trainer.trainer import Trainer
 
 S = TypeVar("S", bound=runs.Settings)
+EXAMPLES = 2  # of a batch on which a network is tried
+TAKEN = {"frontier", *(field.name for field in fields(Record)), *(field.name for field in fields(Point))}
+OWN_STAGES = 4  # of a user's module unless said otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,41 +42,79 @@ class Prepared:
     """A run that is ready to start: resolved settings, data set, model and trainer."""
 
     settings: runs.TrainSettings
-    dataset: data.Dataset
+    dataset: data.Dataset | UserData
     model: models.Model
     trainer: Trainer
 
 
 @lru_cache(maxsize=4)
-def load(name: str, options: tuple[tuple[str, object], ...]) -> data.Dataset:
-    """Load a data set; the last four are kept in memory."""
+def load(name: str, options: tuple[tuple[str, object], ...], _source: str = "") -> data.Dataset | UserData:
+    """Load a data set, or call the user's function for it; the last four are kept in memory."""
+    if is_function(name):
+        return user_data(call(name, "data", dict(options)), name)
     return data.load(name, **dict(options))
 
 
-def dataset(settings: runs.Settings) -> data.Dataset:
+def dataset(settings: runs.Settings) -> data.Dataset | UserData:
     """The data set that the settings name, with their options."""
-    return load(settings.data, tuple(sorted(settings.data_options.items())))
+    name = runs.known(settings.data)
+    source = source_digest(name, "data") if is_function(name) else ""
+    return load(name, tuple(sorted(settings.data_options.items())), source)
 
 
 def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
     """The network that the settings name, with their options; its weights are drawn with the seed."""
     options: dict[str, Any] = dict(settings.model_options)
+    loaded = dataset(settings)
+    if is_function(settings.model):
+        return build_user_model(settings.model, options, loss_of(settings, loaded), loaded.name, seed)
     if "seed" in options:
         raise UsageError("model_options: seed is no option of a network; the seed of a run decides its weights")
-    return models.build(settings.model, dataset(settings), seed=seed, **options)
+    suited = loaded.for_networks() if isinstance(loaded, UserData) else loaded
+    if suited is None:
+        raise UsageError(
+            f"network {settings.model!r} takes classes [N] of numbers [N, ...], or tokens [N, T] with the next tokens; "
+            f"{loaded.description} Give a network of your own, --model path/to/file.py:function"
+        )
+    model = models.build(settings.model, suited, seed=seed, **options)
+    return model if settings.loss == AUTO else replace(model, loss=loss_of(settings, loaded))
+
+
+def loss_of(settings: runs.Settings, loaded: data.Dataset | UserData) -> Loss:
+    """The loss that the settings name; for a user's own network, if none is named, one that suits its targets."""
+    if settings.loss != AUTO:
+        return named_loss(settings.loss)
+    return suitable_loss(*loaded.train.first(EXAMPLES), loaded.name)
+
+
+def metrics_of(settings: runs.Settings) -> list[Metric]:
+    """The user's metrics. Raises UsageError for a function that there is not, and for a name that is taken."""
+    made = []
+    for name, text, higher in map(runs.parse_metric, settings.metric):
+        if name in TAKEN:
+            raise UsageError(f"metric {name!r}: a run has a {name} of its own; choose another name")
+        made.append(named_metric(name, import_object(text, f"metric {name}"), higher=higher))
+    return made
 
 
 def resolve(settings: S) -> S:
     """Fill in every setting that was left open. Raises UsageError for settings that cannot work."""
     settings = with_methods(settings)
+    if settings.data is None:
+        if is_function(settings.model):
+            raise UsageError(
+                f"data is missing: {settings.model} is a network of your own; give --data path/to/file.py:function, "
+                "which returns (train, validation), or the name of a data set"
+            )
+        if settings.model in runs.DEFAULTS:
+            settings = replace(settings, data=runs.DEFAULTS[settings.model].data)
+        else:
+            settings = replace(settings, data="digits")  # an unknown network is refused below
     runs.check(settings)
-    model = build_model(settings)
-    stages = len(model.layers) if settings.stages is None else settings.stages
-    if stages > len(model.layers):
-        raise UsageError(
-            f"stages={stages}, but {model.name} has {len(model.layers)} blocks: use at most {len(model.layers)} "
-            f"stages, or a deeper network (--model-options.depth {stages})"
-        )
+    metrics = metrics_of(settings)
+    settings = replace(settings, metric=tuple(map(runs.with_direction, settings.metric, (m.higher for m in metrics))))
+    model, loaded = build_model(settings), dataset(settings)
+    stages = number_of_stages(settings, model, loaded)
     mesh = settings.mesh if isinstance(settings, runs.TrainSettings) else Mesh()
     most = stages * mesh.data * mesh.inside
     if settings.workers is not None and settings.workers > most:
@@ -73,9 +123,36 @@ def resolve(settings: S) -> S:
         raise UsageError(
             f"workers={settings.workers} for {stages} stages{replicas}{shared}: use at most {most} workers"
         )
-    resolved = runs.with_defaults(replace(settings, stages=stages))
+    batch_size = loaded.batch_size if isinstance(loaded, UserData) else None
+    row = optimizer_row(runs.optimizer_name(settings))
+    resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
     return resolved
+
+
+def number_of_stages(settings: runs.Settings, model: models.Model, loaded: data.Dataset | UserData) -> int:
+    """The number of stages: as given, else one a block; four for a user's module, or one a worker if there are more."""
+    if model.module is None:
+        blocks = len(model.layers)
+        if settings.stages is not None and settings.stages > blocks:
+            deeper = f", or a deeper network (--model-options.depth {settings.stages})"
+            remedy = "" if is_function(settings.model) else deeper
+            raise UsageError(
+                f"stages={settings.stages}, but {model.name} has {blocks} blocks: use at most {blocks} stages{remedy}"
+            )
+        return blocks if settings.stages is None else settings.stages
+    if settings.stages is not None:
+        return settings.stages
+    example = loaded.train.first(EXAMPLES)[0]
+    workers = settings.stage_workers if isinstance(settings, runs.TrainSettings) else settings.workers
+    return min(max(OWN_STAGES, workers or 1), len(pieces(model.module, example=example)))
+
+
+def sources_of(settings: runs.Settings) -> dict[str, str]:
+    """Digests of the user's functions and of the data that one of them returned."""
+    digests = {name: source_digest(text, name) for name, text in settings.functions.items()}
+    loaded = dataset(settings)
+    return digests | ({"examples": loaded.digest} if isinstance(loaded, UserData) else {})
 
 
 def with_methods(settings: S) -> S:
@@ -113,7 +190,7 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
     if loaded.text is not None:
         find_bleu()
     model = build_model(settings, settings.seed)
-    example = loaded.train.x[:batch_size]
+    example, _ = loaded.train.first(batch_size)
     trainer = Trainer(
         stages_of(settings, model, example),
         model.loss,
@@ -139,13 +216,18 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
     return Prepared(settings, loaded, model, trainer)
 
 
-def stages_of(settings: runs.TrainSettings, model: models.Model, example: torch.Tensor) -> list[nn.Module]:
+def stages_of(settings: runs.TrainSettings, model: models.Model, example: Any) -> list[nn.Module]:
     """The model, cut at the settings' bounds, or into even stages. Raises UsageError for bounds that do not fit."""
     if settings.bounds is None:
-        return divide(model.layers, runs.known(settings.stages), example=example)
-    bounds, blocks = settings.bounds, len(model.layers)
+        return divide(model.module or model.layers, runs.known(settings.stages), example=example)
+    bounds = settings.bounds
+    if len(bounds) != runs.known(settings.stages) + 1:
+        raise UsageError(f"bounds={list(bounds)} for {settings.stages} stages: give one number more than stages")
+    if model.module is not None:
+        return divide(model.module, list(bounds), example=example)
+    blocks = len(model.layers)
     rising = all(after > before for before, after in pairwise(bounds))
-    if len(bounds) != runs.known(settings.stages) + 1 or bounds[0] != 0 or bounds[-1] != blocks or not rising:
+    if bounds[0] != 0 or bounds[-1] != blocks or not rising:
         raise UsageError(
             f"bounds={list(bounds)} for {settings.stages} stages of {blocks} blocks: give 0, where each further stage "
             f"begins, and {blocks}, each larger than the one before"
@@ -155,30 +237,27 @@ def stages_of(settings: runs.TrainSettings, model: models.Model, example: torch.
 
 def costs_of(prepared: Prepared) -> Costs:
     """The costs of a step of a prepared run, counted on its first batch."""
-    x, y = prepared.dataset.train.x, prepared.dataset.train.y
-    size = prepared.settings.batch_size
-    return measure(prepared.trainer, x[:size], y[:size], prepared.settings.accounting)
+    x, y = prepared.dataset.train.first(runs.known(prepared.settings.batch_size))
+    return measure(prepared.trainer, x, y, prepared.settings.accounting)
 
 
 def optimizer(settings: runs.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """A function from the parameters of a stage to its optimizer."""
-    lr, momentum = rate_and_momentum(settings)
-    decay = settings.weight_decay
-    if settings.optimizer in ("sgd", "lars"):
-        momentum_class: Any = torch.optim.SGD if settings.optimizer == "sgd" else LARS
-        return lambda params: momentum_class(params, lr=lr, momentum=momentum, weight_decay=decay)
-    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "nadam": torch.optim.NAdam,
-                             "lamb": LAMB}  # fmt: skip
-    kind = kinds[settings.optimizer]
-    return lambda params: kind(params, lr=lr, betas=(momentum, 0.999), weight_decay=decay)
+    return make_optimizer(settings.optimizer, *rate_and_momentum(settings), settings.weight_decay)
 
 
-def rate_and_momentum(settings: runs.TrainSettings) -> tuple[float, float]:
-    """Learning rate and momentum at the run's batch size, scaled from the reference batch if there is one."""
-    lr, momentum, size = map(runs.known, (settings.lr, settings.momentum, settings.batch_size))
+def rate_and_momentum(settings: runs.TrainSettings) -> tuple[float | None, float | None]:
+    """Learning rate and momentum at the run's batch size, scaled from the reference batch if there is one.
+
+    None for what an optimizer of the user's does not take, or has of its own.
+    """
+    lr, momentum, size = settings.lr, settings.momentum, runs.known(settings.batch_size)
     if settings.reference_batch is None:
         return lr, momentum
-    return scale_for_batch(lr, momentum, settings.reference_batch, to=int(size), rule=settings.lr_scaling)
+    if lr is None:
+        raise UsageError(f"reference_batch={settings.reference_batch}: there is no learning rate to scale; give --lr")
+    scaled = scale_for_batch(lr, momentum or 0.0, settings.reference_batch, to=size, rule=settings.lr_scaling)
+    return scaled[0], None if momentum is None else scaled[1]
 
 
 def scheduler(settings: runs.TrainSettings) -> Callable[[Any], Any] | None:
@@ -186,7 +265,8 @@ def scheduler(settings: runs.TrainSettings) -> Callable[[Any], Any] | None:
     steps = runs.known(settings.steps) * find_sync(settings.sync).updates(settings.data_parallel)
     if settings.lr_warmup:
         updates = round(settings.lr_warmup * steps)
-        start = min(runs.known(settings.lr) / rate_and_momentum(settings)[0], 1) if settings.reference_batch else 0.0
+        scaled = runs.known(rate_and_momentum(settings)[0]) if settings.reference_batch else 0.0
+        start = min(runs.known(settings.lr) / scaled, 1) if settings.reference_batch else 0.0
         return warmup(updates, start=start, then=cosine(steps - updates) if settings.schedule == "cosine" else None)
     if settings.schedule == "constant":
         return None

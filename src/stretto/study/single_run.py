@@ -6,7 +6,7 @@ from typing import Any
 from stretto.errors import UsageError
 from stretto.files.path_names import in_path
 from stretto.report.record import Record
-from stretto.settings.runs import TrainSettings
+from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
 from stretto.study.store import RUN, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
@@ -14,7 +14,7 @@ from stretto.tracing import Recording, read_recordings
 
 def default_folder(settings: TrainSettings) -> Path:
     """A folder named after everything the run depends on, so that the same run has the same folder."""
-    name = f"train-{settings.model}-{settings.data}-{settings.id}-{settings.digest}"
+    name = f"train-{short(settings.model)}-{short(known(settings.data))}-{settings.id}-{settings.digest}"
     return Path("runs") / in_path(name, "the name of the run's folder")
 
 
@@ -63,6 +63,8 @@ def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]
         "test_loss": record.test_loss,
         "test_accuracy": record.test_accuracy,
         "test_bleu": record.test_bleu,
+        **record.metrics,
+        **{f"test_{name}": value for name, value in record.test_metrics.items()},
         "total_flops": record.total_flops,
         "serial_flops": record.serial_flops,
         "out": str(folder),

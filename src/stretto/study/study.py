@@ -12,7 +12,7 @@ from stretto.errors import UsageError
 from stretto.files.path_names import in_path
 from stretto.report import Record
 from stretto.report.heading import Heading
-from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known
+from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
 from stretto.study.disk_errors import FullDiskError, locked, writing
 from stretto.study.methods import choose
 from stretto.study.store import LOCK, RUN, STUDY, read_run, refuse_other, versions, write_json
@@ -77,7 +77,7 @@ def open_study(settings: CompareSettings, out: Path | None = None, heading: Head
     settings = choice.settings
     resolved = settings.to_json()
     if out is None:
-        name = heading.folder if heading else f"compare-{settings.model}-{settings.data}"
+        name = heading.folder if heading else f"compare-{short(settings.model)}-{short(known(settings.data))}"
         out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
     check_folder(out, resolved)
     return Study(settings, out, tasks_in(out, settings), choice.left_out, heading)
@@ -160,7 +160,6 @@ def study_of_run(folder: Path) -> Study:
     run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder / RUN))
     shared = {field.name: getattr(run, field.name) for field in fields(Settings)}
     shared["workers"] = run.stage_workers
-    swept = CompareSettings(
-        **shared, methods=(run.method,), lr=(known(run.lr),), batch_size=(known(run.batch_size),), seeds=1
-    )
+    rates, sizes = None if run.lr is None else (run.lr,), (known(run.batch_size),)
+    swept = CompareSettings(**shared, methods=(run.method,), lr=rates, batch_size=sizes, seeds=1)
     return Study(swept, folder, (Task(run, folder),))

@@ -1,26 +1,28 @@
 """One run: train, evaluate at some steps, write events and results."""
 
+import itertools
 import math
 import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from stretto.data import Split, forever
+from stretto.data import forever
 from stretto.measure import Costs
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import derive
 from stretto.report.record import Measurement, Observation, Point, Record
-from stretto.settings.runs import TrainSettings, known
+from stretto.settings.runs import TrainSettings, known, parse_metric
 from stretto.study.checkpoints import Checkpoints, StopRequest
 from stretto.study.measurements import Bleu, Measurer, ObservationWindows
-from stretto.study.prepare import Prepared, costs_of, prepare
+from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
 from stretto.study.store import RunWriter, versions
+from stretto.trainer.metrics import Metric, refuse_undefined
 
 EVALUATION_BATCH = 128
 TRAIN_SAMPLE = 512  # training examples that train loss and accuracy are evaluated on
@@ -40,7 +42,7 @@ class Progress:
     measurements: list[Measurement] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     diverged_at: int | None = None
-    final: dict[str, float | None] = field(default_factory=dict)
+    final: dict[str, Any] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -178,7 +180,7 @@ def train_until_done(
     steps = known(settings.steps)
     evaluated = evaluation_steps(steps, known(settings.evaluations))
     windows = ObservationWindows(trainer, steps) if trainer.processes == 1 else None  # they need all stages
-    measurer, bleu = Measurer(prepared, evaluated), Bleu(prepared)
+    measurer, bleu, metrics = Measurer(prepared, evaluated), Bleu(prepared), metrics_of(settings)
     done, seed = progress.steps, derive(settings.seed, "batches")
     batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)
     for step, (x, y) in zip(range(done + 1, steps + 1), batches, strict=False):
@@ -198,7 +200,7 @@ def train_until_done(
             progress.observations.append(observation)
             writer.event("observation", **observation.to_json())
         if step in evaluated:
-            point = evaluate(prepared, costs, step, sum(progress.step_seconds), bleu)
+            point = evaluate(prepared, costs, step, sum(progress.step_seconds), bleu, metrics)
             if point is None:
                 progress.diverged_at = step
                 return
@@ -215,32 +217,47 @@ def train_until_done(
             writer.worker_event("checkpoint", step=step, path=str(path))
         if stops:
             raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
-    progress.final = final_scores(prepared, progress.points[-1], bleu)
+    progress.final = final_scores(prepared, progress.points[-1], bleu, metrics)
 
 
-def final_scores(prepared: Prepared, last: Point, bleu: Bleu) -> dict[str, float | None]:
-    """The losses and accuracies of a finished run: those of its last evaluation, and on the test split."""
-    test = prepared.trainer.evaluate(prepared.dataset.test.batches(EVALUATION_BATCH))
+def final_scores(prepared: Prepared, last: Point, bleu: Bleu, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """The losses, accuracies and metrics of a finished run: those of its last evaluation, and on the test split."""
+    split = prepared.dataset.test
+    test: dict[str, float] = {}
+    if split is not None:
+        test = prepared.trainer.evaluate(split.batches(EVALUATION_BATCH), by_name(metrics))
+    test_metrics = {metric.name: test[metric.name] for metric in metrics if test}
+    refuse_undefined(test_metrics, "on the test split")
+    test_loss = test.get("loss")
     return {
         "train_loss": last.train_loss,
         "train_accuracy": last.train_accuracy,
         "validation_loss": last.validation_loss,
         "validation_accuracy": last.validation_accuracy,
         "validation_bleu": last.validation_bleu,
-        "test_loss": test["loss"] if math.isfinite(test["loss"]) else None,
+        "test_loss": test_loss if test_loss is not None and math.isfinite(test_loss) else None,
         "test_accuracy": test.get("accuracy"),
         "test_bleu": bleu.test(),
+        "metrics": dict(last.metrics),
+        "test_metrics": test_metrics,
     }
 
 
-def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float, bleu: Bleu) -> Point | None:
-    """Evaluate after a step, and price the run so far; None if a loss is not finite."""
+def evaluate(
+    prepared: Prepared, costs: Costs, step: int, seconds: float, bleu: Bleu, metrics: Sequence[Metric]
+) -> Point | None:
+    """Evaluate after a step, and price the run so far; None if a loss is not finite.
+
+    Raises UsageError for a metric that is not finite where the loss is.
+    """
     dataset, trainer = prepared.dataset, prepared.trainer
-    sample = Split(dataset.train.x[:TRAIN_SAMPLE], dataset.train.y[:TRAIN_SAMPLE])
-    train = trainer.evaluate(sample.batches(EVALUATION_BATCH))
-    validation = trainer.evaluate(dataset.validation.batches(EVALUATION_BATCH))
+    sampled = itertools.islice(dataset.train.batches(EVALUATION_BATCH), TRAIN_SAMPLE // EVALUATION_BATCH)
+    train = trainer.evaluate(sampled)
+    validation = trainer.evaluate(dataset.validation.batches(EVALUATION_BATCH), by_name(metrics))
     if not (math.isfinite(train["loss"]) and math.isfinite(validation["loss"])):
         return None
+    measured = {metric.name: validation[metric.name] for metric in metrics}
+    refuse_undefined(measured, f"on the validation split after step {step}")
     examples = step * known(prepared.settings.batch_size)
     return Point(
         step=step,
@@ -253,7 +270,13 @@ def evaluate(prepared: Prepared, costs: Costs, step: int, seconds: float, bleu: 
         validation_accuracy=validation.get("accuracy"),
         validation_bleu=bleu.validation(),
         train_accuracy=train.get("accuracy"),
+        metrics=measured,
     )
+
+
+def by_name(metrics: Sequence[Metric]) -> dict[str, Any]:
+    """The metrics' functions by name, as `Trainer.evaluate` takes them."""
+    return {metric.name: metric.function for metric in metrics}
 
 
 def evaluation_steps(steps: int, evaluations: int) -> set[int]:
@@ -268,7 +291,9 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
     """The record of the run, as the report and `--json` show it."""
     steps = progress.steps
     steady = progress.step_seconds[known(settings.stages) :]  # with a full pipeline
-    options: dict[str, Any] = {"lr": settings.lr, "batch_size": settings.batch_size}
+    rate = {} if settings.lr is None else {"lr": settings.lr}
+    options: dict[str, Any] = {**rate, "batch_size": settings.batch_size}
+    named = map(parse_metric, settings.metric)
     return Record(
         id=settings.id,
         method=settings.method,
@@ -283,5 +308,6 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
         serial_flops=costs.serial_after(steps),
         seconds=sum(progress.step_seconds),
         seconds_per_step=statistics.median(steady or progress.step_seconds),
+        higher_is_better=tuple(name for name, _, higher in named if higher),
         **progress.final,
     )

@@ -33,6 +33,7 @@ from stretto.stage.stage import Stage
 from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.trainer.evaluate import evaluate
+from stretto.trainer.metrics import Metric
 
 State = dict[str, Tensor]
 Outputs = list[tuple[Tensor, ...]]  # of each stage, for one example
@@ -115,7 +116,11 @@ class Backend(ABC):
 
     @abstractmethod
     def evaluate(
-        self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[tuple[Any, Any]]
+        self,
+        stages: Sequence[nn.Module],
+        specification: Specification,
+        batches: Iterable[tuple[Any, Any]],
+        metrics: Sequence[Metric],
     ) -> dict[str, float]:
         """As `stretto.trainer.evaluate.evaluate`, the same on every process."""
 
@@ -236,10 +241,14 @@ class OneProcess(Backend):
         """Do nothing: tied weights are the same objects on all stages."""
 
     def evaluate(
-        self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[tuple[Any, Any]]
+        self,
+        stages: Sequence[nn.Module],
+        specification: Specification,
+        batches: Iterable[tuple[Any, Any]],
+        metrics: Sequence[Metric],
     ) -> dict[str, float]:
         """Evaluate the whole model in this process."""
-        return evaluate(Chain(*stages), specification, batches)
+        return evaluate(Chain(*stages), specification, batches, metrics)
 
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """The given states: all stages are in this process."""

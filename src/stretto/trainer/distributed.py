@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -56,6 +56,7 @@ from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
 from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State
 from stretto.trainer.evaluate import Tally
+from stretto.trainer.metrics import Metric
 
 LOGGER = logging.getLogger("stretto")
 DEPTH = 4  # values sent outside a schedule that may wait for their receiver
@@ -322,7 +323,11 @@ class SeveralProcesses(Backend):
                 stages[tie.user].take_over(self._from(self._ranks[self._home_of[tie.owner]], self.cpu).receive().value)
 
     def evaluate(
-        self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[tuple[Any, Any]]
+        self,
+        stages: Sequence[nn.Module],
+        specification: Specification,
+        batches: Iterable[tuple[Any, Any]],
+        metrics: Sequence[Metric],
     ) -> dict[str, float]:
         """Run each batch through the stages of replica 0, each in its process; the last stage's process sums up.
 
@@ -330,7 +335,7 @@ class SeveralProcesses(Backend):
         """
         homes, me = self._homes(stages), self.world.rank
         last = self._placement.rank(0, self._home_of[len(stages) - 1])  # the rank that sums up
-        device, precision, tally = specification.device, specification.precision, Tally()
+        device, precision, tally = specification.device, specification.precision, Tally(metrics)
         here = [stage for stage in stages if not isinstance(stage, RemoteStage)]
         if self.replicas[0] > 0 and not self._sharded:
             for _ in batches:  # draws as many random numbers as in replica 0
@@ -356,14 +361,13 @@ class SeveralProcesses(Backend):
                             if index == len(stages) - 1:
                                 target = target_on(y, device)
                                 tally.add(output, target, precision.loss(specification.loss), examples)
-        sums = torch.tensor([*astuple(tally)], dtype=torch.float64)
+        sums = torch.tensor(tally.sums(), dtype=torch.float64)
         for stage in here:
             release(stage)
         self._settle()  # the broadcast below does not wait for messages in other replicas and parts
         with reaching(last if last != me else (me + 1) % self.size):
             dist.broadcast(sums, group_src=last, group=self.group)
-        total, weight, *counts = sums.tolist()
-        return Tally(total, weight, *map(int, counts)).result()
+        return tally.result(sums.tolist())
 
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """Send replica 0's states to rank 0: for each stage its names, as bytes of text, then its tensors."""

@@ -1,7 +1,6 @@
 """Loss and accuracy of a model over batches."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,17 +11,15 @@ from stretto.losses import Loss, mean_and_weight
 from stretto.nn.batch import IGNORED, call, inputs_on, target_on
 from stretto.nn.preserve import evaluating
 from stretto.stage.trainer_specification import Specification
+from stretto.trainer.metrics import Metric, MetricTally
 
 
-@dataclass
 class Tally:
     """Sums over evaluated batches. A batch's mean loss is weighted by its count, or its number of examples."""
 
-    loss: float = 0.0
-    weight: float = 0.0
-    examples: int = 0
-    hits: int = 0
-    targets: int = 0
+    def __init__(self, metrics: Sequence[Metric] = ()) -> None:
+        self.loss = self.weight = self.examples = self.hits = self.targets = 0.0
+        self.metrics = {metric.name: MetricTally(metric) for metric in metrics}
 
     def add(self, output: Any, target: Any, loss: Loss, examples: int) -> None:
         """Add a batch of so many examples."""
@@ -33,29 +30,45 @@ class Tally:
         if countable(output, target):
             self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
             self.targets += int((target != IGNORED).sum())
+        for metric in self.metrics.values():
+            metric.add(output, target, examples)
 
-    def result(self) -> dict[str, float]:
-        """The mean "loss", and the "accuracy" if there are targets to hit. Raises UsageError if nothing counts."""
-        if not self.examples:
+    def sums(self) -> list[float]:
+        """The sums, then the values of the metrics: what another process needs for the `result`."""
+        values = [metric.result() for metric in self.metrics.values()] if self.examples else [0.0] * len(self.metrics)
+        return [self.loss, self.weight, self.examples, self.hits, self.targets, *values]
+
+    def result(self, sums: Sequence[float] | None = None) -> dict[str, float]:
+        """The mean "loss", the "accuracy" if there are targets to hit, and the metrics; of `sums`, or its own.
+
+        Raises UsageError if nothing counts.
+        """
+        loss, weight, examples, hits, targets, *values = self.sums() if sums is None else sums
+        if not examples:
             raise UsageError("evaluate got no examples: the iterable of batches is empty (a used-up generator?)")
-        if not self.weight:
+        if not weight:
             raise UsageError(
-                f"evaluate got {self.examples} examples of which nothing counts: the loss returned a count of 0 for "
+                f"evaluate got {examples:.0f} examples of which nothing counts: the loss returned a count of 0 for "
                 "all of them (are all targets ignored?)"
             )
-        accuracy = {"accuracy": self.hits / self.targets} if self.targets else {}
-        return {"loss": self.loss / self.weight, **accuracy}
+        accuracy = {"accuracy": hits / targets} if targets else {}
+        return {"loss": loss / weight, **accuracy, **dict(zip(self.metrics, values, strict=True))}
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, specification: Specification, batches: Iterable[tuple[Any, Any]]) -> dict[str, float]:
-    """The mean "loss" over examples, or over what the loss counts, and the "accuracy" over targets.
+def evaluate(
+    model: nn.Module,
+    specification: Specification,
+    batches: Iterable[tuple[Any, Any]],
+    metrics: Sequence[Metric] = (),
+) -> dict[str, float]:
+    """The mean "loss" over examples, or over what the loss counts, the "accuracy" over targets, and the metrics.
 
     There is an accuracy where targets are whole numbers with one dimension less than outputs; targets of -100 are
     ignored. Batches are weighted by their number of examples, or, where the loss gives (sum, count), by that count.
     Raises UsageError when there are no examples, or nothing counts.
     """
-    device, precision, tally = specification.device, specification.precision, Tally()
+    device, precision, tally = specification.device, specification.precision, Tally(metrics)
     with evaluating([model]):
         for x, y in batches:
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)

@@ -32,6 +32,7 @@ from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
+from stretto.trainer.metrics import named_metrics
 from stretto.trainer.weight_observer import Observer
 
 Batch = Any  # stretto.nn.batch.FORMS
@@ -329,18 +330,25 @@ class Trainer:
         """The trained stages as one nn.Sequential: plain PyTorch from here on, without auxiliary heads."""
         return Chain(*self.stages)
 
-    def evaluate(self, batches: Iterable[tuple[Batch, Any]]) -> dict[str, float]:
+    def evaluate(
+        self, batches: Iterable[tuple[Batch, Any]], metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
+    ) -> dict[str, float]:
         """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
 
         If targets are whole numbers with one dimension less than the output, "accuracy" is the share of targets that
         the output's largest entry hits; targets of -100 are ignored, as in torch's cross entropy. Without such targets
         there is no such key. Raises UsageError without examples.
+
+        Each of `metrics`, by name, takes (output, target) of a batch and returns a mean over its examples, or (sum,
+        count); or it is an object with reset(), update(output, target) and compute(), as those of torchmetrics are. Its
+        value is under its name; the function is called where the last stage is.
         """
         given = Batches("evaluate", batches)
+        measured = named_metrics("evaluate: metrics", metrics)
         self._pause()
         with self._backend.together(), given.explaining_misfits():
             self._backend.refresh(self._stages, self.rules)
-            return self._backend.evaluate(self.stages, self.specification, given)
+            return self._backend.evaluate(self.stages, self.specification, given, measured)
 
     def together(self) -> AbstractContextManager[None]:
         """The context for other work that all processes do at the same time: an error in one of them ends all."""

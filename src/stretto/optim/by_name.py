@@ -1,0 +1,96 @@
+"""The optimizer that a setting names: one of the table, any other of torch.optim, or a function of the user's."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from stretto.errors import UsageError, nearest
+from stretto.optimizers import OPTIMIZERS, Optimizer
+from stretto.options.checks import shown
+from stretto.options.import_object import import_object
+from stretto.options.user_function import is_function
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+UNFIT = {
+    "LBFGS": "it evaluates the loss several times a step",
+    "SparseAdam": "it takes sparse gradients only",
+    "Muon": "it takes matrices only, no biases",
+}
+
+
+def optimizer_row(name: str) -> Optimizer:
+    """The row of the table, or one like it for any other optimizer: its default rate, a third and three times of it.
+
+    A function of the user's has the default of its argument `lr`, if it has one, as its only rate. Raises UsageError
+    for an unknown name, and for an optimizer that cannot train stages.
+    """
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    if is_function(name):
+        rate = parameters_of(import_object(name, "optimizer")).get("lr", inspect.Parameter.empty)
+        return Optimizer(name, "", 0, 0, (rate,) if isinstance(rate, int | float) else ())
+    kind = class_of(name)
+    rate = parameters_of(kind)["lr"]
+    steps = (rate / 3, rate, rate * 3) if isinstance(rate, int | float) else ()
+    return Optimizer(f"torch.optim:{kind.__name__}", "", 0, 0, tuple(float(f"{step:.2g}") for step in steps))
+
+
+def class_of(name: str) -> type[torch.optim.Optimizer]:
+    """The class of torch.optim with this name, in capitals or not."""
+    classes = {
+        key: kind
+        for key, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    found = next((key for key in classes if key.lower() == name.lower()), None)
+    if found is None or found in UNFIT:
+        fitting = [*OPTIMIZERS, *(key.lower() for key in classes if key not in UNFIT and key.lower() not in OPTIMIZERS)]
+        reason = "" if found is None else f" ({UNFIT[found]})"
+        raise UsageError(
+            f"unknown optimizer {shown(name)}: {nearest(name, fitting)}; or write path/to/file.py:function"
+            if found is None
+            else f"optimizer {name} cannot train stages{reason}: {nearest(name, fitting)}"
+        )
+    return classes[found]
+
+
+def parameters_of(function: Any) -> dict[str, Any]:
+    """The arguments of an optimizer's class or function beyond the first, with their defaults."""
+    if not callable(function):
+        raise UsageError(f"optimizer {shown(function)} is no function: give one that takes parameters, and lr=")
+    _, *rest = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in rest}
+
+
+def make_optimizer(name: str, lr: float | None, momentum: float | None, weight_decay: float) -> MakeOptimizer:
+    """A function from the parameters of a stage to its optimizer.
+
+    `momentum` is the first beta where there are betas; None leaves it at its default, as 0 leaves weight decay. Raises
+    UsageError for one of them that the optimizer does not take.
+    """
+    place = optimizer_row(name).place
+    function = import_object(place, "optimizer")
+    takes = parameters_of(function)
+    given: dict[str, Any] = {}
+    if lr is not None:
+        refuse_missing(name, "lr", lr, takes)
+        given["lr"] = lr
+    if momentum is not None:
+        key = "betas" if "betas" in takes and "momentum" not in takes else "momentum"
+        refuse_missing(name, key, momentum, takes)
+        given[key] = (momentum, 0.999) if key == "betas" else momentum
+    if weight_decay or (name in OPTIMIZERS):
+        refuse_missing(name, "weight_decay", weight_decay, takes)
+        given["weight_decay"] = weight_decay
+    return partial(function, **given)
+
+
+def refuse_missing(name: str, key: str, value: object, takes: dict[str, Any]) -> None:
+    """Raise UsageError for an option that the optimizer has no argument for."""
+    if key not in takes:
+        option = "momentum" if key == "betas" else key
+        raise UsageError(f"{option}={value}: optimizer {name} takes no {key}; it has {', '.join(takes) or 'none'}")
