@@ -18,10 +18,10 @@ ROOT = Path(stretto.__file__).parent
 GROUPS = {
     "ground": "errors options mesh optimizers files processes",
     "what is done": "schedule methods",
-    "one stage's work": "collectives nn losses heads optim weights parallel replicas tracing stage",
+    "one stage's work": "collectives nn data losses heads optim weights parallel replicas tracing stage",
     "interpreters": "simulate checkpoint emulate runtime trainer",
     "on paper": "cost plan",
-    "laboratory": "data models measure splitting analysis settings report study",
+    "laboratory": "models measure splitting analysis settings report study",
     "doors": "doctor cli",
 }
 ORDER = [folder for folders in GROUPS.values() for folder in folders.split()]
