@@ -179,21 +179,21 @@ def test_penalties_from_a_study(capsys, tmp_path, cluster):
     write_study(tmp_path / "study", {"backprop": 1, "pb": 1.25, "greedy": 100})
     words = ["plan", "--workers", 4, "--cluster", cluster(), "--out", tmp_path / "p.toml", "--objective", "loss",
              "--stages", 4, "--batch-size", "32,64", "--measured", tmp_path / "study"]  # fmt: skip
-    told = run(capsys, *words, "--loss", 0.5)
+    told = run(capsys, *words, "--target-loss", 0.5)
     study = told["penalties"]["study"]
     assert (study["loss"], study["baseline"], study["seeds"], study["stages"]) == (0.5, "backprop", 2, 4)
     assert study["never"] == ["greedy"]
     assert told["penalties"]["critical_batch"] == pytest.approx(50, rel=1e-3)
     (pb,) = told["penalties"]["methods"]
     assert (pb["method"], pb["is"], pb["factor"]) == ("pb", "measured", pytest.approx(1.25))
-    chosen = run(capsys, *words, "--loss", 0.5, "--methods", "pb")
+    chosen = run(capsys, *words, "--target-loss", 0.5, "--methods", "pb")
     goal, batch = chosen["objective"], chosen["chosen"]["batch_size"]
     assert goal["penalty_is"] == "measured"
     assert goal["steps"] == pytest.approx(40 * 1.05 * (1 + 50 / batch) * 1.25, rel=1e-3)
-    told = run(capsys, *words, "--loss", 0.5, "--methods", "pb,paci,spectrain", "--penalties.spectrain", 2)
+    told = run(capsys, *words, "--target-loss", 0.5, "--methods", "pb,paci,spectrain", "--penalties.spectrain", 2)
     kinds = {each["method"]: each["is"] for each in told["penalties"]["methods"]}
     assert kinds == {"pb": "measured", "paci": "assumed", "spectrain": "given"}
-    assert main([*map(str, words), "--loss", "0.5"]) == 0
+    assert main([*map(str, words), "--target-loss", "0.5"]) == 0
     shown = capsys.readouterr().out
     assert "steps to train loss 0.5 on 4 stages, against backprop, 2 seeds" in shown
     assert "left out, as they never came to that loss: greedy" in shown
@@ -207,10 +207,10 @@ def test_studies_that_say_nothing(capsys, tmp_path, cluster):
     assert "no backprop to compare steps with" in mistake(capsys, *words, tmp_path / "pb")
     assert "1 of 8 runs are not finished" in mistake(capsys, *words, tmp_path / "half")
     whole = tmp_path / "whole"
-    assert "its least was 0.2: choose a larger --loss" in mistake(capsys, *words, whole, "--loss", 0.1)
-    assert "none of greedy came to" in mistake(capsys, *words, whole, "--loss", 0.5, "--methods", "greedy")
+    assert "its least was 0.2: choose a larger --target-loss" in mistake(capsys, *words, whole, "--target-loss", 0.1)
+    assert "none of greedy came to" in mistake(capsys, *words, whole, "--target-loss", 0.5, "--methods", "greedy")
     assert "add --objective loss" in mistake(capsys, "plan", "--cluster", cluster(), "--measured", whole)
-    assert "add --measured" in mistake(capsys, "plan", "--cluster", cluster(), "--loss", 0.5)
+    assert "add --measured" in mistake(capsys, "plan", "--cluster", cluster(), "--target-loss", 0.5)
 
 
 def test_scaling_is_printed_and_drawn(capsys, tmp_path, cluster, monkeypatch):
@@ -296,9 +296,9 @@ def test_mistakes_about_a_model_of_one_s_own(capsys, tmp_path, cluster):
     (tmp_path / "own.py").write_text(OWN)
     own = f"{tmp_path / 'own.py'}"
     for words, said in (
-        (("--model", f"{own}:bare"), "gives no example of its input: return (module, example)"),
+        (("--model", f"{own}:bare"), "gives no example of its input: add --data"),
         (("--model", f"{own}:bild"), "did you mean 'build'"),
-        (("--model", f"{own}:build", "--model-options.depth", 3), "a function without arguments"),
+        (("--model", f"{own}:build", "--model-options.depth", 3), "takes no argument 'depth'"),
         (("--model", "mpl"), "or write package.module:function"),
     ):
         assert said in mistake(capsys, "plan", "--cluster", cluster(), *words)

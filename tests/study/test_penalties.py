@@ -102,7 +102,7 @@ def test_the_loss_is_chosen_so_that_most_methods_reach_it():
     [
         (study(pb=1), None, "no backprop to compare steps with"),
         ([], None, "has no runs"),
-        (study(backprop=1, pb=1), 0.01, "its least was 0.1: choose a larger --loss"),
+        (study(backprop=1, pb=1), 0.01, "its least was 0.1: choose a larger --target-loss"),
         (study(backprop=1, pb=1), 0.97, "at its first evaluation, after 10 steps"),
         ([record("backprop", 16, 0, 1, floor=1.0)], None, "never got better than it began"),
     ],

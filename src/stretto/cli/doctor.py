@@ -6,6 +6,8 @@ from stretto.cli.output import aligned, print_json
 from stretto.errors import UsageError, nearest
 from stretto.settings.command_line import FLAG, OPTIONS, WHOLE, WHOLES, Option
 
+EXAMPLES = 4  # of a data set, on which a network is tried
+
 if TYPE_CHECKING:
     from stretto.doctor.model_check import Diagnosis
 
@@ -28,12 +30,12 @@ def doctor(
     Parameters
     ----------
     model
-        mlp, cnn, transformer, ...; or a function without arguments that returns an nn.Module, or (module, example):
-        package.module:function or path/to/file.py:function.
+        mlp, cnn, transformer, ...; or your own, path/to/file.py:function or package.module:function, which returns a
+        module, a list of layers, or (module, example).
     model_options
-        Options of a built-in network: --model-options.width 256.
+        Its options: --model-options.width 256.
     data
-        Data set for a built-in network: digits or pydoc.
+        Data set of the network, or your own, path/to/file.py:function: its examples are tried.
     example
         Shape of an input batch of real numbers, 32,784, where the function gives no example.
     stages
@@ -118,16 +120,20 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
         )
     chosen = data or DEFAULTS[name].data
     settings = Settings(model=name, model_options=options, data=chosen)
-    return Chain(*build_model(settings).layers), dataset(settings).train.first(4)[0]
+    return Chain(*build_model(settings).layers), dataset(settings).train.first(EXAMPLES)[0]
 
 
 def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
-    """A user's network, and the example that it came with."""
+    """A user's network, and the example that it came with, or one of its data."""
     from stretto.models.user_model import user_model
+    from stretto.nn.chain import Chain
+    from stretto.settings.runs import Settings
+    from stretto.study.prepare import dataset
 
-    if options or data is not None:
-        raise UsageError(f"model-options and data are for built-in networks; {name} is a function without arguments")
-    return user_model(name)
+    model, example = user_model(name, options)
+    if data is not None:
+        example, _ = dataset(Settings(model=name, data=data)).train.first(EXAMPLES)
+    return (model if not isinstance(model, list) else Chain(*model)), example
 
 
 def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:

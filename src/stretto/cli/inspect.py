@@ -3,15 +3,19 @@
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from stretto.cli.output import Output, aligned, print_json
 from stretto.errors import UsageError
 from stretto.settings.command_line import FLAG
+from stretto.settings.trusted import Trusted
 
 
 def inspect(
     folder: Path,
     /,
     *,
+    trusted: Annotated[Trusted, Parameter(name="*")] = Trusted(),  # noqa: B008 - frozen
     json: Annotated[bool, FLAG] = False,
     quiet: Annotated[bool, FLAG] = False,
 ) -> None:
@@ -32,7 +36,7 @@ def inspect(
     from stretto.study import read_study
     from stretto.study.inspected_runs import inspect_study, write_inspection
 
-    study = read_study(folder)
+    study = read_study(folder, trusted.functions)
     runs = inspect_study(study)
     if not runs:
         raise UsageError(f"nothing to inspect in {folder}: none of its {len(study.tasks)} runs is finished")

@@ -16,7 +16,7 @@ def study_of(settings: PlanSettings) -> "MeasuredPenalties | None":
     """What a study measured, if one is given. Raises UsageError for options that do not go together."""
     from stretto.study.penalties import read_penalties
 
-    folder, loss = settings.measured, settings.loss
+    folder, loss = settings.measured, settings.target_loss
     if folder is not None and settings.objective != "loss":
         raise UsageError(f"measured={folder} counts for the time to a loss: add --objective loss, or leave it out")
     if loss is not None and folder is None:
@@ -51,7 +51,7 @@ def methods_of(settings: PlanSettings, objective: "Objective", study: "MeasuredP
     if not left:
         raise UsageError(
             f"none of {', '.join(wanted)} came to a train loss of {study.loss:g} in the study: name others in "
-            "--methods, choose a larger --loss, or give --penalties"
+            "--methods, choose a larger --target-loss, or give --penalties"
         )
     return left
 

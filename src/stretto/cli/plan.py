@@ -92,11 +92,11 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...]) -> "Costed":
     from stretto.study.model_costs import costed
 
     model = settings.model
-    usual = DEFAULTS[model].data if model in DEFAULTS else "digits"
+    usual = DEFAULTS[model].data if model in DEFAULTS else None
     heads = any(planned(name).family == "local" for name in names_of(methods))
     return costed(
         model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
-        dtype=settings.dtype, heads=heads,
+        loss=settings.loss, dtype=settings.dtype, heads=heads,
     )  # fmt: skip
 
 

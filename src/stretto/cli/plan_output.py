@@ -8,6 +8,7 @@ from stretto.cli.output import aligned, print_json, write
 from stretto.cli.penalties import in_words as penalties_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
 from stretto.errors import UsageError
+from stretto.options.user_function import is_function
 
 if TYPE_CHECKING:
     from stretto.plan import Found, Objective, Plan, Problem
@@ -64,6 +65,10 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "predicted": file["predicted"],
         "objective": file["objective"],
     }
+    if model.trained is not None and any(is_function(str(value)) for value in model.trained.values()):
+        named = ((key, value) for key, value in model.trained.items() if is_function(str(value)))
+        options = " ".join(f"--{key} {value}" for key, value in named)
+        facts["command"] = f"stretto train --plan {out} {options}"
     return facts if model.positions is None else facts | {"script": script(best, file["plan"]["bounds"])}
 
 
@@ -123,6 +128,8 @@ def in_words(facts: Mapping[str, Any]) -> str:
         lines += ["", "not beaten in time, memory and money", aligned([row_of(point) for point in facts["frontier"]])]
     if "scaling" in facts:
         lines += ["", scaling_in_words(facts["scaling"])]
+    if "command" in facts:
+        lines += ["", f"{facts['command']}, or"]
     if "script" in facts:
         processes = facts["chosen"]["workers"]
         lines += ["", f"torchrun --nproc-per-node {processes} your script, with", facts["script"]]

@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from stretto.cli.output import Output, print_json
 from stretto.settings.command_line import FLAG
+from stretto.settings.trusted import Trusted
 
 
 def report(
@@ -12,6 +15,7 @@ def report(
     /,
     *,
     cluster: str | None = None,
+    trusted: Annotated[Trusted, Parameter(name="*")] = Trusted(),  # noqa: B008 - frozen
     json: Annotated[bool, FLAG] = False,
     quiet: Annotated[bool, FLAG] = False,
 ) -> None:
@@ -34,7 +38,7 @@ def report(
     from stretto.report.terminal import table
     from stretto.study import Outcome, read_study, write_report
 
-    study = read_study(folder)
+    study = read_study(folder, trusted.functions)
     page = write_report(study, cluster=None if cluster is None else find_cluster(cluster))
     outcome = Outcome(study.records(), (), page, study.left_out)
     if json:

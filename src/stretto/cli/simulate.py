@@ -3,7 +3,7 @@
 import math
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from stretto.cli.layout import Layout, lay_out
 from stretto.cli.output import aligned, print_json, write, write_trace
 from stretto.errors import UsageError
-from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, WHOLE
+from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, WHOLE, Option
 
 if TYPE_CHECKING:
     from stretto.simulate import Durations, Timeline
@@ -68,6 +68,37 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network whose stages' costs are the times, as `stretto train` takes it."""
+
+    model: str | None = None
+    """Network, or your own, path/to/file.py:function: times are the MFLOP of its stages, a micro-batch of one example,
+    instead of --forward and the like."""
+    model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
+    """Its options: --model-options.width 256."""
+    data: str | None = None
+    """Its data set, or your own, path/to/file.py:function."""
+    data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
+    """Its options."""
+    loss: str = "auto"
+    """Its loss: a name in torch.nn.functional, or path/to/file.py:function."""
+
+    def durations(self, method: str, stages: int) -> "Durations":
+        """The MFLOP of every action, heads included. Raises UsageError for what `stretto train` could not train."""
+        from stretto.measure.flops import durations
+        from stretto.settings.runs import TrainSettings
+        from stretto.study.prepare import costs_of, prepare, resolve
+
+        assert self.model is not None, "only where a network is given"
+        settings = TrainSettings(
+            model=self.model, model_options=self.model_options, data=self.data, data_options=self.data_options,
+            loss=self.loss, method=method, stages=stages,
+        )  # fmt: skip
+        flops = costs_of(prepare(resolve(settings))).flops
+        return durations({action: count / 1e6 for action, count in flops.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimulateOutput:
     """Where a simulation is drawn and written."""
 
@@ -83,14 +114,15 @@ def simulate(
     *,
     pipeline: Annotated[Pipeline, Parameter(name="*")] = Pipeline(),
     times: Annotated[Times, Parameter(name="*")] = Times(),
+    network: Annotated[Network, Parameter(name="*")] = Network(),
     overlay: Path | None = None,
     cluster: str | None = None,
     output: Annotated[SimulateOutput, Parameter(name="*")] = SimulateOutput(),
 ) -> None:
     """Time, bubble and memory of every worker under a method, from the times of its stages.
 
-    Times are in a unit of your choice, one for all stages or one each: --forward 1,2,1,1. Or, with --overlay, the
-    simulation of a run that was traced, in one file with its trace.
+    Times are in a unit of your choice, one for all stages or one each: --forward 1,2,1,1; or, with --model, the MFLOP
+    of a network's stages. Or, with --overlay, the simulation of a run that was traced, in one file with its trace.
 
     Parameters
     ----------
@@ -110,7 +142,7 @@ def simulate(
     if pipeline.method is not None and not 0 <= times.latency < math.inf:
         raise UsageError(f"latency={times.latency:g}: a time is 0 or more")
     layout = pipeline.layout()
-    durations, latency = times.durations(pipeline.stages), times.latency
+    durations, latency = durations_of(times, network, layout), times.latency
     timeline = paper.simulate(layout.schedule, layout.rules, layout.turns, durations, latency=latency)
     facts = facts_of(layout, timeline, durations, latency)
     write_files(layout, timeline, output)
@@ -122,6 +154,18 @@ def simulate(
     for file in (output.svg, output.trace):
         if file is not None:
             print(f"written to {file}")
+
+
+def durations_of(times: Times, network: Network, layout: Layout) -> "Durations":
+    """The time of every action: as given, or from a network. Raises UsageError where both are given."""
+    if network.model is None:
+        if network.data is not None:
+            raise UsageError(f"data={network.data} without a network: give --model, too")
+        return times.durations(layout.schedule.num_stages)
+    given = [name for name, value in asdict(times).items() if name != "latency" and value is not None]
+    if given:
+        raise UsageError(f"{given[0]} beside model={network.model}, whose stages have costs: give one of both")
+    return network.durations(str(layout.method), layout.schedule.num_stages)
 
 
 def facts_of(layout: Layout, timeline: "Timeline", durations: "Durations", latency: float) -> dict[str, Any]:

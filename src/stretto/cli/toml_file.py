@@ -11,7 +11,10 @@ from stretto.cli.study_file import read, study_file
 from stretto.errors import UsageError, nearest
 from stretto.options.import_object import refuse_functions
 from stretto.options.parse import split_list
+from stretto.options.user_function import is_function
+from stretto.settings.runs import refuse_named
 
+NAMES_FUNCTION = ("model", "data", "loss", "metric", "optimizer")
 # options whose value may end in .toml and is no configuration
 TAKES_PATH = ("--out", "--svg", "--trace", "--plan", "--cluster", "--diff", "--measured")
 
@@ -77,6 +80,10 @@ def fill(options: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> 
         if spelled(key) in ("method", "methods") and not argument.tokens:
             written = value if isinstance(value, list) else [value]
             refuse_functions(place, *(text for words in written for text in split_list(str(words))))
+        if spelled(key) in NAMES_FUNCTION and not argument.tokens:
+            for text in value if isinstance(value, list) else [value]:
+                if is_function(str(text).partition("=")[2] or str(text)):
+                    refuse_named(place, {spelled(key): str(text)})
         for token in as_words(f"{key} in {place}", value, argument.tokens):
             argument.append(token)
 

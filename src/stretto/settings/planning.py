@@ -26,16 +26,21 @@ class PlanSettings:
     cluster: str | None = None
     """A cluster's name, or its file, which stretto calibrate writes."""
     model: str = "mlp"
-    """Network that stretto train trains: mlp, cnn, transformer, ...; a published one: gpt3-175b, resnet152, ...; or a
-    function without arguments that returns (module, example): package.module:function or path/to/file.py:function."""
+    """Network that stretto train trains: mlp, cnn, transformer, ...; a published one: gpt3-175b, resnet152, ...; or
+    your own, path/to/file.py:function or package.module:function: a module or a list of layers, or (module,
+    example) where no --data is given."""
     model_options: Annotated[dict[str, Option] | None, OPTIONS] = None
     """Its options: --model-options.width 256."""
     data: str | None = None
-    """Data set of a built-in network; an embedded one that suits it unless said otherwise."""
+    """Data set of a network, or your own, path/to/file.py:function; an embedded one that suits a built-in network
+    unless said otherwise."""
     data_options: Annotated[dict[str, Option] | None, OPTIONS] = None
     """Its options."""
+    loss: str = "auto"
+    """Loss, as stretto train takes it; for your own network its cost is counted where --data is given."""
     optimizer: str = "auto"
-    """sgd, lars, adam, adamw, nadam or lamb; what suits the network unless said otherwise."""
+    """sgd, lars, adam, adamw, nadam or lamb; what suits the network unless said otherwise. For any other, or your own,
+    the one of them is priced that keeps as much state."""
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Examples of a step; several to choose from: 64,128."""
     dtype: str = "bfloat16"
@@ -59,7 +64,7 @@ class PlanSettings:
     """Folder of a finished study that `stretto compare` wrote: penalties of its methods with their error over seeds,
     and the critical batch where it has several batch sizes. Methods that it lacks are left out; those named in
     --methods are tried all the same, under an assumed penalty."""
-    loss: Annotated[float | None, NUMBER] = None
+    target_loss: Annotated[float | None, NUMBER] = None
     """Train loss to aim at, with --measured; the hardest that most of its methods reach unless said otherwise."""
     all_workers: Annotated[bool, FLAG] = False
     """Use all workers, even if fewer were better."""

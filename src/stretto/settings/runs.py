@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar
 
 from cyclopts import Parameter
 
@@ -22,6 +22,9 @@ from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings that a run and a study have in common."""
+
+    # settings of later versions, with their values unused: folders that were written before lack them
+    added: ClassVar[Mapping[str, Any]] = {"loss": "auto", "metric": [], "sources": {}}
 
     model: str = "mlp"
     """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder; or your own,
@@ -81,6 +84,16 @@ class Settings:
     scale, which estimates the critical batch size), cosine (of local and backprop gradients, with the losses of all
     heads), probes (linear classifiers on what stages give), filters (of the first layer, as pictures). `stretto
     inspect` draws the last three. Numbers and seconds of the run stay the same."""
+    data_parallel: Annotated[int, WHOLE] = 1
+    """Replicas of the pipeline, each on its part of every minibatch; --workers, the processes in all, are divided among
+    them. Emulated without --workers."""
+    tensor: Annotated[int, WHOLE] = 1
+    """Processes that share the weights of each stage; --workers are divided among them, too."""
+    space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
+    """Processes that share each image: along its height, along its width."""
+    sync: str = "all-reduce"
+    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
+    "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
     sources: Annotated[dict[str, str], Parameter(parse=False)] = field(default_factory=dict)
     """Digests of the user's functions, with what they import beside them, and of the user's data: what a setting names
     may have been edited since."""
@@ -92,10 +105,20 @@ class Settings:
         named |= {f"metric {name}": text for name, text, _ in map(parse_metric, self.metric)}
         return {name: text for name, text in named.items() if is_function(text)}
 
+    @property
+    def mesh(self) -> Mesh:
+        """The axes besides the pipeline. Raises UsageError for lengths that cannot be."""
+        return Mesh(data=self.data_parallel, tensor=self.tensor, space=(self.space[0], self.space[-1]))
+
+    @property
+    def stage_workers(self) -> int | None:
+        """The workers of one pipeline: the processes, divided by the replicas and by those that share a stage."""
+        return None if self.workers is None else self.workers // (self.mesh.data * self.mesh.inside)
+
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain data, for JSON; without those of ADDED that are not used."""
+        """The settings as plain data, for JSON; without those of `added` that are not used."""
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return {key: value for key, value in values.items() if key not in ADDED or value != ADDED[key]}
+        return {key: value for key, value in values.items() if key not in self.added or value != self.added[key]}
 
     @property
     def digest(self) -> str:
@@ -109,7 +132,7 @@ class Settings:
         Functions that the settings name are refused, too, unless they are `trusted`: whoever reads settings calls them.
         """
         names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in data and name not in ADDED]
+        missing = [name for name in names if name not in data and name not in cls.added]
         if missing:
             raise UsageError(f"{origin} lacks {', '.join(missing)}: it is no resolved configuration")
         for key in data:
@@ -119,22 +142,22 @@ class Settings:
         methods = values["methods"] if "methods" in values else (values.get("method"),)
         refuse_functions(origin, *(text for text in methods if isinstance(text, str) and text not in trusted))
         settings = cls(**values)
-        for name, text in settings.functions.items():
-            if text not in trusted:
-                refuse_function(origin, name, text)
+        untrusted = {name: text for name, text in settings.functions.items() if text not in trusted}
+        if untrusted:
+            refuse_named(origin, untrusted)
         return settings
 
 
-def refuse_function(place: str, name: str, text: str) -> None:
-    """Refuse a function of the user's that a file names: it would be called, and files are data."""
-    option = f"--{name}={text}" if name.startswith("metric ") else f"--{name} {text}"
-    raise UsageError(
-        f"{place} has {name} = {text!r}, and would have it called: nothing that a file says is executed. If you trust "
-        f"it, say so in the command: {option}"
+def refuse_named(place: str, functions: Mapping[str, str]) -> NoReturn:
+    """Refuse functions of the user's that a file names, by their settings: they would be called, and files are data."""
+    listed = ", ".join(f"{name} = {text!r}" for name, text in functions.items())
+    options = " ".join(
+        f"--{name}={text}" if name.startswith("metric ") else f"--{name} {text}" for name, text in functions.items()
     )
-
-
-ADDED: Mapping[str, Any] = {"loss": "auto", "metric": [], "sources": {}}  # settings of 0.2.1, with their values unused
+    raise UsageError(
+        f"{place} has {listed}, and would have that called: nothing that a file says is executed. If you trust it, say "
+        f"so in the command: {options}"
+    )
 
 
 def parse_metric(text: str) -> tuple[str, str, bool]:
@@ -172,31 +195,11 @@ class TrainSettings(Settings):
     """Examples of an update; unless said otherwise 32, transformer 16."""
     seed: Annotated[int, WHOLE] = 0
     """Decides initial weights, heads, the order of the data and dropout."""
-    data_parallel: Annotated[int, WHOLE] = 1
-    """Replicas of the pipeline, each on its part of every minibatch; --workers, the processes in all, are divided among
-    them. Emulated without --workers."""
-    tensor: Annotated[int, WHOLE] = 1
-    """Processes that share the weights of each stage; --workers are divided among them, too."""
-    space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
-    """Processes that share each image: along its height, along its width."""
     bounds: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Where stages begin, and the number of blocks: 0,2,5 (a plan's); cut evenly unless said otherwise."""
-    sync: str = "all-reduce"
-    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
-    "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
     """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
     where gradients are delayed."""
-
-    @property
-    def mesh(self) -> Mesh:
-        """The axes besides the pipeline. Raises UsageError for lengths that cannot be."""
-        return Mesh(data=self.data_parallel, tensor=self.tensor, space=(self.space[0], self.space[-1]))
-
-    @property
-    def stage_workers(self) -> int | None:
-        """The workers of one pipeline: the processes, divided by the replicas and by those that share a stage."""
-        return None if self.workers is None else self.workers // (self.mesh.data * self.mesh.inside)
 
     @property
     def id(self) -> str:
@@ -209,6 +212,10 @@ class TrainSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings(Settings):
     """A study: every method over the same sweep of learning rates and batch sizes, with the same seeds."""
+
+    added: ClassVar[Mapping[str, Any]] = {
+        **Settings.added, "data_parallel": 1, "tensor": 1, "space": [1, 1], "sync": "all-reduce",
+    }  # fmt: skip
 
     methods: Annotated[tuple[str, ...], TEXTS] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
     """Methods with their options, separated by commas or blanks; all stands for every one that can run."""
@@ -283,6 +290,7 @@ def check(settings: Settings) -> None:
     if not 0 <= settings.weight_decay < float("inf"):
         raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more")
     check_large_batches(settings)
+    check_replicas(settings)
     if isinstance(settings, CompareSettings):
         check_sweep(settings)
     elif isinstance(settings, TrainSettings):
@@ -291,10 +299,9 @@ def check(settings: Settings) -> None:
         if settings.checkpoint_every is not None:
             at_least_one("checkpoint_every", settings.checkpoint_every)
         positive_rates([] if settings.lr is None else [settings.lr])
-        check_replicas(settings)
 
 
-def check_replicas(settings: TrainSettings) -> None:
+def check_replicas(settings: Settings) -> None:
     """Raise UsageError where processes or examples cannot be divided among replicas and axes."""
     from stretto.replicas import find  # it imports schedules and methods
 
@@ -317,11 +324,13 @@ def check_replicas(settings: TrainSettings) -> None:
             f"workers={settings.workers} for data_parallel={settings.data_parallel}: each replica takes as many "
             f"processes as any other; choose workers={multiple(settings.workers, settings.data_parallel)}"
         )
-    if settings.batch_size is not None and settings.batch_size < settings.data_parallel:
-        raise UsageError(
-            f"batch_size={settings.batch_size} for data_parallel={settings.data_parallel}: each replica needs an "
-            "example of its own; use a larger batch, or fewer replicas"
-        )
+    sizes = getattr(settings, "batch_size", None)  # of a run, or of all runs of a study
+    for size in sizes if isinstance(sizes, tuple) else [] if sizes is None else [sizes]:
+        if size < settings.data_parallel:
+            raise UsageError(
+                f"batch_size={size} for data_parallel={settings.data_parallel}: each replica needs an example of its "
+                "own; use a larger batch, or fewer replicas"
+            )
 
 
 def multiple(number: int, of: int) -> int:

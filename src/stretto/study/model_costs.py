@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.errors import UsageError, nearest
+from stretto.options.user_function import is_function
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from stretto.settings.runs import TrainSettings
 
 EXAMPLES = 2  # of the batch on which costs are counted
 
@@ -45,20 +48,23 @@ PAPERS = {
 
 
 def costed(
-    name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str,
-    *, dtype: str = "float32", heads: bool = True,
+    name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
+    *, loss: str = "auto", dtype: str = "float32", heads: bool = True,
 ) -> Costed:  # fmt: skip
-    """Count the costs of a built-in model on its data, a published network, or the user's own (`file.py:function`).
+    """Count the costs of a model on its data, of a published network, or of the user's own (`file.py:function`).
 
-    `dtype` and `heads` concern published networks only. Raises UsageError for an unknown name.
+    Without `data` a user's own network is counted on its example, without a loss. `dtype` and `heads` concern published
+    networks only. Raises UsageError for an unknown name.
     """
     from stretto.models.published import PUBLISHED
     from stretto.models.table import MODELS
+    from stretto.settings.runs import TrainSettings
 
-    if ":" in name:
+    if (is_function(name) and data is not None) or name in MODELS:
+        options = {"model_options": dict(model_options), "data_options": dict(data_options)}
+        return trainable(TrainSettings(model=name, data=data, loss=loss, optimizer=optimizer, **options))  # type: ignore[arg-type]
+    if is_function(name):
         return of_user(name, model_options, optimizer)
-    if name in MODELS:
-        return built_in(name, model_options, data, data_options, optimizer)
     if name not in PUBLISHED:
         raise UsageError(
             f"unknown model {name!r}: {nearest(name, [*MODELS, *PUBLISHED])}; or write package.module:function or "
@@ -69,28 +75,48 @@ def costed(
     return of_paper(name, optimizer, dtype=dtype, heads=heads)
 
 
-def built_in(
-    name: str, model_options: Mapping[str, Any], data: str, data_options: Mapping[str, Any], optimizer: str
-) -> Costed:
-    """Count the costs of a network that `stretto train` can train."""
+def trainable(requested: "TrainSettings") -> Costed:
+    """Count the costs of a network that `stretto train` can train: its loss and heads are known, too."""
     from stretto.measure.layer_flops import layer_costs
-    from stretto.settings.runs import TrainSettings, known
+    from stretto.nn.batch import inputs_of
+    from stretto.settings.runs import known
+    from stretto.splitting import pieces
     from stretto.study.prepare import build_model, dataset, resolve
 
-    requested = TrainSettings(
-        model=name, model_options=dict(model_options), data=data, data_options=dict(data_options), optimizer=optimizer
-    )
     settings = resolve(requested)
     loaded, model = dataset(settings), build_model(settings)
     x, y = loaded.train.first(EXAMPLES)
-    costs = layer_costs(model.layers, x, loss=model.loss, target=y)
-    features = outputs(model.layers, x)
-    wanted = {key: getattr(requested, key) for key in ("model", "model_options", "data", "data_options", "optimizer")}
-    trained = {key: value for key, value in wanted.items() if value not in ({}, "auto")}
+    inputs = inputs_of(x)
+    cut = None if model.module is None else pieces(model.module, example=x)
+    layers = model.layers if cut is None else cut
+    costs = layer_costs(layers, inputs, loss=model.loss, target=y)
+    features = outputs(layers, *inputs)
+    wanted = {key: getattr(requested, key) for key in ("model", "model_options", "data", "data_options", "loss",
+                                                       "optimizer")}  # fmt: skip
     return Costed(
-        name, costs, heads_of(features, model.loss, y), sides([(x,), *features[:-1]]), known(settings.batch_size),
-        settings.optimizer, trained, tuple(map(str, range(len(model.layers)))),
+        requested.model, costs, heads_of(features, model.loss, y), sides([inputs, *features[:-1]]),
+        known(settings.batch_size), planned_optimizer(settings.optimizer),
+        {key: value for key, value in wanted.items() if value not in ({}, "auto", None)},
+        tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
+        None if cut is None else tuple(cut.bounds),
     )  # fmt: skip
+
+
+def planned_optimizer(name: str) -> str:
+    """The optimizer of the table that keeps as much state as this one: itself, if it is there."""
+    import torch
+
+    from stretto.optim.by_name import make_optimizer, optimizer_row
+    from stretto.optimizers import OPTIMIZERS
+
+    if name in OPTIMIZERS:
+        return name
+    parameter = torch.nn.Parameter(torch.zeros(4, 4))
+    parameter.grad = torch.ones(4, 4)
+    made = make_optimizer(name, next(iter(optimizer_row(name).rates), None), None, 0.0)([parameter])
+    made.step()
+    states = sum(value.numel() for value in made.state[parameter].values() if isinstance(value, torch.Tensor))
+    return "adam" if states > 1.5 * parameter.numel() else "sgd"
 
 
 def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
@@ -121,24 +147,26 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Cost
     """Count the costs of a user's own network, a layer for each piece `stretto.split` can cut; without its loss."""
     from stretto.measure.layer_flops import layer_costs
     from stretto.models.user_model import user_model
-    from stretto.nn.batch import as_tuple
+    from stretto.nn.batch import inputs_of
     from stretto.splitting import pieces
 
-    if model_options:
-        raise UsageError(f"model_options are for built-in networks; {name} is a function without arguments")
-    model, example = user_model(name)
+    model, example = user_model(name, model_options)
     if example is None:
-        raise UsageError(f"{name} gives no example of its input: return (module, example) with one input batch")
-    inputs = as_tuple(example)
+        raise UsageError(
+            f"{name} gives no example of its input: add --data path/to/file.py:function, or return (module, example) "
+            "with one input batch"
+        )
+    inputs = inputs_of(example)
     layers = pieces(model, example=example)
     features = outputs(layers, *inputs)
     return Costed(
         name, layer_costs(layers, inputs), None, sides([inputs, *features[:-1]]), len(inputs[0]),
-        "sgd" if optimizer == "auto" else optimizer, None, tuple(map(str, layers.bounds[:-1])), tuple(layers.bounds),
+        "sgd" if optimizer == "auto" else planned_optimizer(optimizer), None, tuple(map(str, layers.bounds[:-1])),
+        tuple(layers.bounds),
     )  # fmt: skip
 
 
-def outputs(layers: "list[nn.Module]", *inputs: "Tensor") -> "list[tuple[Tensor, ...]]":
+def outputs(layers: "Sequence[nn.Module]", *inputs: "Tensor") -> "list[tuple[Tensor, ...]]":
     """The output of each layer, one after the other; the layers stay as they are."""
     import torch
 

@@ -141,13 +141,13 @@ def refuse_useless(goal: float, plain: Steps, records: "Sequence[Record]", where
     if not plain:
         raise UsageError(
             f"{where}: with no learning rate do all seeds of {records[0].method} reach a train loss of {goal:g}; its "
-            f"least was {min(losses, default=math.nan):.4g}: choose a larger --loss, or run longer"
+            f"least was {min(losses, default=math.nan):.4g}: choose a larger --target-loss, or run longer"
         )
     first = min(record.points[0].step for record in records if record.points)
     if min(plain.values()) <= first:
         raise UsageError(
             f"{where}: {records[0].method} has a train loss of {goal:g} at its first evaluation, after {first} steps, "
-            "so steps to it cannot be told apart: choose a smaller --loss"
+            "so steps to it cannot be told apart: choose a smaller --target-loss"
         )
 
 

@@ -1,13 +1,13 @@
 """From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stretto import data, models
 from stretto.data.user_data import UserData, user_data
@@ -15,7 +15,6 @@ from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
-from stretto.mesh import Mesh
 from stretto.methods import Method, method
 from stretto.models.greedy_decode import find_bleu
 from stretto.models.user_model import build_user_model
@@ -27,7 +26,7 @@ from stretto.options.user_function import call, is_function, source_digest
 from stretto.replicas import find as find_sync
 from stretto.report.record import Point, Record
 from stretto.settings import runs
-from stretto.splitting import divide, pieces
+from stretto.splitting import Stages, divide, pieces
 from stretto.trainer.metrics import Metric, named_metric
 from stretto.trainer.trainer import Trainer
 
@@ -45,6 +44,16 @@ class Prepared:
     dataset: data.Dataset | UserData
     model: models.Model
     trainer: Trainer
+    stages: Sequence[nn.Module]
+
+    def named(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gathered weights under the names that `load_state_dict` of a user's own module takes, without heads.
+
+        Those of other networks keep their names.
+        """
+        if self.model.module is None or not isinstance(self.stages, Stages):
+            return dict(weights)
+        return self.stages.model_state(weights)
 
 
 @lru_cache(maxsize=4)
@@ -115,7 +124,7 @@ def resolve(settings: S) -> S:
     settings = replace(settings, metric=tuple(map(runs.with_direction, settings.metric, (m.higher for m in metrics))))
     model, loaded = build_model(settings), dataset(settings)
     stages = number_of_stages(settings, model, loaded)
-    mesh = settings.mesh if isinstance(settings, runs.TrainSettings) else Mesh()
+    mesh = settings.mesh
     most = stages * mesh.data * mesh.inside
     if settings.workers is not None and settings.workers > most:
         replicas = f" of each of {mesh.data} replicas" if mesh.data > 1 else ""
@@ -124,6 +133,8 @@ def resolve(settings: S) -> S:
             f"workers={settings.workers} for {stages} stages{replicas}{shared}: use at most {most} workers"
         )
     batch_size = loaded.batch_size if isinstance(loaded, UserData) else None
+    if batch_size is None and isinstance(loaded, UserData):
+        batch_size = min(runs.OWN.batch_sizes[0], len(loaded.train))
     row = optimizer_row(runs.optimizer_name(settings))
     resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
@@ -144,8 +155,7 @@ def number_of_stages(settings: runs.Settings, model: models.Model, loaded: data.
     if settings.stages is not None:
         return settings.stages
     example = loaded.train.first(EXAMPLES)[0]
-    workers = settings.stage_workers if isinstance(settings, runs.TrainSettings) else settings.workers
-    return min(max(OWN_STAGES, workers or 1), len(pieces(model.module, example=example)))
+    return min(max(OWN_STAGES, settings.stage_workers or 1), len(pieces(model.module, example=example)))
 
 
 def sources_of(settings: runs.Settings) -> dict[str, str]:
@@ -160,12 +170,12 @@ def with_methods(settings: S) -> S:
 
     A single run takes the optimizer of its method.
     """
+    settings = replace(settings, sync=str(find_sync(settings.sync)))
     if isinstance(settings, runs.CompareSettings):
         return replace(settings, methods=tuple(str(method(name)) for name in settings.methods))
     if isinstance(settings, runs.TrainSettings):
         chosen = method(settings.method)
-        named = replace(settings, method=str(chosen), sync=str(find_sync(settings.sync)))
-        return with_optimizer(named, [chosen])
+        return with_optimizer(replace(settings, method=str(chosen)), [chosen])
     return settings
 
 
@@ -191,8 +201,9 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
         find_bleu()
     model = build_model(settings, settings.seed)
     example, _ = loaded.train.first(batch_size)
+    stages = stages_of(settings, model, example)
     trainer = Trainer(
-        stages_of(settings, model, example),
+        stages,
         model.loss,
         optimizer(settings),
         settings.method,
@@ -213,7 +224,7 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
             f"method {settings.method} cuts a minibatch into {pieces} micro-batches{of_replicas}, and "
             f"batch_size={batch_size}: use --batch-size {pieces * replicas} or more, or fewer microbatches="
         )
-    return Prepared(settings, loaded, model, trainer)
+    return Prepared(settings, loaded, model, trainer, stages)
 
 
 def stages_of(settings: runs.TrainSettings, model: models.Model, example: Any) -> list[nn.Module]:

@@ -21,6 +21,7 @@ from stretto.study.disk_errors import locked, writing
 from stretto.tracing import Recording
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
+HEADS = "heads.safetensors"
 
 
 class RunWriter:
@@ -87,13 +88,18 @@ class RunWriter:
             for recording in recordings:
                 recording.write(self._partial)
 
-    def finish(self, run: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Write run.json and the weights, flush all files to the disk, and rename the folder."""
+    def finish(self, run: Mapping[str, Any], weights: Mapping[str, Tensor], heads: Mapping[str, Tensor]) -> None:
+        """Write run.json and the weights, flush all files to the disk, and rename the folder.
+
+        `heads` are weights with a file of their own; none if it is empty.
+        """
         from safetensors.torch import save
 
-        tensors = {key: value.detach().cpu().clone() for key, value in weights.items()}
         with writing(self.folder):
-            (self._partial / MODEL).write_bytes(save(tensors))
+            for file, state in ((MODEL, weights), (HEADS, heads)):
+                if state or file == MODEL:
+                    tensors = {key: value.detach().cpu().clone() for key, value in state.items()}
+                    (self._partial / file).write_bytes(save(tensors))
             (self._partial / RUN).write_text(json.dumps(run, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             replace_into(self._partial, self.folder)
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -138,28 +138,30 @@ def claimed(study: Study, *, exclusive: bool = True) -> Iterator[None]:
         yield
 
 
-def read_study(out: Path) -> Study:
-    """Read a study, or a single run of `stretto train` as one. Raises UsageError if the folder holds neither."""
+def read_study(out: Path, trusted: Collection[str] = ()) -> Study:
+    """Read a study, or a single run of `stretto train` as one. Raises UsageError if the folder holds neither.
+
+    Functions that its settings name are called for a report: they have to be among the `trusted` ones.
+    """
     if (out / RUN).is_file():
-        return study_of_run(out)
+        return study_of_run(out, trusted)
     path = out / STUDY
     if not path.is_file():
         raise UsageError(f"nothing to report in {out}: it has neither {STUDY} nor {RUN}. Name a folder that "
                          "`stretto compare` or `stretto train` has written")  # fmt: skip
     try:
         content = read_content(path)
-        settings = CompareSettings.from_json(content["settings"], str(path))
+        settings = CompareSettings.from_json(content["settings"], str(path), trusted=trusted)
         heading = Heading.from_json(content["heading"]) if content.get("heading") else None
     except TypeError as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     return Study(settings, out, tasks_in(out, settings), content.get("left_out", {}), heading)
 
 
-def study_of_run(folder: Path) -> Study:
+def study_of_run(folder: Path, trusted: Collection[str] = ()) -> Study:
     """A study that consists of one run."""
-    run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder / RUN))
+    run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder / RUN), trusted=trusted)
     shared = {field.name: getattr(run, field.name) for field in fields(Settings)}
-    shared["workers"] = run.stage_workers
     rates, sizes = None if run.lr is None else (run.lr,), (known(run.batch_size),)
     swept = CompareSettings(**shared, methods=(run.method,), lr=rates, batch_size=sizes, seeds=1)
     return Study(swept, folder, (Task(run, folder),))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from torch import Tensor
+
 from stretto.data import forever
 from stretto.measure import Costs
 from stretto.nn.remote_stage import RemoteStage
@@ -129,9 +131,16 @@ def run_prepared(
         writer.traces(recordings)
         weights = trainer.gather()  # a collective: when it returns, every process has written its files
         if weights is not None:
-            writer.finish(run_json(prepared, costs, progress, record), weights)
+            writer.finish(
+                run_json(prepared, costs, progress, record), prepared.named(weights), heads_in(prepared, weights)
+            )
             checkpoints.clear()
     return record
+
+
+def heads_in(prepared: Prepared, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of heads, which a user's own module has no place for; those of other networks are in one file."""
+    return {} if prepared.model.module is None else {k: v for k, v in weights.items() if k.startswith("heads.")}
 
 
 def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None:

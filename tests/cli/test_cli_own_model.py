@@ -1,0 +1,259 @@
+"""The user's own network, data, loss, metrics and optimizer, from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from stretto.cli import main
+
+OWN = """
+import torch
+from torch import nn
+
+WEIGHTS = 1
+
+
+def build(width=16):
+    torch.manual_seed(WEIGHTS)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def pair(number, seed):
+    x = torch.randn(number, 4, generator=torch.Generator().manual_seed(seed))
+    return x, x[:, :1] * x[:, 1:2]
+
+
+def data():
+    return pair(24, 0), pair(12, 1), pair(12, 2)
+
+
+def loss(output, target):
+    return ((output - target) ** 2).mean()
+
+
+def mae(output, target):
+    return (output - target).abs().mean()
+
+
+def hits(output, target):
+    return ((output - target).abs() < 0.5).sum(), len(target)
+
+
+hits.higher_is_better = True
+
+
+def sgd(params, lr=0.05):
+    return torch.optim.SGD(params, lr=lr)
+"""
+WORDS = ["--model", "own.py:build", "--data", "own.py:data", "--loss", "own.py:loss", "--metric", "mae=own.py:mae"]
+FEW = ["--steps", "5", "--lr", "0.1", "--batch-size", "24", "--evaluations", "2"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    return tmp_path
+
+
+def run(capsys, *words):
+    assert main([*words]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def mistake(capsys, *words):
+    assert main([*words]) == 2
+    return capsys.readouterr().err
+
+
+def plain_training(steps=5, lr=0.1, momentum=0.9, updates_of=None):
+    """Weights, test loss and mean absolute error after full-batch SGD, by hand."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+    def pair(number, seed):
+        x = torch.randn(number, 4, generator=torch.Generator().manual_seed(seed))
+        return x, x[:, :1] * x[:, 1:2]
+
+    x, y = pair(24, 0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+    x, y = pair(12, 2)
+    error = (model(x) - y).detach()
+    return model.state_dict(), float((error**2).mean()), float(error.abs().mean())
+
+
+@pytest.mark.parametrize("method", ["backprop", "1f1b(microbatches=3)"])
+def test_a_run_is_plain_training_and_its_weights_fit_the_users_module(capsys, method):
+    result = run(capsys, "train", *WORDS, *FEW, "--method", method, "--out", "run", "--json")
+    weights, loss, mae = plain_training()
+    assert result["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert result["test_mae"] == pytest.approx(mae, rel=1e-5)
+    saved = load_file("run/model.safetensors")
+    assert saved.keys() == weights.keys()
+    for name, value in weights.items():
+        torch.testing.assert_close(saved[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_come_to_the_same(capsys):
+    alone = run(capsys, "train", *WORDS, *FEW, "--method", "1f1b", "--out", "alone", "--stages", "2", "--json")
+    two = run(capsys, "train", *WORDS, *FEW, "--method", "1f1b", "--out", "two", "--stages", "2", "--workers", "2",
+              "--json")  # fmt: skip
+    keys = ("train_loss", "validation_loss", "test_loss", "mae", "test_mae")
+    assert [alone[key] for key in keys] == [two[key] for key in keys]
+    one, other = load_file("alone/model.safetensors"), load_file("two/model.safetensors")
+    assert one.keys() == other.keys() == plain_training()[0].keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_comparison_has_the_metrics_of_every_run(capsys):
+    words = ["--methods", "backprop,greedy,pb-lwp-sc", "--seeds", "1", "--jobs", "1", "--metric", "hits=own.py:hits"]
+    result = run(capsys, "compare", *WORDS, *FEW, *words, "--out", "study", "--json")
+    assert [run["method"] for run in result["runs"]] == ["backprop", "greedy", "pb-lwp-sc"]
+    for made in result["runs"]:
+        assert 0 < made["mae"] < 5
+        assert 0 <= made["hits"] <= 1
+        assert made["test_mae"] != made["mae"]
+    assert result["runs"][0]["test_mae"] == pytest.approx(plain_training()[2], rel=1e-5)
+    written = json.loads(Path("study/study.json").read_text())["settings"]
+    assert written["metric"] == ["mae=own.py:mae", "hits=own.py:hits:higher"]  # as the function says
+    assert json.loads(Path("study/runs").joinpath(result["runs"][0]["id"], "run.json").read_text())["record"][
+        "higher_is_better"
+    ] == ["hits"]
+
+
+def test_replicas_in_a_comparison(capsys):
+    words = ["--methods", "backprop", "--seeds", "1", "--jobs", "1", "--data-parallel", "2"]
+    result = run(capsys, "compare", *WORDS, *FEW, *words, "--out", "study", "--json")
+    assert result["runs"][0]["test_mae"] == pytest.approx(plain_training()[2], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("WEIGHTS = 1", "WEIGHTS = 2"),  # the file of the functions
+        ("pair(12, 2)", "pair(12, 3)"),  # the test data, too
+    ],
+)
+def test_an_edited_file_is_another_run(capsys, before, after):
+    run(capsys, "train", *WORDS, *FEW, "--out", "run", "--json")
+    assert "finished already" in said(capsys, "train", *WORDS, *FEW, "--out", "run")
+    Path("own.py").write_text(OWN.replace(before, after))
+    assert "with other settings (sources:" in mistake(capsys, "train", *WORDS, *FEW, "--out", "run")
+
+
+def test_what_the_file_imports_and_the_data_count_too(capsys):
+    Path("own.py").write_text(OWN.replace("WEIGHTS = 1", "from numbers_of_mine import WEIGHTS"))
+    Path("numbers_of_mine.py").write_text("WEIGHTS = 1\n")
+    torch.save(torch.ones(3), "unrelated.pt")
+    run(capsys, "train", *WORDS, *FEW, "--out", "run", "--json")
+    Path("unrelated.pt").unlink()
+    assert "finished already" in said(capsys, "train", *WORDS, *FEW, "--out", "run")
+    Path("numbers_of_mine.py").write_text("WEIGHTS = 1  # edited\n")
+    assert "with other settings (sources:" in mistake(capsys, "train", *WORDS, *FEW, "--out", "run")
+
+
+def said(capsys, *words):
+    assert main([*words]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("optimizer", ["own.py:sgd", "RMSprop", "adagrad"])
+def test_any_optimizer(capsys, optimizer):
+    few = [word for word in FEW if word not in ("--lr", "0.1")]
+    run(capsys, "train", *WORDS, *few, "--optimizer", optimizer, "--out", "run", "--json")
+    settings = json.loads(Path("run/run.json").read_text())["settings"]
+    assert settings["lr"] == {"own.py:sgd": 0.05, "RMSprop": 0.01, "adagrad": 0.01}[optimizer]
+    if optimizer == "own.py:sgd":
+        saved = load_file("run/model.safetensors")
+        for name, value in plain_training(lr=0.05, momentum=0)[0].items():
+            torch.testing.assert_close(saved[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_file_does_not_say_what_is_called(capsys):
+    Path("run.toml").write_text('model = "own.py:build"\n')
+    assert "nothing that a file says is executed" in mistake(capsys, "train", "run.toml", *WORDS[2:])
+    run(capsys, "train", "run.toml", *WORDS, *FEW, "--out", "run", "--json")  # named in the command
+    err = mistake(capsys, "report", "run")
+    assert "--model own.py:build --data own.py:data --loss own.py:loss --metric mae=own.py:mae" in err
+    assert "report:" in said(capsys, "report", "run", *WORDS)
+    assert "report:" in said(capsys, "inspect", "run", *WORDS)
+
+
+def test_it_is_planned_simulated_and_examined(capsys):
+    words = WORDS[:-2]
+    plan = run(capsys, "plan", *words, "--cluster", "8-a100", "--workers", "2", "--methods", "all", "--json")
+    assert plan["command"] == f"stretto train --plan plan.toml {' '.join(words)}"
+    assert "own.py:build" in mistake(capsys, "train", "--plan", "plan.toml")
+    run(capsys, "train", "--plan", "plan.toml", *words, "--steps", "2", "--out", "planned", "--json")
+    facts = run(capsys, "simulate", *words, "--method", "1f1b", "--stages", "2", "--microbatches", "3", "--json")
+    assert len(facts["workers"]) == 2
+    assert facts["makespan"] > 0
+    assert "every method's weights can be guaranteed" in said(capsys, "doctor", *words[:4])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "own.py:bild"], "own.py has no 'bild': did you mean 'build'"),
+        (["--model", "mine.py:build"], "there is no file mine.py"),
+        (["--model", "own.py:WEIGHTS"], "is no function: 1"),
+        (["--model", "own.py:loss"], "needs the argument 'output'"),
+        (["--model", "own.py:data"], "returned"),
+        (["--model-options.wdith", "3"], "takes no argument 'wdith': did you mean 'width'"),
+        (["--model-options.width", "0"], "own.py:build"),
+        (["--data", "own.py:build"], "return (train, validation) or (train, validation, test)"),
+        (["--loss", "mse_los"], "unknown loss 'mse_los': did you mean 'mse_loss'"),
+        (["--loss", "auto"], "loss is missing: the targets of own.py:data are torch.float32 [1]"),
+        (["--metric", "mae"], "write NAME=path/to/file.py:function"),
+        (["--metric", "seed=own.py:mae"], "a run has a seed of its own"),
+        (["--optimizer", "sdg"], "unknown optimizer 'sdg': did you mean 'sgd'"),
+        (["--optimizer", "lbfgs"], "it evaluates the loss several times a step"),
+        (["--optimizer", "adagrad", "--momentum", "0.9"], "optimizer adagrad takes no momentum"),
+        (["--stages", "9"], "9"),
+        (["--batch-size", "25"], "batch_size=25, but own.py:data has 24 training examples"),
+    ],
+)
+def test_mistakes(capsys, words, message):
+    given = [*WORDS, *FEW]
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        if name in given and name != "--metric":
+            given[given.index(name) + 1] = value
+        else:
+            given += [name, value]
+    assert message in mistake(capsys, "train", *given, "--out", "run")
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "replaced", "message"),
+    [
+        ("    torch.manual_seed(WEIGHTS)\n", "    raise KeyError('what')\n", "raised KeyError: 'what'"),
+        ("return pair(24, 0), pair(12, 1), pair(12, 2)", "return pair(24, 0)", "data: train"),
+        ("return pair(24, 0), pair(12, 1), pair(12, 2)", "return pair(24, 0), pair(0, 1)", "validation is empty"),
+        ("return x, x[:, :1] * x[:, 1:2]", "return x, x[1:, :1]", "of unequal lengths"),
+        ("return (output - target).abs().mean()", "return float('nan')", "metric mae is nan on the validation split"),
+        ("return (output - target).abs().mean()", "return (output - target).abs()", "metric mae returned Tensor"),
+        ("return (output - target).abs().mean()", "return 1 / 0", "metric mae raised ZeroDivisionError"),
+        ("return ((output - target) ** 2).mean()", "return (output - target) ** 2", "the loss returned a tensor [24"),
+        ("return ((output - target) ** 2).mean()", "return output @ target", "the loss"),
+        ("return torch.optim.SGD(params, lr=lr)", "return None", "optimizer"),
+    ],
+)
+def test_functions_that_fail(capsys, line, replaced, message):
+    assert line in OWN
+    Path("own.py").write_text(OWN.replace(line, replaced))
+    words = ["--optimizer", "own.py:sgd"] if "optim" in line else []
+    assert message in mistake(capsys, "train", *WORDS, *FEW, *words, "--out", "run")
+    assert not Path("run").exists()
+
+
+def test_a_network_of_ones_own_needs_data(capsys):
+    assert "data is missing: own.py:build" in mistake(capsys, "train", "--model", "own.py:build")
