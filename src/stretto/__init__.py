@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stretto.optim.batch_scaling import scale_for_batch
     from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer
     from stretto.splitting import split
+    from stretto.study.python_calls import compare, train
     from stretto.trainer.trainer import Trainer
 
 __version__ = "0.2.0"
@@ -47,6 +48,7 @@ __all__ = [
     "UsageError",
     "alignment",
     "collectives",
+    "compare",
     "group_norm",
     "losses",
     "mean",
@@ -57,6 +59,7 @@ __all__ = [
     "scale_for_batch",
     "sharpness",
     "split",
+    "train",
 ]
 
 _HOMES = {
@@ -70,6 +73,7 @@ _HOMES = {
     "ParameterServer": "stretto.replicas",
     "Trainer": "stretto.trainer.trainer",
     "alignment": "stretto.analysis.gradient_cosine",
+    "compare": "stretto.study.python_calls",
     "group_norm": "stretto.nn.group_norm",
     "mean": "stretto.losses.value",
     "method": "stretto.methods",
@@ -78,6 +82,7 @@ _HOMES = {
     "scale_for_batch": "stretto.optim.batch_scaling",
     "sharpness": "stretto.analysis.sharpness",
     "split": "stretto.splitting",
+    "train": "stretto.study.python_calls",
 }
 _PARTS = ("collectives", "heads", "losses", "methods", "parallel")  # modules that are asked for by their own name
 

@@ -1,6 +1,7 @@
 """What real models bring along: short micro-batches, dropout, statistics, schedulers, checkpoints, skip connections."""
 
 import copy
+import traceback
 from functools import cache, partial
 
 import pytest
@@ -197,6 +198,7 @@ def test_a_checkpoint_is_refused_where_it_would_recompute_with_other_weights(met
     with pytest.raises(UsageError, match=r"recomputed in the backward.*take the checkpoint out") as error:
         train(checkpointed(reentrant), method, batches())
     assert "in action 1F0: stage 1, micro-batch 0" in error.value.__notes__
+    traceback.clear_frames(error.tb)  # torch 2.11 leaves its hooks on as long as an error in a checkpoint is remembered
 
 
 # -- skip connections -------------------------------------------------------------------------------------------------

@@ -155,6 +155,8 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
         opened = replace(opened, tasks=tuple(replace(task, timeout=timeout) for task in opened.tasks))
     if sweep.heading is not None:
         output.say(f"{sweep.heading.text} ({sweep.heading.size})")
+    for note in opened.notes:
+        output.say(note)
     for name, reason in opened.left_out.items():
         output.say(f"left out: {name}: {reason}")
     pending = opened.pending

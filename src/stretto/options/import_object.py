@@ -9,11 +9,14 @@ from types import ModuleType
 from typing import Any
 
 from stretto.errors import UsageError, nearest
+from stretto.options.given_objects import is_given, registered
 from stretto.options.parse import parse
 
 
 def import_object(text: str, what: str = "model") -> Any:
     """The object that `text` names. Raises UsageError, which calls it `what`, where there is none."""
+    if is_given(text):
+        return registered(text)
     place, _, name = text.rpartition(":")
     module = load(place, text, what)
     if not hasattr(module, name):

@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -67,6 +68,24 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def without_script() -> Iterator[None]:
+    """Keep processes that are started meanwhile from running the user's script again.
+
+    multiprocessing runs the file of `__main__` in each process, for what it defines. A script without
+    `if __name__ == "__main__"` would start its study there once more. Stretto's own commands define nothing.
+    """
+    main = sys.modules["__main__"]
+    before = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    for name in before:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(main, name, value)
 
 
 @contextlib.contextmanager

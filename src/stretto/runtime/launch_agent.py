@@ -34,7 +34,8 @@ class Agent(LocalElasticAgent):
         fork_server.prepare()  # the server that forked the former ones may have gone
         before = multiprocessing.active_children()
         try:
-            started: dict[int, Any] = super()._start_workers(worker_group)
+            with fork_server.without_script():
+                started: dict[int, Any] = super()._start_workers(worker_group)
         except fork_server.LOST:
             self._unstarted = self._failure()
             return {worker.local_rank: 0 for worker in worker_group.workers}

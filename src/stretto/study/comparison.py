@@ -16,6 +16,12 @@ from stretto.study.report_page import write_report
 from stretto.study.shared_queue import SharedQueue, open_storage, storage_errors
 from stretto.study.study import Study, Task, claimed
 
+RUN_KEYS = (
+    "id", "method", "seed", "options", "status", "diverged_at", "train_loss", "train_accuracy", "validation_loss",
+    "validation_accuracy", "validation_bleu", "test_loss", "test_accuracy", "test_bleu", "total_flops", "serial_flops",
+    "seconds", "seconds_per_step",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -28,23 +34,25 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `stretto compare --json` prints."""
-        keys = ("id", "method", "seed", "options", "status", "diverged_at", "train_loss", "train_accuracy",
-                "validation_loss", "validation_accuracy", "validation_bleu", "test_loss", "test_accuracy",
-                "test_bleu", "total_flops", "serial_flops", "seconds", "seconds_per_step")  # fmt: skip
         return {
-            "runs": [
-                {key: record.to_json()[key] for key in keys}
-                | scores_of(record)
-                | {"options": {**parse(record.method)[1], **record.options}}
-                | {"observed": record.observations[-1].to_json() if record.observations else None}
-                | {"measured": [measurement.to_json() for measurement in record.measurements]}
-                for record in self.records
-            ],
+            "runs": [run_json(record) for record in self.records],
             "frontier": [panel.to_json() for metric in METRICS for panel in panels(self.records, metric)],
             "left_out": dict(self.left_out),
             "failed": [failure.task.settings.id for failure in self.failures],
             "report": str(self.report),
         }
+
+
+def run_json(record: Record) -> dict[str, Any]:
+    """One of the `runs` that `stretto compare --json` prints."""
+    values = record.to_json()
+    return (
+        {key: values[key] for key in RUN_KEYS}
+        | scores_of(record)
+        | {"options": {**parse(record.method)[1], **record.options}}
+        | {"observed": record.observations[-1].to_json() if record.observations else None}
+        | {"measured": [measurement.to_json() for measurement in record.measurements]}
+    )
 
 
 def scores_of(record: Record) -> dict[str, float]:

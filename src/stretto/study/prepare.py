@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from stretto import data, models
 from stretto.data.user_data import UserData, user_data
@@ -87,6 +88,13 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
         )
     model = models.build(settings.model, suited, seed=seed, **options)
     return model if settings.loss == AUTO else replace(model, loss=loss_of(settings, loaded))
+
+
+def same_weights(settings: runs.Settings) -> bool:
+    """Whether a network has the same initial weights under seeds 0 and 1."""
+    states = [[layer.state_dict() for layer in build_model(settings, seed).layers] for seed in (0, 1)]
+    pairs = zip(tree_flatten(states[0])[0], tree_flatten(states[1])[0], strict=True)
+    return all(torch.equal(one, other) for one, other in pairs if isinstance(one, Tensor))
 
 
 def loss_of(settings: runs.Settings, loaded: data.Dataset | UserData) -> Loss:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from stretto.errors import StrettoError
+from stretto.options.given_objects import read_objects
 from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import known
@@ -96,12 +97,13 @@ def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | 
 
 
 def _make(task: Task, on_step: Callable[[int, float | None], None]) -> None:
+    read_objects(task.objects)
     if task.settings.workers is None:
         run(task.settings, task.folder, on_step)
     else:
         costs = costs_of(prepare(task.settings))
         place = LaunchSettings(workers=task.settings.workers, timeout=task.timeout)
-        run_on_processes(task.settings, task.folder, on_step, place, costs)
+        run_on_processes(task.settings, task.folder, on_step, place, costs, objects=task.objects)
 
 
 def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
@@ -139,7 +141,7 @@ def _start() -> _Runner:
         ours, theirs = context.Pipe()
         process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
         try:
-            with fork_server.blocked(signal.SIGINT):
+            with fork_server.blocked(signal.SIGINT), fork_server.without_script():
                 process.start()
             break
         except fork_server.LOST as error:

@@ -18,6 +18,7 @@ import torch
 from stretto.errors import UsageError
 from stretto.files.temporary_folders import scratch
 from stretto.measure import Costs
+from stretto.options.given_objects import read_objects
 from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch
 from stretto.settings.runs import TrainSettings
 from stretto.study.disk_errors import FullDiskError
@@ -40,6 +41,7 @@ class Job:
     progress: Path
     timeout: float
     keeps: bool
+    objects: Path | None
 
 
 def run_on_processes(
@@ -52,6 +54,7 @@ def run_on_processes(
     trace: bool = False,
     resume: bool = False,
     keeps: bool = False,
+    objects: Path | None = None,
 ) -> None:
     """Make a (resolved) run on the processes of `place`, with the same numbers, files and options as `run`.
 
@@ -60,7 +63,8 @@ def run_on_processes(
     """
     refuse_busy(folder)
     with scratch() as temporary:
-        job = Job(settings, folder.absolute(), costs, trace, resume, temporary / "progress", place.timeout, keeps)
+        job = Job(settings, folder.absolute(), costs, trace, resume, temporary / "progress", place.timeout, keeps,
+                  objects)  # fmt: skip
         try:
             start(work, [job], place, job.progress, on_step)
         except BaseException:
@@ -115,6 +119,7 @@ def listen(end: int, on_step: OnStep, done: threading.Event) -> None:
 
 def work(job: Job) -> None:
     """Make this process's part of a run."""
+    read_objects(job.objects)
     torch.set_num_threads(1)  # as in emulation, so that the numbers are the same
     with job.progress.open("w", encoding="ascii") as pipe:
         first, last = os.environ.get("RANK") == "0", 0.0

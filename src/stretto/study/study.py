@@ -10,11 +10,13 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.files.path_names import in_path
+from stretto.options.user_function import is_function
 from stretto.report import Record
 from stretto.report.heading import Heading
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
 from stretto.study.disk_errors import FullDiskError, locked, writing
 from stretto.study.methods import choose
+from stretto.study.prepare import same_weights
 from stretto.study.store import LOCK, RUN, STUDY, read_run, refuse_other, versions, write_json
 
 FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least
@@ -23,19 +25,23 @@ TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwis
 
 @dataclass(frozen=True)
 class Task:
-    """One run of a study and the folder for it; its workers wait for each other at most `timeout` seconds."""
+    """One run of a study and the folder for it; its workers wait for each other at most `timeout` seconds.
+
+    `objects` is a file with the objects that a script has given instead of names.
+    """
 
     settings: TrainSettings
     folder: Path
     timeout: float = TIMEOUT
+    objects: Path | None = None
 
 
 @dataclass(frozen=True)
 class Study:
     """A study on the disk: its resolved settings, its folder `out`, and its runs, finished or not.
 
-    `left_out` is {method: why it is not among those that `all` stood for}; `heading` is that of the study's file, if it
-    was read from one.
+    `left_out` is {method: why it is not among those that `all` stood for}; `notes` are for the user; `heading` is that
+    of the study's file, if it was read from one.
     """
 
     settings: CompareSettings
@@ -43,6 +49,7 @@ class Study:
     tasks: tuple[Task, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     heading: Heading | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def pending(self) -> list[Task]:
@@ -80,7 +87,17 @@ def open_study(settings: CompareSettings, out: Path | None = None, heading: Head
         name = heading.folder if heading else f"compare-{short(settings.model)}-{short(known(settings.data))}"
         out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
     check_folder(out, resolved)
-    return Study(settings, out, tasks_in(out, settings), choice.left_out, heading)
+    return Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes_on(settings))
+
+
+def notes_on(settings: CompareSettings) -> tuple[str, ...]:
+    """What a user should know of a study before it runs: whether its seeds are."""
+    if settings.seeds < 2 or not is_function(settings.model) or not same_weights(settings):
+        return ()
+    return (
+        f"{settings.model} gives the same initial weights under every seed: the {settings.seeds} seeds differ in the "
+        "order of the examples alone, and so does the spread over them",
+    )
 
 
 def tasks_in(out: Path, settings: CompareSettings) -> tuple[Task, ...]:

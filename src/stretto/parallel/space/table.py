@@ -23,7 +23,7 @@ ON_LOCAL_TENSOR = (
 SHAPE_PRESERVING = (
     "to float double half bfloat16 type_as contiguous detach detach_ clone zeros_like ones_like empty_like "
     "full_like dropout1d dropout2d dropout3d feature_dropout local_response_norm channel_shuffle hardswish logsigmoid "
-    "log_sigmoid softsign tanhshrink absolute alias bool int long zero fill"
+    "log_sigmoid softsign tanhshrink absolute alias bool int long zero fill leaky_relu"
 )
 PER_CHANNEL = "prelu"
 ALONG = "softmax log_softmax softmin glu cumsum cumprod"

@@ -1,0 +1,109 @@
+"""Objects that a script gives instead of names: registered under names of their own, and sent to other processes."""
+
+import ast
+import inspect
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import UsageError
+
+PLACE = "given"  # "given:build" is the name of a registered object
+_objects: dict[str, Any] = {}
+_loaded: set[Path] = set()
+
+
+class Returning:
+    """A function that returns an object made before, for settings that name a function."""
+
+    def __init__(self, value: Any, *, copied: bool) -> None:
+        self._value, self._copied = value, copied
+
+    def __call__(self) -> Any:
+        """The object; a copy of it for each caller if it is one that training changes."""
+        from copy import deepcopy
+
+        return deepcopy(self._value) if self._copied else self._value
+
+
+def register(name: str, value: Any) -> str:
+    """Register an object; return the name under which settings find it, "given:build"."""
+    key = "".join(c if c.isalnum() else "_" for c in name) or "function"
+    while key in _objects and _objects[key] is not value:
+        key += "_"
+    _objects[key] = value
+    return f"{PLACE}:{key}"
+
+
+def registered(text: str) -> Any:
+    """The object with this name. Raises UsageError in a process in which there is none."""
+    key = text.rpartition(":")[2]
+    if key not in _objects:
+        raise UsageError(
+            f"{text!r} was given as an object to a call in Python, which is not known here: make the same call again"
+        )
+    return _objects[key]
+
+
+def is_given(text: str) -> bool:
+    """Whether a name is that of a registered object."""
+    return text.partition(":")[0] == PLACE
+
+
+def write_objects(file: Path, names: Collection[str]) -> None:
+    """Write registered objects for `read_objects`. Raises UsageError for one that cannot be pickled."""
+    import cloudpickle
+
+    chosen = {name.rpartition(":")[2]: registered(name) for name in names if is_given(name)}
+    try:
+        file.write_bytes(cloudpickle.dumps(chosen))
+    except Exception as error:
+        raise UsageError(
+            f"{', '.join(chosen)} cannot be sent to other processes ({type(error).__name__}: {error}): give functions "
+            "that make these objects"
+        ) from error
+
+
+def read_objects(file: Path | None) -> None:
+    """Register what `write_objects` has written, once a process. The file is of this process's own starter."""
+    if file is not None and file not in _loaded:
+        import cloudpickle
+
+        _objects.update(cloudpickle.loads(file.read_bytes()))
+        _loaded.add(file)
+
+
+def object_digest(value: Any) -> str:
+    """Sixteen characters that differ once an object, or the file that a function is in, has changed."""
+    from stretto.options.user_function import digest_of_files
+
+    if isinstance(value, Returning):
+        return content_digest(value._value)
+    function = inspect.unwrap(value) if callable(value) else value
+    try:
+        source = inspect.getsourcefile(function)
+    except TypeError:
+        return content_digest(value)
+    if source is not None and Path(source).is_file():
+        return digest_of_files(Path(source))
+    try:  # of a notebook's cell
+        return sha256(ast.dump(ast.parse(inspect.getsource(function).strip())).encode()).hexdigest()[:16]
+    except (OSError, SyntaxError):
+        return content_digest(value)
+
+
+def content_digest(value: Any) -> str:
+    """A digest of an object's contents: of a module its text and its weights, of others what pickle makes of them."""
+    digest = sha256()
+    for part in value if isinstance(value, list | tuple) else [value]:
+        state: Any = part.state_dict() if hasattr(part, "state_dict") else None
+        if isinstance(state, Mapping):
+            digest.update(repr(part).encode())
+            for name, tensor in state.items():
+                digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        else:
+            import cloudpickle
+
+            digest.update(cloudpickle.dumps(part))
+    return digest.hexdigest()[:16]

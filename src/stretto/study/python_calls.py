@@ -1,0 +1,321 @@
+"""`stretto.compare` and `stretto.train`: the commands of the same names, with objects instead of names."""
+
+import io
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stretto.errors import UsageError, nearest
+from stretto.files.temporary_folders import scratch
+from stretto.mesh import Mesh
+from stretto.options.checks import of_kind, shown
+from stretto.options.given_objects import Returning, register, write_objects
+from stretto.processes import fork_server
+from stretto.report import Record, summarize
+from stretto.report.metric import Metric, metrics_of
+from stretto.report.panel import panel
+from stretto.report.terminal import table
+from stretto.runtime.launch import LaunchSettings
+from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known
+from stretto.study.comparison import Outcome, run_json
+from stretto.study.comparison import compare as make_runs
+from stretto.study.prepare import costs_of, prepare, resolve
+from stretto.study.run_processes import run_on_processes
+from stretto.study.single_run import claim, default_folder, summary
+from stretto.study.store import MODEL, read_run
+from stretto.study.study import open_study
+from stretto.study.training_run import run_prepared
+
+SWEPT = ("methods", "lr", "batch_size", "seeds")
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedStudy:
+    """The runs of a study that has ended; in a notebook it is shown as a table and a picture."""
+
+    outcome: Outcome
+    settings: CompareSettings
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """A dict for each run, with the keys that `stretto compare --json` prints."""
+        return [run_json(record) for record in self.outcome.records]
+
+    def frontier(self, metric_name: str, cut_off: float) -> list[dict[str, Any]]:
+        """The runs that reach a cut-off of a metric ("train_loss", "validation_accuracy", or one of your own).
+
+        Of each method those that no other run of it beats in serial and in total compute. Each is its dict, with the
+        compute, the seconds and the step of its arrival instead of those of its end. Raises UsageError for a metric
+        that there is not.
+        """
+        arrivals = panel(self.outcome.records, self._metric(metric_name), cut_off).arrivals
+        reached = [(arrival.record, arrival.to_json()) for arrival in arrivals if not arrival.dominated]
+        keys = ("step", "serial_flops", "total_flops", "seconds")
+        return [run_json(record) | {key: arrival[key] for key in keys} for record, arrival in reached]
+
+    def best(self, metric_name: str | None = None) -> dict[str, Any]:
+        """The finished run that is best on validation, or in the metric named. Raises UsageError if there is none."""
+        if metric_name is None:
+            chosen = [(s.metric, s.chosen) for s in summarize(self.outcome.records) if s.chosen is not None]
+        else:
+            judged = self._metric(metric_name)
+            chosen = [(judged, record) for record in self.outcome.records if judged.final(record) is not None]
+        if not chosen:
+            raise UsageError(f"none of the {len(self.outcome.records)} runs has finished with such a value")
+        return run_json(min(chosen, key=lambda pair: pair[0].cost(known(pair[0].final(pair[1]))))[1])
+
+    def table(self) -> str:
+        """The table that `stretto compare` prints."""
+        from rich.console import Console
+
+        written = io.StringIO()
+        Console(file=written, width=100).print(table(summarize(self.outcome.records)))
+        return written.getvalue()
+
+    def report(self) -> Path:
+        """The page with all charts, report.html."""
+        return self.outcome.report
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why runs could not be made, by their names."""
+        return {failure.task.settings.id: failure.reason for failure in self.outcome.failures}
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.outcome.failures)} failed" if self.outcome.failures else ""
+        return f"{len(self.outcome.records)} runs{failed}, {self.outcome.report}\n{self.table()}"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        picture = self.outcome.report.with_name("frontier.svg")
+        drawn = picture.read_text(encoding="utf-8") if picture.is_file() else ""
+        return f"<pre>{escape(self.table())}</pre>{drawn}<p>{escape(str(self.outcome.report))}</p>"
+
+    def _metric(self, name: str) -> Metric:
+        measured = {metric.name: metric for metric in metrics_of(self.outcome.records)}
+        if name not in measured:
+            raise UsageError(f"no metric is called {shown(name)}: {nearest(str(name), measured)}")
+        return measured[name]
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun(Mapping[str, Any]):
+    """A run that has ended: a dict with the keys that `stretto train --json` prints, and the weights it came to."""
+
+    values: Mapping[str, Any]  # type: ignore[assignment]
+    folder: Path
+    record: Record
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The trained weights, as `load_state_dict` of the module takes them."""
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / MODEL)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{key:<17} {value}" for key, value in self.values.items() if value is not None)
+
+
+def compare(
+    model: Any,
+    data: Any,
+    *,
+    methods: Sequence[str] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)"),
+    loss: Any = "auto",
+    optimizer: Any = "auto",
+    metrics: Mapping[str, Any] | None = None,
+    lr: float | Sequence[float] | None = None,
+    batch_size: int | Sequence[int] | None = None,
+    steps: int | None = None,
+    seeds: int = 2,
+    stages: int | None = None,
+    workers: int | None = None,
+    mesh: Mesh | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> FinishedStudy:
+    """Train under several methods, as `stretto compare` does; a study that was interrupted goes on.
+
+    Args:
+        model: a function that makes the module (or a list of layers), called under each run's seed; or the module; or a
+            name, of a built-in network or path/to/file.py:function.
+        data: (train, validation) or (train, validation, test), each a pair of tensors, a torch Dataset, a DataLoader or
+            a Hugging Face dataset; a function that returns that; or a name.
+        methods: methods with their options; "all" stands for every one that can run.
+        loss: (output, target) -> a mean over examples, or (sum, count); or a name in torch.nn.functional.
+        optimizer: parameters of a stage -> optimizer, as Trainer takes it, called with lr= if it has that argument; or
+            a name, "adamw".
+        metrics: further measures by name, functions (output, target) -> number as `Trainer.evaluate` takes them.
+        lr, batch_size: one, or several to compare; chosen by the optimizer and the data unless given.
+        steps: updates of each stage.
+        seeds: runs of each configuration.
+        stages, workers: of a pipeline; without workers one process emulates them.
+        mesh: replicas, and processes that share stages, as Trainer takes them.
+        out: folder of the study; named after its settings unless given.
+        jobs: runs made at a time; one a core unless given.
+        quiet: show no progress.
+        settings: any other option of the command line, with its name there: `weight_decay=0.01`, `clip=1.0`.
+
+    Raises UsageError, before the first run, for what cannot work.
+    """
+    chosen = common(model, data, loss, optimizer, metrics, mesh, settings, CompareSettings)
+    several = CompareSettings(
+        methods=(methods,) if isinstance(methods, str) else tuple(map(str, methods)),
+        lr=listed(lr), batch_size=listed(batch_size), seeds=seeds, steps=steps, stages=stages, workers=workers,
+        **chosen,
+    )  # fmt: skip
+    with scratch() as folder:
+        objects = folder / "objects"
+        write_objects(objects, several.functions.values())
+        study = open_study(several, None if out is None else Path(out))
+        study = replace(study, tasks=tuple(replace(task, objects=objects) for task in study.tasks))
+        if jobs != 1 or workers is not None:
+            with fork_server.without_script():
+                fork_server.prepare()
+        for note in study.notes:
+            print(note, file=sys.stderr)
+        pending = sum(known(task.settings.steps) for task in study.pending)
+        with shown_progress(f"{len(study.tasks)} runs", pending, quiet=quiet) as advance:
+            outcome = make_runs(study, jobs=jobs, on_steps=advance)
+    return FinishedStudy(outcome, study.settings)
+
+
+def train(
+    model: Any,
+    data: Any,
+    *,
+    method: str = "backprop",
+    loss: Any = "auto",
+    optimizer: Any = "auto",
+    metrics: Mapping[str, Any] | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    stages: int | None = None,
+    workers: int | None = None,
+    mesh: Mesh | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> FinishedRun:
+    """Train once, as `stretto train` does. Arguments are those of `compare`.
+
+    A finished run in the same folder is read, not made again; `resume` goes on from its newest checkpoint.
+    """
+    chosen = common(model, data, loss, optimizer, metrics, mesh, settings, TrainSettings)
+    resolved = resolve(
+        TrainSettings(method=str(method), lr=lr, batch_size=batch_size, seed=seed, steps=steps, stages=stages,
+                      workers=workers, **chosen)
+    )  # fmt: skip
+    folder = default_folder(resolved) if out is None else Path(out)
+    if claim(folder, resolved, resume=resume):
+        prepared = prepare(resolved)
+        title = f"{resolved.model} on {resolved.data}, {resolved.method}"
+        with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
+            on_step = counting(advance)
+            if workers is None:
+                run_prepared(prepared, folder, on_step, resume=resume, keeps=True)
+            else:
+                objects = temporary / "objects"
+                write_objects(objects, resolved.functions.values())
+                place = LaunchSettings(workers=workers)
+                run_on_processes(
+                    resolved, folder, on_step, place, costs_of(prepared), resume=resume, keeps=True, objects=objects
+                )
+    run, record = read_run(folder)
+    return FinishedRun(summary(run, record, folder), folder, record)
+
+
+def common(
+    model: Any, data: Any, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None, mesh: Mesh | None,
+    others: Mapping[str, Any], kind: type[Settings],
+) -> dict[str, Any]:  # fmt: skip
+    """The settings that both calls take, with names for the objects that were given."""
+    known_settings = [field.name for field in fields(kind) if field.name != "sources"]
+    for name in others:
+        if name not in known_settings:
+            raise UsageError(f"unknown argument {name!r}: {nearest(name, known_settings)}")
+    named_metrics = tuple(
+        f"{name}={named(name, function)}{':higher' if getattr(function, 'higher_is_better', False) is True else ''}"
+        for name, function in (metrics or {}).items()
+    )
+    axes: dict[str, Any] = {}
+    if mesh is not None:
+        of_kind("mesh", mesh, Mesh, "stretto.Mesh(data=2)")
+        axes = {"data_parallel": mesh.data, "tensor": mesh.tensor, "space": tuple(mesh.space)}
+    return {
+        "model": named("model", model, makes=(nn.Module, list, nn.ModuleList)),
+        "data": named("data", data, makes=(tuple, list, Mapping)),
+        "loss": named("loss", loss),
+        "optimizer": named("optimizer", optimizer),
+        "metric": named_metrics,
+        **axes,
+        **others,
+    }
+
+
+def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:
+    """The name of an object for settings: text is one; what a function would return is wrapped into a function."""
+    if isinstance(value, str):
+        return value
+    name = getattr(value, "__name__", what)
+    if makes and isinstance(value, makes):
+        return register(what, Returning(value, copied=what == "model"))
+    if not callable(value):
+        raise UsageError(f"{what}={shown(value)}: give a function, its result, or a name")
+    return register(name, value)
+
+
+def listed(value: Any) -> tuple[Any, ...] | None:
+    """One value or several as a tuple."""
+    if value is None:
+        return None
+    return tuple(value) if isinstance(value, Sequence) else (value,)
+
+
+def shown_progress(title: str, steps: int, *, quiet: bool) -> Any:
+    """A progress bar as the command line has it; the context gives the function that advances it by steps."""
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    @contextmanager
+    def shown_bar() -> Any:
+        console = Console(file=sys.stderr)
+        with Progress(console=console, disable=quiet or not console.is_interactive) as bar:
+            task = bar.add_task(title, total=steps)
+            yield lambda count: bar.advance(task, count)
+
+    return shown_bar()
+
+
+def counting(advance: Callable[[int], None]) -> Callable[[int, float | None], None]:
+    """From a function that takes the number of new steps to one that is told the number of all."""
+    done = 0
+
+    def on_step(step: int, _: float | None) -> None:
+        nonlocal done
+        advance(step - done)
+        done = step
+
+    return on_step
