@@ -103,7 +103,7 @@ def arrivals(panel: Panel, names: Sequence[str]) -> dict[str, Any]:
     """Serial and total compute in FLOP of a method's soonest run, and both against backprop's; None: not reached."""
     found = {}
     for each in speedups(panel, names):
-        point = None if each.arrival is None else each.arrival.point
+        point = None if each.arrival is None else each.arrival.at
         found[each.method] = point and {
             "serial_flops": point.serial_flops, "total_flops": point.total_flops,
             "times_as_soon": each.serial, "times_the_total": each.total,
@@ -113,10 +113,10 @@ def arrivals(panel: Panel, names: Sequence[str]) -> dict[str, Any]:
 
 def standing(panel: Panel) -> str:
     """Whether any of backprop's runs is among those that no run of any method beats in both, serial and total."""
-    reached = [each for each in panel.arrivals if each.point.serial_flops > 0]
-    flags = dominated([(each.point.serial_flops, each.point.total_flops) for each in reached])
+    reached = [each for each in panel.arrivals if each.at.serial_flops > 0]
+    flags = dominated([(each.at.serial_flops, each.at.total_flops) for each in reached])
     own = [flag for each, flag in zip(reached, flags, strict=True) if each.record.method == "backprop"]
-    least = min(reached, key=lambda each: each.point.total_flops, default=None)
+    least = min(reached, key=lambda each: each.at.total_flops, default=None)
     if not own:
         return "not reached"
     if all(own):

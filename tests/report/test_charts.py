@@ -35,12 +35,12 @@ def test_frontier_chart_has_the_costs_in_the_unit_of_its_axis():
     fast = run([2.0, 0.5], id="fast", costs=[(1e9, 1e12), (2e9, 3e12)])
     chart = frontier_chart(panel([fast], TRAIN_LOSS, 1.0), styles(["backprop"]))
     (row,) = rows_of(chart)
-    assert (row["x"], row["y"]) == (2, 3)
+    assert (row["x"], row["y"]) == (1.6667, 2.3333)  # two thirds of the way between the evaluations
     text = json.dumps(chart.to_dict())
     assert "serial compute, GFLOP" in text
     assert "total compute, TFLOP" in text
-    assert (row["options"], row["seed"], row["step"], row["state"]) == ("lr=0.1", 0, 2, "finished")
-    assert row["serial_text"] == "2.00 GFLOP"
+    assert (row["options"], row["seed"], row["step"], row["state"]) == ("lr=0.1", 0, "1.67", "finished")
+    assert row["serial_text"] == "1.67 GFLOP"
 
 
 def test_frontier_chart_of_nobody_is_none():

@@ -146,3 +146,17 @@ def test_the_page_has_the_section():
 def test_measurements_survive_json():
     record = sized(8)
     assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_no_curve_goes_through_as_many_points_as_it_has_parameters():
+    two = [sized(8), sized(64)]
+    assert step_time(by_batch_size(two)) is None
+    assert step_time(by_batch_size([*two, sized(512)])) is not None
+    said, charts = section(two)
+    assert said["critical"] == ["backprop: 2 batch sizes got there, too few for a curve with 2 parameters"]
+    assert not said["curved"]
+    assert said["relative"]
+    assert rows(charts["batch-tradeoff"], "steps")[0] == []
+    text = render(make_page(tuple(two)))
+    assert "fitted to them" not in text
+    assert "by the fit" not in text

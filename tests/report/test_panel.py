@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from stretto.report.metric import TRAIN_LOSS
 from stretto.report.panel import first_reaching, panel, panels
 from stretto.report.speedup import baseline, speedups
@@ -40,7 +42,7 @@ def test_json_holds_the_frontier_only():
 def test_speedups_are_against_the_fastest_backprop():
     reference, greedy, pb = speedups(panel(STUDY, TRAIN_LOSS, 1.0), NAMES)
     assert (reference.serial, reference.total) == (1.0, 1.0)
-    assert (greedy.serial, greedy.total) == (6.0, 0.75)
+    assert (greedy.serial, greedy.total) == (pytest.approx(5.0), pytest.approx(0.9))  # backprop crosses at (5, 50)
     assert (pb.arrival, pb.serial, pb.total) == (None, None, None)
 
 

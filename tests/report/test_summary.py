@@ -11,7 +11,7 @@ from .synthetic import make_records, point, run
 
 def final(value, rate=0.1, seed=0, method="m", **values) -> Record:
     return run(
-        [2.0, value], method=method, seed=seed, id=f"{method}{rate}{seed}{value}", options={"lr": rate}, **values
+        [20.0, value], method=method, seed=seed, id=f"{method}{rate}{seed}{value}", options={"lr": rate}, **values
     )
 
 

@@ -80,7 +80,8 @@ def whole(tmp_path_factory):
 
 
 def test_what_a_study_leaves(whole):
-    assert {path.name for path in whole.iterdir()} == {"study.json", "report.html", "runs", ".lock"}
+    assert {path.name for path in whole.iterdir()} == {
+        "study.json", "report.html", "frontier.svg", "frontier.png", "runs", ".lock"}  # fmt: skip
     assert {path.name for path in (whole / "runs").iterdir()} == EVERYTHING
     for folder in (whole / "runs").iterdir():
         assert {path.name for path in folder.iterdir()} == {"run.json", "events.jsonl", "model.safetensors"}

@@ -35,9 +35,9 @@ def clock_times(panel: Panel, methods: Sequence[str]) -> tuple[ClockTime, ...]:
 
 
 def _against(reference: Arrival | None, method: str, arrival: Arrival | None) -> ClockTime:
-    if reference is None or arrival is None or arrival.point.seconds <= 0:  # as good as that before its first step
+    if reference is None or arrival is None or arrival.at.seconds <= 0:  # as good as that before its first step
         return ClockTime(method, arrival, None)
-    return ClockTime(method, arrival, reference.point.seconds / arrival.point.seconds)
+    return ClockTime(method, arrival, reference.at.seconds / arrival.at.seconds)
 
 
 def section(
@@ -47,7 +47,7 @@ def section(
     by_goal = {panel.goal: clock_times(panel, methods) for panel in panels}
     rows = []
     for goal, entries in by_goal.items():
-        soonest = min((entry.arrival.point.seconds for entry in entries if entry.arrival is not None), default=None)
+        soonest = min((entry.arrival.at.seconds for entry in entries if entry.arrival is not None), default=None)
         rows.append({"goal": goal, "cells": [_cell(entry, soonest) for entry in entries]})
     return {
         "label": metric.label,
@@ -59,10 +59,17 @@ def section(
 def _cell(entry: ClockTime, soonest: float | None) -> dict[str, Any]:
     if entry.arrival is None:
         return NOT_REACHED
-    point = entry.arrival.point
+    point = entry.arrival.at
     ratio = [] if entry.times is None else [f"{units.times(entry.times)} as soon"]
-    lines = [*ratio, f"step {point.step}"]
-    return {"head": units.seconds(point.seconds), "lines": lines, "best": point.seconds == soonest, "missing": False}
+    lines = [*ratio, f"step {units.number(point.step)}"]
+    later = entry.arrival.lost_later
+    return {
+        "head": units.seconds(point.seconds),
+        "lines": lines,
+        "best": point.seconds == soonest,
+        "missing": False,
+        "later": later,
+    }
 
 
 def clock_chart(by_goal: Mapping[str, Sequence[ClockTime]], styles: Mapping[str, Style]) -> alt.LayerChart | None:
@@ -88,13 +95,13 @@ def clock_rows(by_goal: Mapping[str, Sequence[ClockTime]]) -> list[dict[str, Any
             "method": entry.method,
             "goal": goal,
             "place": place,
-            "seconds": arrival.point.seconds,
-            "time": units.seconds(arrival.point.seconds),
-            "step": arrival.point.step,
+            "seconds": arrival.at.seconds,
+            "time": units.seconds(arrival.at.seconds),
+            "step": units.number(arrival.at.step),
             "options": arrival.record.option_text or units.NONE,
             "seed": arrival.record.seed,
         }
         for place, (goal, entries) in enumerate(by_goal.items())
         for entry in entries
-        if (arrival := entry.arrival) is not None and arrival.point.seconds > 0
+        if (arrival := entry.arrival) is not None and arrival.at.seconds > 0
     ]

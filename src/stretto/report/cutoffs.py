@@ -1,7 +1,8 @@
 """The cut-offs of a metric: the values at which the report compares the costs of runs.
 
 Let position 0 be the median first evaluation of all runs and position 1 the best value of any run, on a logarithmic
-scale: of the loss, of the error (1 - accuracy), of 100 - BLEU. Let q be the position that nearly all methods (at least
+scale: of the loss, of the error (1 - accuracy), of 100 - BLEU. Of a user's metric of which more is better nobody knows
+the largest value: its scale is linear. Let q be the position that nearly all methods (at least
 four in five) reach, kept between 0.3 and 0.7. The cut-offs lie at
 
     q/2         halfway to what nearly all reach: where fast and rough methods shine
@@ -36,9 +37,17 @@ def choose(records: Sequence[Record], metric: Metric) -> tuple[float, ...]:
         for method in methods(tuple(records))
         if any(histories[record.id] for record in records if record.method == method)
     )
-    scale = _Scale(start=median(started), bests=tuple(bests), higher=metric.higher)
-    chosen = scale.cutoffs() if scale.length > 0.01 else ()
-    return tuple(float(f"{metric.whole * (1 - value):.12g}") for value in chosen) if metric.higher else chosen
+    bounded = metric.higher and metric.whole is not None
+    scale = _Scale(start=median(started), bests=tuple(bests), errors=bounded)
+    chosen = scale.cutoffs() if scale.progress > 0.01 else ()
+    return tuple(_value(badness, metric) for badness in chosen)
+
+
+def _value(badness: float, metric: Metric) -> float:
+    """The value that `_badness` made a number of which less is better."""
+    if not metric.higher:
+        return badness
+    return -badness if metric.whole is None else float(f"{metric.whole * (1 - badness):.12g}")
 
 
 def roundest(low: float, high: float, target: float) -> float:
@@ -60,23 +69,28 @@ def roundest(low: float, high: float, target: float) -> float:
 
 
 def _badness(record: Record, metric: Metric) -> list[float]:
-    """The metric at each evaluation, lower being better: a loss as it is, 1 - accuracy, 1 - BLEU / 100."""
+    """The metric at each evaluation, lower being better: a loss as it is, 1 - accuracy, 1 - BLEU / 100, -f1."""
     values = [value for point in record.points if (value := metric.at(point)) is not None]
-    return [round(1 - value / metric.whole, 12) for value in values] if metric.higher else values
+    if not metric.higher:
+        return values
+    whole = metric.whole
+    return [-value if whole is None else round(1 - value / whole, 12) for value in values]
 
 
 class _Scale:
     """Positions of values: 0 at the start, 1 at the best value; logarithmic unless losses are negative."""
 
-    def __init__(self, start: float, bests: tuple[float, ...], higher: bool) -> None:
+    def __init__(self, start: float, bests: tuple[float, ...], errors: bool) -> None:
         positive = [best for best in bests if best > 0]
-        floor = min(positive, default=SMALLEST_ERROR) / 2 if higher else SMALLEST_LOSS
+        floor = min(positive, default=SMALLEST_ERROR) / 2 if errors else SMALLEST_LOSS
         self.linear = bests[0] < 0
-        self.bests = bests if self.linear or higher else tuple(max(best, floor) for best in bests)
+        self.bests = bests if self.linear or errors else tuple(max(best, floor) for best in bests)
         self.floor = floor
         self.start = self._transformed(start)
         self.end = self._transformed(self.bests[0])
         self.length = self.start - self.end
+        spread = max(abs(self.start), abs(self.end)) or 1.0
+        self.progress = self.length / spread if self.linear else self.length  # a share; a logarithm is one already
 
     def cutoffs(self) -> tuple[float, ...]:
         nearly_all = self.bests[math.ceil(NEARLY_ALL * len(self.bests)) - 1]

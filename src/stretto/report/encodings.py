@@ -10,10 +10,10 @@ from stretto.report.record import Record
 from stretto.report.units import short
 
 
-def color(styles: Mapping[str, Style]) -> alt.Color:
+def color(styles: Mapping[str, Style], legend: alt.Legend | None = None) -> alt.Color:
     """A method is shown by its color; the page has one legend for all charts."""
     scale = alt.Scale(domain=list(styles), range=[style.color for style in styles.values()])
-    return alt.Color("method:N", scale=scale, legend=None)
+    return alt.Color("method:N", scale=scale, legend=legend)
 
 
 def stroke(styles: Mapping[str, Style]) -> alt.Stroke:
@@ -22,10 +22,10 @@ def stroke(styles: Mapping[str, Style]) -> alt.Stroke:
     return alt.Stroke("method:N", scale=scale, legend=None)
 
 
-def shape(styles: Mapping[str, Style]) -> alt.Shape:
+def shape(styles: Mapping[str, Style], legend: alt.Legend | None = None) -> alt.Shape:
     """A method is shown by the symbol of its points."""
     scale = alt.Scale(domain=list(styles), range=[style.shape for style in styles.values()])
-    return alt.Shape("method:N", scale=scale, legend=None)
+    return alt.Shape("method:N", scale=scale, legend=legend)
 
 
 def dash(styles: Mapping[str, Style]) -> alt.StrokeDash:
@@ -45,4 +45,4 @@ def data(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
 
 def state(record: Record) -> str:
     """How a run ended, for a tooltip."""
-    return f"diverged at step {record.diverged_at}" if record.diverged else "finished"
+    return record.outcome

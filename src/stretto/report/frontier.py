@@ -20,15 +20,17 @@ PURPOSE = {
     "validation_accuracy": "The same, counted in right answers.",
     "validation_bleu": "How close its translations are to the references.",
 }
+OWN = {True: "A metric of yours: more is better.", False: "A metric of yours: less is better."}
 TOOLTIP = (
     ("method", "method"),
     ("options", "options"),
     ("seed", "seed"),
     ("step", "at step"),
-    ("train", "train loss"),
-    ("validation", "validation loss"),
-    ("accuracy", "validation accuracy"),
-    ("bleu", "validation BLEU"),
+    ("train", "train loss at the next evaluation"),
+    ("validation", "validation loss there"),
+    ("accuracy", "validation accuracy there"),
+    ("bleu", "validation BLEU there"),
+    ("own", "your metrics there"),
     ("serial_text", "serial compute"),
     ("total_text", "total compute"),
     ("seconds", "seconds by the clock"),
@@ -40,11 +42,12 @@ def section(metric: Metric, panels: Sequence[Panel], styles: Mapping[str, Style]
     """The part of the page on one metric: a chart for each cut-off, and the methods that do not reach it."""
     return {
         "label": metric.label,
-        "purpose": PURPOSE[metric.name],
+        "purpose": PURPOSE.get(metric.name) or OWN[metric.higher],
         "panels": [
             {
                 "goal": panel.goal,
                 "missing": ", ".join(panel.missing),
+                "lost": lost(panel),
                 "place": specs.add(f"frontier-{metric.name}-{index}", frontier_chart(panel, styles)),
             }
             for index, panel in enumerate(panels)
@@ -52,8 +55,21 @@ def section(metric: Metric, panels: Sequence[Panel], styles: Mapping[str, Style]
     }
 
 
-def frontier_chart(panel: Panel, styles: Mapping[str, Style], height: int = 300) -> alt.LayerChart | None:
-    """One panel: non-dominated runs strong and joined by steps, dominated ones faint. None if no run gets there."""
+def lost(panel: Panel) -> str:
+    """A sentence on the methods whose fastest run to the cut-off failed later; empty if there is none."""
+    names = dict.fromkeys(arrival.record.method for arrival in panel.arrivals)
+    fastest = [arrival for name in names if (arrival := panel.fastest(name)) is not None]
+    told = [f"{arrival.record.method} ({arrival.lost_later})" for arrival in fastest if arrival.lost_later]
+    return f"Fastest run failed later: {', '.join(told)}" if told else ""
+
+
+def frontier_chart(
+    panel: Panel, styles: Mapping[str, Style], height: int = 300, legend: alt.Legend | None = None
+) -> alt.LayerChart | None:
+    """One panel: non-dominated runs strong and joined by steps, dominated ones faint. None if no run gets there.
+
+    The page has one legend for all charts; a chart that stands alone needs its own.
+    """
     rows = frontier_rows(panel.arrivals)
     if not rows:
         return None
@@ -64,44 +80,46 @@ def frontier_chart(panel: Panel, styles: Mapping[str, Style], height: int = 300)
     x = alt.X("x:Q", **log_axis([row["x"] for row in rows], f"serial compute, {x_unit[1]}"))
     y = alt.Y("y:Q", **log_axis([row["y"] for row in rows], f"total compute, {y_unit[1]}"))
     hints = [alt.Tooltip(f"{field}:N", title=title) for field, title in TOOLTIP if rows[0][field] is not None]
-    base = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles))
+    base = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles, legend))
     strong = base.transform_filter("datum.frontier")
     faint = base.transform_filter("!datum.frontier").mark_point(filled=True, size=34, opacity=0.28)
     line = strong.mark_line(interpolate="step-after", strokeWidth=2, opacity=0.85).encode(
         detail="method:N", order=alt.Order("x:Q")
     )
-    whole = alt.condition("datum.state == 'finished'", alt.value(1), alt.value(0))  # hollow: it diverged later
+    whole = alt.condition("datum.state == 'finished'", alt.value(1), alt.value(0))  # hollow: it failed later
     dots = strong.mark_point(filled=True, size=90, strokeWidth=1.8, opacity=1).encode(
         fillOpacity=whole, stroke=stroke(styles)
     )
-    layers = [faint.encode(shape=shape(styles), tooltip=hints), line, dots.encode(shape=shape(styles), tooltip=hints)]
+    marked = shape(styles, legend)
+    layers = [faint.encode(shape=marked, tooltip=hints), line, dots.encode(shape=marked, tooltip=hints)]
     return alt.LayerChart(layer=layers).properties(width="container", height=height)
 
 
 def frontier_rows(arrivals: Sequence[Arrival]) -> list[dict[str, Any]]:
     """One row a run, by rising serial compute. Runs that cost nothing are left out: a logarithmic axis has no 0."""
-    shown = [arrival for arrival in arrivals if arrival.point.serial_flops > 0 and arrival.point.total_flops > 0]
-    return [_row(arrival) for arrival in sorted(shown, key=lambda arrival: arrival.point.serial_flops)]
+    shown = [arrival for arrival in arrivals if min(arrival.at.cost) > 0]
+    return [_row(arrival) for arrival in sorted(shown, key=lambda arrival: arrival.at.serial_flops)]
 
 
 def _row(arrival: Arrival) -> dict[str, Any]:
-    record, point = arrival.record, arrival.point
+    record, at, point = arrival.record, arrival.at, arrival.at.evaluation
     accuracy, bleu = point.validation_accuracy, point.validation_bleu
     return {
         "run": record.id,
         "method": record.method,
         "options": record.option_text or "–",
         "seed": record.seed,
-        "step": point.step,
+        "step": units.number(at.step),
         "train": units.number(point.train_loss),
         "validation": units.number(point.validation_loss),
         "accuracy": None if accuracy is None else units.percent(accuracy),
         "bleu": None if bleu is None else units.bleu(bleu),
-        "x": point.serial_flops,
-        "y": point.total_flops,
-        "serial_text": units.flops(point.serial_flops),
-        "total_text": units.flops(point.total_flops),
-        "seconds": units.seconds(point.seconds),
+        "own": ", ".join(f"{name} {units.number(value)}" for name, value in point.metrics.items()) or None,
+        "x": at.serial_flops,
+        "y": at.total_flops,
+        "serial_text": units.flops(at.serial_flops),
+        "total_text": units.flops(at.total_flops),
+        "seconds": units.seconds(at.seconds),
         "state": state(record),
         "frontier": not arrival.dominated,
     }

@@ -6,16 +6,23 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from stretto.files.whole_files import write_whole
+from stretto.files.whole_files import replacing, write_whole
 from stretto.report.page import Page
 
 
 def build(page: Page, path: str | Path) -> Path:
     """Write the report to `path` and return it; a file that is there is replaced once the new one is complete.
 
-    The page loads nothing from elsewhere: its content security policy forbids it.
+    Its first frontier stands beside it as frontier.svg and frontier.png, if it has a run to show; the page links to
+    them. The page loads nothing from elsewhere: its content security policy forbids it.
     """
-    return write(render(page), path)
+    from stretto.report.first_frontier import pictures
+
+    text = render(page)
+    for name, content in pictures(page).items():
+        with replacing(Path(path).with_name(name)) as temporary:
+            temporary.write_bytes(content)
+    return write(text, path)
 
 
 def write(text: str, path: str | Path) -> Path:

@@ -15,13 +15,14 @@ from stretto.report.cost_axis import LABELS, log_axis
 from stretto.report.encodings import color, data, shape
 from stretto.report.metric import TRAIN_LOSS, Metric
 from stretto.report.palette import NEUTRAL, Style
-from stretto.report.panel import first_reaching, panels
+from stretto.report.panel import crossing, panels
 from stretto.report.record import Measurement, Record, methods
 from stretto.report.summary import best_configuration, judge
 
 RATE, BATCH = "lr", "batch_size"
 HEIGHT = 250  # pixels of a chart
 CURVE_POINTS = 40  # of a fitted curve
+PARAMETERS = 2  # of each curve fitted here: as many points it meets exactly, whatever they are, so it needs more
 Rows = list[dict[str, Any]]
 Steps = dict[str, dict[int, tuple[float, float]]]  # {method: {batch size: (steps, examples)}}
 
@@ -88,9 +89,12 @@ def _of_method(records: Sequence[Record], metric: Metric) -> list[BatchRuns]:
 
 
 def step_time(measured: Sequence[BatchRuns]) -> StepTime | None:
-    """The line through one method's step times with the least relative error; None if a coefficient is not positive."""
+    """The line through one method's step times with the least relative error.
+
+    None if a coefficient is not positive, or if no more batch sizes were timed than a line has parameters.
+    """
     rows = [(1 / entry.seconds, entry.batch / entry.seconds) for entry in measured if entry.seconds]
-    weights = positive_weights(rows)
+    weights = positive_weights(rows) if len(rows) > PARAMETERS else None
     return None if weights is None else StepTime(*weights)
 
 
@@ -103,12 +107,12 @@ def arrivals(records: Sequence[Record]) -> tuple[float, Steps] | None:
     for panel in reversed(panels(records, TRAIN_LOSS)):
         reached: Steps = {}
         for record in records:
-            point = first_reaching(record, TRAIN_LOSS, panel.cutoff)
+            at = crossing(record, TRAIN_LOSS, panel.cutoff)
             batch = record.options.get(BATCH)
-            if point is not None and isinstance(batch, int):
+            if at is not None and isinstance(batch, int):
                 by_batch = reached.setdefault(record.method, {})
                 fewest = by_batch.get(batch, (math.inf, math.inf))
-                by_batch[batch] = min((float(point.step), float(point.examples)), fewest)
+                by_batch[batch] = min((at.step, at.examples), fewest)
         if best is None or _count(reached) > _count(best[1]):
             best = panel.cutoff, reached
     return best if best is not None and any(len(by_batch) > 1 for by_batch in best[1].values()) else None
@@ -151,10 +155,13 @@ def section(records: Sequence[Record], styles: Mapping[str, Style], specs: Chart
         return None
     lines = {name: step_time([entry for entry in measured if entry.method == name]) for name in styles}
     reached = arrivals(records)
-    curves = {} if reached is None else {name: fit(list(by_batch.values())) for name, by_batch in reached[1].items()}
+    found = {} if reached is None else reached[1]
+    curves = {name: hyperbola(by_batch) for name, by_batch in found.items()}
     return {
         "utilisation": specs.add("batch-utilisation", utilisation_chart(measured, lines, styles)),
         "relative": any(line is None for line in lines.values()),
+        "fitted": any(line is not None for line in lines.values()),
+        "curved": any(curve is not None for curve in curves.values()),
         "accuracy": specs.add("batch-accuracy", quality_chart(measured, styles)),
         "sharpness": specs.add("batch-sharpness", sharpness_chart(measured, styles)),
         "noise": specs.add("batch-noise", noise_chart(measured, styles)),
@@ -162,11 +169,19 @@ def section(records: Sequence[Record], styles: Mapping[str, Style], specs: Chart
         if reached is None
         else specs.add("batch-tradeoff", tradeoff_chart(reached[1], curves, styles)),
         "goal": "" if reached is None else units.cutoff(reached[0], False),
-        "critical": [_critical(name, curve) for name, curve in curves.items()],
+        "critical": [_critical(name, curve, len(found[name])) for name, curve in curves.items()],
     }
 
 
-def _critical(method: str, curve: Tradeoff | None) -> str:
+def hyperbola(by_batch: Mapping[int, tuple[float, float]]) -> Tradeoff | None:
+    """The trade-off fitted to one method's steps and examples; None with no more batch sizes than it has parameters."""
+    return fit(list(by_batch.values())) if len(by_batch) > PARAMETERS else None
+
+
+def _critical(method: str, curve: Tradeoff | None, sizes: int) -> str:
+    if sizes <= PARAMETERS:
+        short = f"{sizes} batch size{'s' * (sizes > 1)} got there"
+        return f"{method}: {short}, too few for a curve with {PARAMETERS} parameters"
     if curve is None:
         return f"{method}: its runs do not bend so"
     least = f"at least {units.number(curve.min_steps)} steps and {units.number(curve.min_examples)} examples"

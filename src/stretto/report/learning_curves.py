@@ -111,8 +111,8 @@ def _mean(method: str, points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _aligned(records: Sequence[Record]) -> list[tuple[Point, ...]]:
-    """The evaluations that all finished seeds have at the same step; a diverged seed would end the mean early."""
-    runs = [_thinned(record.points) for record in records if not record.diverged]
+    """The evaluations at steps that all seeds have; one that failed has no part in it, or would end the mean early."""
+    runs = [_thinned(record.points) for record in records if not record.failed]
     by_step = [{point.step: point for point in points} for points in runs]
     common = [step for step in (by_step[0] if by_step else ()) if all(step in points for points in by_step)]
     return [tuple(points[step] for points in by_step) for step in common]

@@ -1,5 +1,6 @@
 """The quantities by which runs are compared."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stretto.errors import UsageError, nearest
@@ -8,12 +9,16 @@ from stretto.report.record import Point, Record
 
 @dataclass(frozen=True)
 class Metric:
-    """A quantity by which runs are compared, and which direction is better."""
+    """A quantity by which runs are compared, and which direction is better.
 
-    name: str  # the field of Point and of Record
+    A user's `own` one is found by its name among the metrics of Point and of Record, any other is a field of both.
+    """
+
+    name: str
     label: str
     higher: bool  # whether more is better
-    whole: float = 1.0  # the largest possible value, where more is better
+    whole: float | None = 1.0  # the largest possible value, where more is better; None if nobody knows
+    own: bool = False  # the user's
 
     @property
     def is_share(self) -> bool:
@@ -22,12 +27,14 @@ class Metric:
 
     def at(self, point: Point) -> float | None:
         """The value at one evaluation; None where it was not evaluated."""
-        value: float | None = getattr(point, self.name)
+        value: float | None = point.metrics.get(self.name) if self.own else getattr(point, self.name)
         return value
 
     def final(self, record: Record) -> float | None:
-        """The value at the end of a run; None for a diverged run, whatever it reached before."""
-        value: float | None = None if record.diverged else getattr(record, self.name)
+        """The value at the end of a run; None for a run that failed, whatever it reached before."""
+        if record.failed:
+            return None
+        value: float | None = record.metrics.get(self.name) if self.own else getattr(record, self.name)
         return value
 
     def reaches(self, value: float, cutoff: float) -> bool:
@@ -44,7 +51,20 @@ TRAIN_ACCURACY = Metric("train_accuracy", "train accuracy", higher=True)
 VALIDATION_LOSS = Metric("validation_loss", "validation loss", higher=False)
 VALIDATION_ACCURACY = Metric("validation_accuracy", "validation accuracy", higher=True)
 VALIDATION_BLEU = Metric("validation_bleu", "validation BLEU", higher=True, whole=100.0)
-METRICS = (TRAIN_LOSS, TRAIN_ACCURACY, VALIDATION_LOSS, VALIDATION_ACCURACY, VALIDATION_BLEU)
+METRICS = (TRAIN_LOSS, TRAIN_ACCURACY, VALIDATION_LOSS, VALIDATION_ACCURACY, VALIDATION_BLEU)  # that any run may have
+
+
+def metrics_of(records: Sequence[Record]) -> tuple[Metric, ...]:
+    """The metrics by which these runs are compared: those that any run may have, then the user's own."""
+    return (*METRICS, *own_metrics(records))
+
+
+def own_metrics(records: Sequence[Record]) -> tuple[Metric, ...]:
+    """The user's metrics, in the order in which they first appear; more of one is better if any record says so."""
+    higher = {name for record in records for name in record.higher_is_better}
+    evaluated = [held for record in records for held in (*(p.metrics for p in record.points), record.metrics)]
+    names = dict.fromkeys(name for metrics in evaluated for name in metrics)
+    return tuple(Metric(name, name, higher=name in higher, whole=None, own=True) for name in names)
 
 
 def metric(name: str) -> Metric:

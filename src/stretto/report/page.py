@@ -33,6 +33,7 @@ class Page:
     settings: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
     versions: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)  # method -> SVG of its schedule
+    own_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # method -> names of the options it takes
     delays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # method -> its steady delay by stage
     processes: int = 0  # of each run; 0: emulated on one device, so that its seconds say nothing about the method
     timelines: tuple[Timelines, ...] = ()  # of the runs that were traced

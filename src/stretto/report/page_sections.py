@@ -8,9 +8,11 @@ from altair.utils.schemapi import debug_mode
 from stretto.report import (
     clock,
     cures,
+    first_frontier,
     frontier,
     large_batches,
     learning_curves,
+    measures,
     prediction,
     speedup,
     timeline,
@@ -18,16 +20,16 @@ from stretto.report import (
     units,
 )
 from stretto.report.chart_store import ChartSpecs
-from stretto.report.metric import METRICS, VALIDATION_ACCURACY, VALIDATION_BLEU, Metric
+from stretto.report.metric import VALIDATION_ACCURACY, VALIDATION_BLEU, Metric, metrics_of, own_metrics
 from stretto.report.page import ACCOUNTINGS, Page
-from stretto.report.palette import styles
+from stretto.report.palette import Style, styles
 from stretto.report.panel import panels
 from stretto.report.picture import checked
 from stretto.report.record import Record, methods
 from stretto.report.settings import as_toml
 from stretto.report.speedup import baseline
 from stretto.report.summary import MethodSummary, summarize
-from stretto.report.verdict import verdict
+from stretto.report.verdict import sentences
 
 Column = tuple[str, Callable[[float | None], str]]
 COLUMNS: Mapping[str, Column] = {  # of the table of all runs: its head, and how a value is written
@@ -51,12 +53,14 @@ def view(page: Page) -> dict[str, Any]:
     records, specs = page.records, ChartSpecs()
     names = methods(records)
     look = styles(names)
-    by_metric = [(metric, panels(records, metric)) for metric in METRICS]
-    summaries = summarize(records)
+    own, summaries = own_metrics(records), summarize(records)
+    by_metric = [(metric, panels(records, metric)) for metric in metrics_of(records)]
     return {
         "title": page.title,
-        "verdict": verdict(records),
+        "verdict": sentences(records),
         "facts": _facts(page),
+        "in_short": _in_short(page),
+        "first": _first(records, look, specs),
         "legend": [{"method": name, "style": look[name]} for name in names],
         "frontiers": [
             frontier.section(metric, cutoffs, look, specs)
@@ -68,7 +72,9 @@ def view(page: Page) -> dict[str, Any]:
         if page.processes
         else [],
         "baseline": baseline(names),
-        "methods": [_summary(summary) for summary in summaries],
+        "methods": [_summary(summary, own) for summary in summaries],
+        "own": [metric.label for metric in own],
+        "measures": measures.section(summaries, page.own_options),
         "judged_by": summaries[0].metric.label if summaries else "",
         "has_accuracy": _is_measured(records, VALIDATION_ACCURACY),
         "has_bleu": _is_measured(records, VALIDATION_BLEU),
@@ -77,7 +83,7 @@ def view(page: Page) -> dict[str, Any]:
         "large_batches": large_batches.section(records, look, specs),
         "curve_notes": [learning_curves.configuration_note(summary) for summary in summaries],
         "tuning": tuning.section(records, look, specs),
-        "diverged": [_diverged(record) for record in records if record.diverged],
+        "failed": [_failed(record) for record in records if record.failed],
         "pictures": [(name, checked(svg, name)) for name, svg in page.pictures.items()],
         "timelines": timeline.section(page.timelines, specs),
         "predicted": [prediction.section(run, index, specs) for index, run in enumerate(page.predicted)],
@@ -95,21 +101,41 @@ def _is_measured(records: Sequence[Record], metric: Metric) -> bool:
 def _facts(page: Page) -> list[tuple[str, str]]:
     records = page.records
     seeds = sorted({record.seed for record in records})
-    diverged = sum(record.diverged for record in records)
     counted = f"{len(records)} of {page.planned}" if len(records) < page.planned else f"{len(records)}"
     facts = [
         ("Size", page.heading.size if page.heading else ""),
         ("Model", page.model),
         ("Data", page.dataset),
-        (
-            "Runs",
-            f"{counted}; {diverged} diverged" if diverged else f"{counted}; none diverged" if records else counted,
-        ),
+        ("Runs", f"{counted}; {_failures(records)}" if records else counted),
         ("Seeds", f"{len(seeds)}" if seeds else ""),
         ("Swept", _swept(records)),
         ("Compute", f"{ACCOUNTINGS[page.accounting]} ({page.accounting} accounting)"),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _failures(records: Sequence[Record]) -> str:
+    diverged, stuck = (sum(flags) for flags in zip(*((r.diverged, r.learned_nothing) for r in records), strict=True))
+    told = [f"{diverged or 'none'} diverged"] + [f"{stuck} learned nothing"] * (stuck > 0)
+    return ", ".join(told)
+
+
+def _in_short(page: Page) -> str:
+    """What was run, in a line: the model, the data and the number of runs."""
+    runs = f"{len(page.records)} run{'s' * (len(page.records) != 1)}"
+    return "; ".join(text for text in (page.model.partition(";")[0], page.dataset.partition(":")[0], runs) if text)
+
+
+def _first(records: Sequence[Record], look: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:
+    """The frontier that stands first, with the names of its pictures; None if no run got better than it began."""
+    panel = first_frontier.first_panel(records)
+    if panel is None:
+        return None
+    place = specs.add("frontier-first", frontier.frontier_chart(panel, look, height=340))
+    return {
+        "goal": panel.goal, "missing": ", ".join(panel.missing), "lost": frontier.lost(panel), "place": place,
+        "pictures": [first_frontier.SVG, first_frontier.PNG] if place else [],
+    }  # fmt: skip
 
 
 def _swept(records: Sequence[Record]) -> str:
@@ -130,13 +156,16 @@ def _ordered(values: list[Any]) -> list[Any]:
     return sorted(values) if all(isinstance(value, int | float) for value in values) else values
 
 
-def _summary(summary: MethodSummary) -> dict[str, str]:
+def _summary(summary: MethodSummary, own: Sequence[Metric]) -> dict[str, Any]:
     is_share, near = summary.metric is VALIDATION_ACCURACY, summary.near_best
     spread = (lambda value: units.percent(value, 2)) if is_share else units.number
     return {
         "method": summary.method,
         "diverged": units.percent(summary.diverged_share, 0),
         "diverged_of": f"{summary.diverged} of {summary.runs}",
+        "stuck": f"{summary.learned_nothing}",
+        "runs": f"{summary.runs}",
+        "own": [(units.number(value), units.number(test)) for value, test in _own_values(summary, own)],
         "train_loss": units.number(summary.best_train_loss),
         "validation_loss": units.number(summary.best_validation_loss),
         "validation_accuracy": units.percent(summary.best_validation_accuracy),
@@ -150,18 +179,26 @@ def _summary(summary: MethodSummary) -> dict[str, str]:
         "near_of": "" if near is None else f"{round(near * summary.configurations)} of {summary.configurations}",
         "spread": "n/a" if summary.spread is None else spread(summary.spread),
         "median_spread": "n/a" if summary.median_spread is None else spread(summary.median_spread),
-        "chosen": f"{summary.chosen.option_text}, seed {summary.chosen.seed}" if summary.chosen else "no finished run",
+        "chosen": f"{summary.chosen.option_text}, seed {summary.chosen.seed}" if summary.chosen else "no run to choose",
     }
 
 
-def _diverged(record: Record) -> dict[str, str]:
+def _own_values(summary: MethodSummary, own: Sequence[Metric]) -> list[tuple[float | None, float | None]]:
+    """The user's metrics of the chosen run, each on validation and on test data."""
+    run = summary.chosen
+    return [(metric.final(run), run.test_metrics.get(metric.name)) if run else (None, None) for metric in own]
+
+
+def _failed(record: Record) -> dict[str, str]:
     last = record.points[-1] if record.points else None
     return {
         "method": record.method,
         "options": record.option_text,
         "seed": f"{record.seed}",
-        "step": units.NONE if record.diverged_at is None else f"{record.diverged_at}",
-        "last": "none" if last is None else f"{units.number(last.train_loss)} at step {last.step}",
+        "outcome": record.outcome,
+        "train": "none" if last is None else f"{units.number(last.train_loss)} at step {last.step}",
+        "first": units.number(record.points[0].validation_loss) if record.points else units.NONE,
+        "validation": units.number(last.validation_loss) if last is not None else units.NONE,
     }
 
 
@@ -169,19 +206,24 @@ def _runs(records: Sequence[Record]) -> dict[str, Any]:
     """The table of all runs: heads, and for each cell its text and the value that it is sorted by."""
     options = list(dict.fromkeys(name for record in records for name in record.options))
     columns = {name: COLUMNS[name] for name in COLUMNS if "bleu" not in name or _has_value(records, name)}
-    heads = ["run", "method", *options, "seed", "status", *(head for head, _ in columns.values())]
-    return {"heads": heads, "rows": [_run(record, options, columns) for record in records]}
+    own = [metric.name for metric in own_metrics(records)]
+    yours = [head for name in own for head in (f"val. {name}", f"test {name}")]
+    heads = ["run", "method", *options, "seed", "status", *(head for head, _ in columns.values()), *yours]
+    return {"heads": heads, "rows": [_run(record, options, columns, own) for record in records]}
 
 
 def _has_value(records: Sequence[Record], name: str) -> bool:
     return any(getattr(record, name) is not None for record in records)
 
 
-def _run(record: Record, options: Sequence[str], columns: Mapping[str, Column]) -> list[tuple[str, Any]]:
+def _run(
+    record: Record, options: Sequence[str], columns: Mapping[str, Column], own: Sequence[str]
+) -> list[tuple[str, Any]]:
     swept = [record.options.get(name) for name in options]
     plain = [record.id, record.method, *swept, record.seed]
-    status = f"diverged at {record.diverged_at}" if record.diverged else record.status
     cells = [(units.NONE if value is None else str(value), value) for value in plain]
-    cells.append((status, status))
+    cells.append((record.outcome, record.outcome))
     cells += [(form(getattr(record, name)), getattr(record, name)) for name, (_, form) in columns.items()]
+    yours = [split.get(name) for name in own for split in (record.metrics, record.test_metrics)]
+    cells += [(units.number(value), value) for value in yours]
     return [(text, "" if value is None else value) for text, value in cells]

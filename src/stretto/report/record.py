@@ -13,6 +13,7 @@ SCORES = (
     "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "validation_bleu",
     "test_loss", "test_accuracy", "test_bleu",
 )  # fmt: skip
+ANSWERS = 0.1  # of the first evaluation's errors: a run that has mended more has learned something
 BY_STAGE = ("cosines", "local_losses", "probes", "filters", "filter_shape")  # of measurements
 
 
@@ -186,6 +187,32 @@ class Record:
     def diverged(self) -> bool:
         """Whether the run was stopped because its loss left the range of numbers."""
         return self.status == "diverged"
+
+    @property
+    def learned_nothing(self) -> bool:
+        """Whether a finished run is no better on validation data at its end than at its first evaluation.
+
+        Its validation loss has not fallen. A classifier whose loss has risen because it is too sure of itself has
+        learned all the same: it is spared if it gives right answers to more than a tenth of what was wrong at first.
+        """
+        if self.diverged or self.validation_loss is None or len(self.points) < 2:
+            return False
+        first, accuracy = self.points[0], self.validation_accuracy
+        began = first.validation_accuracy
+        answers = accuracy is not None and began is not None and accuracy > began + ANSWERS * (1 - began)
+        return self.validation_loss >= first.validation_loss and not answers
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run diverged or learned nothing: it then counts for nothing but what it reached on its way."""
+        return self.diverged or self.learned_nothing
+
+    @property
+    def outcome(self) -> str:
+        """How the run ended, in words."""
+        if self.diverged:
+            return "diverged" if self.diverged_at is None else f"diverged at step {self.diverged_at}"
+        return "learned nothing" if self.learned_nothing else "finished"
 
     @property
     def configuration(self) -> str:

@@ -1,7 +1,7 @@
 """How much less serial compute than backprop each method needs to a cut-off, and how much more total compute."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.methods import BASELINE
@@ -10,7 +10,13 @@ from stretto.report.metric import Metric
 from stretto.report.panel import Arrival, Panel
 from stretto.report.record import family
 
-NOT_REACHED = {"head": "not reached", "lines": [], "best": False, "missing": True}  # a cell of a table of cut-offs
+NOT_REACHED = {
+    "head": "not reached",
+    "lines": [],
+    "best": False,
+    "missing": True,
+    "later": "",
+}  # a cell of a table of cut-offs
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,31 @@ class Speedup:
     arrival: Arrival | None  # None: never reached
     serial: float | None  # backprop's serial compute / this one's: above 1 is faster. None: nothing to compare
     total: float | None  # this one's total compute / backprop's, at those same two runs: above 1 is dearer
+    by_seed: tuple[tuple[float, float], ...] = ()  # both ratios of each seed with which both methods get there
+    seeds: int = 0  # with which both methods were run
+
+    @property
+    def spread(self) -> str:
+        """The range of the ratio over seeds, in words, or why there is none; empty without a ratio."""
+        if self.serial is None:
+            return ""
+        count, most = len(self.by_seed), self.seeds
+        if most < 2:
+            return "one seed" if most else "no seed in common"
+        if count < 2:
+            return f"only {count or 'none'} of {most} seeds gets there with both".replace("only none", "none")
+        seeds = f"{most} seeds" if count == most else f"{count} of {most} seeds"
+        return f"{_range(ratio for ratio, _ in self.by_seed)} over {seeds}"
+
+    @property
+    def total_spread(self) -> str:
+        """The range of `total` over the same seeds; empty with fewer than two."""
+        return _range(total for _, total in self.by_seed) if self.total is not None and len(self.by_seed) > 1 else ""
+
+
+def _range(ratios: Iterable[float]) -> str:
+    values = list(ratios)
+    return units.span(min(values), max(values), units.times)
 
 
 def baseline(methods: Sequence[str]) -> str | None:
@@ -31,14 +62,36 @@ def baseline(methods: Sequence[str]) -> str | None:
 def speedups(panel: Panel, methods: Sequence[str]) -> tuple[Speedup, ...]:
     """One entry for each method, in order. Each method's run is the one with the least serial compute."""
     reference_method = baseline(methods)
-    reference = panel.fastest(reference_method) if reference_method is not None else None
-    return tuple(_against(reference, method, panel.fastest(method)) for method in methods)
+    if reference_method is None:
+        return tuple(Speedup(method, panel.fastest(method), None, None) for method in methods)
+    reference = panel.fastest(reference_method)
+    return tuple(
+        replace(
+            _against(reference, method, panel.fastest(method)),
+            by_seed=_by_seed(panel, method, reference_method),
+            seeds=len(panel.seeds_of(method) & panel.seeds_of(reference_method)),
+        )
+        for method in methods
+    )
+
+
+def _by_seed(panel: Panel, method: str, reference: str) -> tuple[tuple[float, float], ...]:
+    """Serial and total ratio of the runs with the least serial compute of each seed, as in Speedup."""
+    own, plain = _fastest_by_seed(panel, method), _fastest_by_seed(panel, reference)
+    pairs = [_against(plain[seed], method, own[seed]) for seed in sorted(own.keys() & plain.keys())]
+    return tuple((each.serial, each.total) for each in pairs if each.serial is not None and each.total is not None)
+
+
+def _fastest_by_seed(panel: Panel, method: str) -> dict[int, Arrival]:
+    """A method's arrival with the least serial compute, by seed."""
+    ordered = sorted(panel.of(method), key=lambda arrival: arrival.at.cost, reverse=True)
+    return {arrival.record.seed: arrival for arrival in ordered}
 
 
 def _against(reference: Arrival | None, method: str, arrival: Arrival | None) -> Speedup:
     if reference is None or arrival is None:
         return Speedup(method, arrival, None, None)
-    point, plain = arrival.point, reference.point
+    point, plain = arrival.at, reference.at
     if min(point.serial_flops, plain.total_flops) <= 0:  # as good as that before its first update
         return Speedup(method, arrival, None, None)
     return Speedup(method, arrival, plain.serial_flops / point.serial_flops, point.total_flops / plain.total_flops)
@@ -58,13 +111,13 @@ def section(metric: Metric, panels: Sequence[Panel], methods: Sequence[str]) -> 
 def _cell(entry: Speedup, best: float | None, is_baseline: bool) -> dict[str, Any]:
     if entry.arrival is None:
         return NOT_REACHED
-    point = entry.arrival.point
+    point = entry.arrival.at
     costs = [f"{units.flops(point.serial_flops)} serial", f"{units.flops(point.total_flops)} total"]
-    costs += ["diverged later"] * entry.arrival.record.diverged
     if is_baseline:
         head, lines = "1×", ["1× the total", *costs]
     elif entry.serial is None:
         head, lines = units.flops(point.serial_flops), ["serial", *costs[1:]]
     else:
-        head, lines = units.times(entry.serial), [f"{units.times(entry.total)} the total", *costs]
-    return {"head": head, "lines": lines, "best": entry.serial == best is not None, "missing": False}
+        head, lines = units.times(entry.serial), [entry.spread, f"{units.times(entry.total)} the total", *costs]
+    is_best, later = entry.serial == best is not None, entry.arrival.lost_later
+    return {"head": head, "lines": lines, "best": is_best, "missing": False, "later": later}

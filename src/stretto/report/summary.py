@@ -19,10 +19,11 @@ class MethodSummary:
     metric: Metric  # by which runs and configurations are judged
     runs: int
     diverged: int
-    best_train_loss: float | None  # over all finished runs, at their end
+    learned_nothing: int
+    best_train_loss: float | None  # over all runs that did not fail, at their end
     best_validation_loss: float | None
     best_validation_accuracy: float | None
-    chosen: Record | None  # the finished run that is best on validation; the test values are its own
+    chosen: Record | None  # the run that is best on validation, of those that did not fail; the test values are its own
     serial_flops: float | None  # what the chosen run had spent when it first was as good as at its end
     total_flops: float | None
     seconds: float | None
@@ -51,6 +52,11 @@ class MethodSummary:
     def diverged_share(self) -> float:
         """Diverged runs / all runs of the method."""
         return self.diverged / self.runs
+
+    @property
+    def failed(self) -> int:
+        """Runs that diverged or learned nothing."""
+        return self.diverged + self.learned_nothing
 
 
 def judge(records: Sequence[Record]) -> Metric:
@@ -83,6 +89,7 @@ def _method(method: str, records: tuple[Record, ...], metric: Metric) -> MethodS
         metric=metric,
         runs=len(records),
         diverged=sum(record.diverged for record in records),
+        learned_nothing=sum(record.learned_nothing for record in records),
         best_train_loss=min(finals[TRAIN_LOSS.name], default=None),
         best_validation_loss=min(finals[VALIDATION_LOSS.name], default=None),
         best_validation_accuracy=max(finals[VALIDATION_ACCURACY.name], default=None),
@@ -104,7 +111,7 @@ def best_configuration(records: Sequence[Record], metric: Metric) -> tuple[Recor
 
 
 def _best_run(records: Sequence[Record], metric: Metric) -> Record | None:
-    """Find the finished run with the best value; of equals the one with the lower validation loss, then the first."""
+    """Find the best run of those that did not fail; of equals that with the lower validation loss, then the first."""
     scored = [(value, record) for record in records if (value := metric.final(record)) is not None]
 
     def key(item: tuple[float, Record]) -> tuple[float, float]:
@@ -130,14 +137,14 @@ def _all_finished(group: Sequence[Record], metric: Metric) -> bool:
 
 
 def _best_configuration(groups: Sequence[tuple[Record, ...]], metric: Metric) -> tuple[Record, ...]:
-    """Find the best mean over seeds among configurations where no seed diverged, or among all if there is none."""
+    """Find the best mean over seeds among configurations where no seed failed, or among all if there is none."""
     candidates = [group for group in groups if _all_finished(group, metric)]
     candidates = candidates or [group for group in groups if _finals(group, metric)]
     return min(candidates, key=lambda group: metric.cost(fmean(_finals(group, metric))), default=())
 
 
 def _near_best(groups: Sequence[tuple[Record, ...]], best: tuple[Record, ...], metric: Metric) -> float | None:
-    """The share of configurations close to the best one; a configuration with a diverged seed never is."""
+    """The share of configurations close to the best one; a configuration with a failed seed never is."""
     if not _all_finished(best, metric):
         return 0.0 if best else None
     target = metric.cost(fmean(_finals(best, metric)))

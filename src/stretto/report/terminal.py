@@ -7,8 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from stretto.report import units
-from stretto.report.metric import VALIDATION_ACCURACY
+from stretto.report.metric import VALIDATION_ACCURACY, own_metrics
 from stretto.report.summary import MethodSummary
+
+MOST_OWN = 2  # of a user's metrics, so that the table fits
 
 
 def table(summaries: Sequence[MethodSummary]) -> Table:
@@ -45,13 +47,29 @@ def _columns(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
         ]
     if any(summary.test_bleu is not None for summary in summaries):  # what translations are published with
         judged[1] = ("test\nBLEU", [units.bleu(summary.test_bleu) for summary in summaries])
+    stuck = [f"{summary.learned_nothing}/{summary.runs}" for summary in summaries]
     return [
         ("di-\nverged", [f"{summary.diverged}/{summary.runs}" for summary in summaries]),
+        *([("learned\nnothing", stuck)] if any(summary.learned_nothing for summary in summaries) else []),
         ("train\nloss", [units.number(summary.best_train_loss) for summary in summaries]),
         *judged,
+        *_own(summaries),
         ("serial\ncompute", [units.flops(summary.serial_flops) for summary in summaries]),
         ("total\ncompute", [units.flops(summary.total_flops) for summary in summaries]),
     ]
+
+
+def _own(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
+    """The user's first metrics on test data, or on validation data where there is no other; the report has them all."""
+    chosen = [summary.chosen for summary in summaries]
+    columns = []
+    for metric in own_metrics([run for run in chosen if run is not None])[:MOST_OWN]:
+        tested = any(run is not None and metric.name in run.test_metrics for run in chosen)
+        values = [
+            None if run is None else (run.test_metrics if tested else run.metrics).get(metric.name) for run in chosen
+        ]
+        columns.append((f"{'test' if tested else 'val.'}\n{metric.name}", [units.number(value) for value in values]))
+    return columns
 
 
 def _caption(summaries: Sequence[MethodSummary]) -> str:

@@ -1,4 +1,4 @@
-"""How the result depends on learning rate and batch size: one chart a method, diverged runs in a row at the top."""
+"""How the result depends on learning rate and batch size: one chart a method, failed runs in a row at the top."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from stretto.report.summary import judge
 RATE, BATCH = "lr", "batch_size"
 SHAPES = ("circle", "diamond", "triangle-up", "square", "cross", "triangle-down")
 DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3], [10, 3], [1, 4])
-HEADROOM = 0.2  # of the length of the axis, kept above the data for diverged runs
+HEADROOM = 0.2  # of the length of the axis, kept above the data for failed runs
 CROSS_ROW = 14  # pixels from the top to their crosses
-LABEL_WIDTH = 48  # pixels left of the plot, wide enough for the word "diverged"
+LABEL_WIDTH = 48  # pixels left of the plot, wide enough for the words "diverged" and "failed"
 
 
 def section(records: Sequence[Record], styles: Mapping[str, Style], specs: ChartSpecs) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def tuning_charts(
 
 
 def tuning_rows(records: Sequence[Record], metric: Metric) -> list[dict[str, Any]]:
-    """One row a run; `value` is None for a run that diverged."""
+    """One row a run; `value` is None for a run that failed."""
     usable = [record for record in records if _number(record.options.get(RATE), positive=True)]
     return [
         {
@@ -72,7 +72,7 @@ def tuning_rows(records: Sequence[Record], metric: Metric) -> list[dict[str, Any
             "state": state(record),
         }
         for record in usable
-        if record.diverged or metric.final(record) is not None
+        if record.failed or metric.final(record) is not None
     ]
 
 
@@ -83,7 +83,7 @@ def _number(value: object, positive: bool = False) -> bool:
 
 
 def _y_axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
-    """An axis that leaves the top of the plot to the diverged runs."""
+    """An axis that leaves the top of the plot to the failed runs."""
     if not values:
         return {"scale": alt.Scale(domain=[0, 1]), "axis": None, "title": metric.label}
     if min(values) > 0 and metric is not VALIDATION_ACCURACY:
@@ -119,8 +119,10 @@ def _chart(rows: list[dict[str, Any]], batches: Sequence[int], x: alt.X, y: alt.
         )
         layers += [mean.encode(x=x, y=y), points.encode(shape=shape, tooltip=hints)]
         layers.append(crosses.encode(y=alt.value(CROSS_ROW), tooltip=hints))
-    if any(row["value"] is None for row in rows):
-        label = alt.Chart(data([{}])).mark_text(text="diverged", align="right", baseline="middle", fontSize=11.5)
+    failed = [row["state"] for row in rows if row["value"] is None]
+    if failed:
+        word = "diverged" if all(state.startswith("diverged") for state in failed) else "failed"
+        label = alt.Chart(data([{}])).mark_text(text=word, align="right", baseline="middle", fontSize=11.5)
         layers.append(label.encode(x=alt.value(-6), y=alt.value(CROSS_ROW)))
     return alt.LayerChart(layer=layers)
 

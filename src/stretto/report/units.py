@@ -1,6 +1,8 @@
 """Numbers as text, with few digits and a unit."""
 
 import math
+import re
+from collections.abc import Callable
 
 _FLOP = {1e18: "EFLOP", 1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP", 1e3: "kFLOP", 1.0: "FLOP"}
 _BYTES = {2.0**40: "TiB", 2.0**30: "GiB", 2.0**20: "MiB", 2.0**10: "KiB", 1.0: "B"}
@@ -74,6 +76,19 @@ def cutoff(value: float, is_share: bool) -> str:
 def times(value: float | None) -> str:
     """A ratio, e.g. `3.1×`."""
     return NONE if value is None else f"{value:.1f}×" if value >= 0.95 else f"{value:.2f}×"
+
+
+def span(low: float, high: float, form: Callable[[float], str]) -> str:
+    """A range of values that are written alike; the value alone if its ends read the same.
+
+    >>> span(2.1, 3.14, times)
+    '2.1 to 3.1×'
+    """
+    first, last = form(low), form(high)
+    if first == last:
+        return last
+    unit = re.sub(r"^[\d.]+(e[+-]\d+)?", "", last)
+    return f"{first.removesuffix(unit) if unit else first} to {last}"
 
 
 def seconds(value: float | None) -> str:

@@ -1,50 +1,69 @@
-"""The first paragraph of the report: results in plain words, with their figures."""
+"""The first paragraph of the report: results in plain words, with their figures.
+
+It goes by what generalises: the metric on validation data by which runs are chosen.
+"""
 
 from collections.abc import Sequence
 
 from stretto.report import units
-from stretto.report.metric import TRAIN_LOSS, VALIDATION_ACCURACY
+from stretto.report.metric import VALIDATION_ACCURACY, Metric
 from stretto.report.panel import Panel, panels
 from stretto.report.record import Record, methods
 from stretto.report.speedup import Speedup, baseline, speedups
-from stretto.report.summary import MethodSummary, summarize
+from stretto.report.summary import MethodSummary, judge, summarize
+
+MOST_NAMES = 4  # of methods in a sentence
 
 
 def verdict(records: Sequence[Record]) -> str:
     """A few sentences on these runs; each names the cut-off and the costs that it rests on."""
+    return " ".join(sentences(records))
+
+
+def sentences(records: Sequence[Record]) -> list[str]:
+    """The verdict, the sentence on what generalises best first."""
     if not records:
-        return "No run has finished yet: there is nothing to compare."
-    if all(record.diverged for record in records):
-        count = "The only run" if len(records) == 1 else f"All {len(records)} runs"
-        return f"{count} diverged: there is nothing to compare. Lower the learning rate, or clip the gradients."
-    names = methods(tuple(records))
-    cutoffs = panels(records, TRAIN_LOSS)
-    sentences = [_quality(summarize(records))]
+        return ["No run has finished yet: there is nothing to compare."]
+    if all(record.failed for record in records):
+        return [_all_failed(records)]
+    names, metric = methods(tuple(records)), judge(records)
+    cutoffs = panels(records, metric)
+    quality = _quality(summarize(records))
     if len(names) == 1:
-        sentences.insert(0, f"Only {names[0]} was run: there is nothing to compare it with.")
-    elif not cutoffs:
-        sentences.insert(0, "No run improved on the loss it began with.")
-    elif baseline(names) is None:
-        sentences.insert(0, _without_baseline(cutoffs, names))
-    else:
-        sentences.insert(0, _against_baseline(cutoffs, names))
-    return " ".join(sentences)
+        return [f"Only {names[0]} was run: there is nothing to compare it with.", quality]
+    if not cutoffs:
+        return [f"No run improved on the {metric.label} it began with.", quality]
+    compared = _without_baseline if baseline(names) is None else _against_baseline
+    return [quality, *compared(cutoffs, names, metric)]
 
 
-def _against_baseline(cutoffs: Sequence[Panel], names: Sequence[str]) -> str:
-    reference = baseline(names)
+def _all_failed(records: Sequence[Record]) -> str:
+    count = "The only run" if len(records) == 1 else f"All {len(records)} runs"
+    remedy = "Lower the learning rate, or clip the gradients."
+    if all(record.diverged for record in records):
+        return f"{count} diverged: there is nothing to compare. {remedy}"
+    if not any(record.diverged for record in records):
+        end = "its end" if len(records) == 1 else "their end"
+        return (
+            f"{count} learned nothing, being no better on validation data at {end} than at the first evaluation: "
+            "there is nothing to compare. Change the learning rate, or train for longer."
+        )
+    diverged = sum(record.diverged for record in records)
+    return f"{count} failed: {diverged} diverged, {len(records) - diverged} learned nothing. {remedy}"
+
+
+def _against_baseline(cutoffs: Sequence[Panel], names: Sequence[str], metric: Metric) -> list[str]:
+    reference = str(baseline(names))
     compared = [(panel, best) for panel in cutoffs if (best := _best(panel, names)) is not None]
-    sentences: list[str] = []
     if not any(panel.fastest(name) for panel in cutoffs for name in names if name != reference):
-        sentences.append(f"No method but {reference} reaches any of the train losses compared.")
-    elif not compared:
-        sentences.append(f"{reference} reaches none of the train losses compared.")
+        return [f"No method but {reference} reaches any {metric.label} compared."]
+    if not any(panel.fastest(reference) for panel in cutoffs):
+        told = []  # the limits say so
     elif not any(best.serial and best.serial > 1.05 for _, best in compared):
-        sentences.append(f"At no train loss compared is any method more than 5 % faster than {reference}.")
+        told = [f"At no {metric.label} compared is any method more than 5 % faster than {reference}."]
     else:
-        sentences += [_faster(panel, best, str(reference)) for panel, best in _ends(compared)]
-    sentences += _limits(cutoffs, names)
-    return " ".join(sentences)
+        told = [_faster(panel, best, reference) for panel, best in _ends(compared)]
+    return [*told, *_limits(cutoffs, names)]
 
 
 def _ends(compared: Sequence[tuple[Panel, Speedup]]) -> list[tuple[Panel, Speedup]]:
@@ -61,37 +80,64 @@ def _best(panel: Panel, names: Sequence[str]) -> Speedup | None:
 
 
 def _faster(panel: Panel, best: Speedup, reference: str) -> str:
-    place = f"At train loss {units.cutoff(panel.cutoff, False)}"
     serial, total = best.serial or 1.0, best.total or 1.0
     if serial <= 1.05:
-        return f"{place} no method is more than 5 % faster than {reference}."
+        return f"{_place(panel)} no method is more than 5 % faster than {reference}."
     cost = "the same total compute" if 0.95 <= total <= 1.05 else f"{units.times(total)} the total compute"
+    range_of_cost = f" ({best.total_spread})" if best.total_spread else ""
     ratio = units.times(serial).replace(".0×", "×")
-    later = " (in a run that diverged later)" if best.arrival and best.arrival.record.diverged else ""
-    return f"{place}, {best.method} needs {ratio} less serial compute than {reference}, for {cost}{later}."
+    later = f", in a run that {best.arrival.lost_later}" if best.arrival and best.arrival.lost_later else ""
+    return (
+        f"{_place(panel)}, {best.method} needs {ratio} less serial compute than {reference} ({best.spread}), "
+        f"for {cost}{range_of_cost}{later}."
+    )
+
+
+def _place(panel: Panel) -> str:
+    """The cut-off at the beginning of a sentence."""
+    return f"At {panel.metric.label} {_value(panel)}"
+
+
+def _value(panel: Panel) -> str:
+    return units.cutoff(panel.cutoff, panel.metric.is_share)
 
 
 def _limits(cutoffs: Sequence[Panel], names: Sequence[str]) -> list[str]:
-    """A sentence on the cut-off from which on only one method gets there, if there is such a cut-off."""
+    """A sentence for each set of methods that alone reach some cut-offs: one method, or several without backprop."""
+    reference = baseline(names)
+    alone: dict[tuple[str, ...], list[Panel]] = {}
     for panel in cutoffs:
-        left = [name for name in names if name not in panel.missing]
-        if len(left) == 1 and len(names) > 1:
-            tail = " and below" if panel is not cutoffs[-1] else ""
-            return [f"Train loss {units.cutoff(panel.cutoff, False)}{tail} is reached by {left[0]} only."]
-    return []
+        here = tuple(name for name in names if name not in panel.missing)
+        if len(here) == 1 or (here and reference in panel.missing):
+            alone.setdefault(here, []).append(panel)
+    return [_only(here, found, names) for here, found in alone.items()]
 
 
-def _without_baseline(cutoffs: Sequence[Panel], names: Sequence[str]) -> str:
-    sentences = ["Backprop is not among the methods, so nothing is measured against it."]
+def _only(here: tuple[str, ...], found: Sequence[Panel], names: Sequence[str]) -> str:
+    values = _listed([_value(panel) for panel in found])
+    rest = [name for name in names if name not in here]
+    others = f"none of the other {len(rest)} methods does" if len(rest) > MOST_NAMES else (
+        f"{_listed(rest)} {'does' if len(rest) == 1 else 'do'} not"
+    )  # fmt: skip
+    who = f"only {here[0]} gets there" if len(here) == 1 else f"{_listed(here)} get there"
+    return f"At {found[0].metric.label} {values}, {who}: {others}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _without_baseline(cutoffs: Sequence[Panel], names: Sequence[str], metric: Metric) -> list[str]:
     reached = [panel for panel in cutoffs if len(names) - len(panel.missing) > 1] or list(cutoffs)
     panel = reached[-1]
-    fastest = min((a for name in names if (a := panel.fastest(name))), key=lambda a: a.point.serial_flops)
-    sentences.append(
-        f"At train loss {units.cutoff(panel.cutoff, False)}, {fastest.record.method} is fastest: "
-        f"{units.flops(fastest.point.serial_flops)} of serial compute, "
-        f"{units.flops(fastest.point.total_flops)} in total."
-    )
-    return " ".join(sentences + _limits(cutoffs, names))
+    fastest = min((a for name in names if (a := panel.fastest(name))), key=lambda a: a.at.serial_flops)
+    later = f", in a run that {fastest.lost_later}" if fastest.lost_later else ""
+    return [
+        f"Backprop is not among the methods, so no {metric.label} is measured against it.",
+        f"{_place(panel)}, {fastest.record.method} is fastest: {units.flops(fastest.at.serial_flops)} of serial "
+        f"compute, {units.flops(fastest.at.total_flops)} in total{later}.",
+        *_limits(cutoffs, names),
+    ]
 
 
 def _quality(summaries: Sequence[MethodSummary]) -> str:
@@ -102,17 +148,18 @@ def _quality(summaries: Sequence[MethodSummary]) -> str:
     ]
     if not scored:
         return "No finished run has a validation value."
-    is_accuracy = scored[0][1].metric is VALIDATION_ACCURACY
     ranked = sorted(scored, key=lambda item: item[1].metric.cost(item[0]))
-
-    def score(item: tuple[float, MethodSummary]) -> str:
-        return units.percent(item[0]) if is_accuracy else units.number(item[0])
-
-    best = ranked[0]
-    test = best[1].test_accuracy if is_accuracy else best[1].test_loss
-    tested = "" if test is None else f" ({units.percent(test) if is_accuracy else units.number(test)} on test data)"
-    text = f"The best {best[1].metric.label} is {score(best)}{tested}, by {best[1].method}"
+    is_accuracy = scored[0][1].metric is VALIDATION_ACCURACY
+    form = units.percent if is_accuracy else units.number
+    value, best = ranked[0]
+    test = best.test_accuracy if is_accuracy else best.test_loss
+    tested = "" if test is None else f" ({form(test)} on test data)"
+    text = f"The best {best.metric.label} is {form(value)}{tested}, by {best.method}"
     if len(ranked) == 1:
         return f"{text}."
-    second, reached = ranked[1][1].method, score(ranked[1])
-    return f"{text}; {second} {'reaches the same' if reached == score(best) else f'follows with {reached}'}."
+    reached, second = ranked[1]
+    if form(reached) == form(value):
+        return f"{text}; {second.method} reaches the same."
+    spread = max(best.spread or 0.0, second.spread or 0.0)
+    close = ", which is within the spread over seeds" if abs(value - reached) <= spread else ""
+    return f"{text}; {second.method} follows with {form(reached)}{close}."

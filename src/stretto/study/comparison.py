@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stretto.options.parse import parse
-from stretto.report import METRICS, Record, panels
+from stretto.report import Record, panels
+from stretto.report.metric import metrics_of
 from stretto.settings.runs import known
 from stretto.study.process_pool import Failure, OnRun, OnSteps, run_all
 from stretto.study.report_page import write_report
@@ -36,7 +37,9 @@ class Outcome:
         """The object that `stretto compare --json` prints."""
         return {
             "runs": [run_json(record) for record in self.records],
-            "frontier": [panel.to_json() for metric in METRICS for panel in panels(self.records, metric)],
+            "frontier": [
+                panel.to_json() for metric in metrics_of(self.records) for panel in panels(self.records, metric)
+            ],
             "left_out": dict(self.left_out),
             "failed": [failure.task.settings.id for failure in self.failures],
             "report": str(self.report),
@@ -48,6 +51,7 @@ def run_json(record: Record) -> dict[str, Any]:
     values = record.to_json()
     return (
         {key: values[key] for key in RUN_KEYS}
+        | {"learned_nothing": record.learned_nothing}
         | scores_of(record)
         | {"options": {**parse(record.method)[1], **record.options}}
         | {"observed": record.observations[-1].to_json() if record.observations else None}

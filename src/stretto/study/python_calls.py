@@ -108,18 +108,18 @@ class FinishedStudy:
 class FinishedRun(Mapping[str, Any]):
     """A run that has ended: a dict with the keys that `stretto train --json` prints, and the weights it came to."""
 
-    values: Mapping[str, Any]  # type: ignore[assignment]
+    figures: Mapping[str, Any]
     folder: Path
     record: Record
 
     def __getitem__(self, key: str) -> Any:
-        return self.values[key]
+        return self.figures[key]
 
     def __iter__(self) -> Any:
-        return iter(self.values)
+        return iter(self.figures)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.figures)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The trained weights, as `load_state_dict` of the module takes them."""
@@ -128,7 +128,7 @@ class FinishedRun(Mapping[str, Any]):
         return load_file(self.folder / MODEL)
 
     def __repr__(self) -> str:
-        return "\n".join(f"{key:<17} {value}" for key, value in self.values.items() if value is not None)
+        return "\n".join(f"{key:<17} {value}" for key, value in self.figures.items() if value is not None)
 
 
 def compare(

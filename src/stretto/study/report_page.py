@@ -1,5 +1,6 @@
 """The report of a study: gathers its runs, schedules, delays and traces into a page."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 from stretto.cost import Cluster
 from stretto.measure import NOTES
 from stretto.measure.flops import durations
+from stretto.methods.table import builder
+from stretto.options.parse import parse
 from stretto.report import Page, Record, build
 from stretto.report.prediction import PredictedRun, compare_with_prediction
 from stretto.report.turns import RecordedRun, timelines
@@ -80,6 +83,7 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
         settings=settings.to_json(),
         versions=versions(),
         pictures={method: picture(run) for method, run in prepared.items()},
+        own_options={method: options_of(method) for method in prepared},
         delays={method: delays(run) for method, run in prepared.items()},
         processes=study.tasks[0].settings.workers or 0,
         timelines=tuple(shown for run in traced if (shown := timelines(run.recorded)) is not None),
@@ -94,6 +98,11 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
 def names(methods: Sequence[str]) -> str:
     """The methods for a title: their names, or their number if there are more than MOST_NAMES."""
     return ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
+
+
+def options_of(method: str) -> tuple[str, ...]:
+    """The names of the options that the method itself takes, as its function in the table of methods has them."""
+    return tuple(inspect.signature(builder(parse(method)[0])).parameters)
 
 
 def delays(prepared: Prepared) -> tuple[int, ...]:

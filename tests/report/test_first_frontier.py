@@ -1,0 +1,75 @@
+"""One validation frontier stands first, everything else folds away; and the first one is a picture, too."""
+
+import re
+from xml.etree import ElementTree
+
+from stretto.report import build
+from stretto.report.first_frontier import PNG, SVG, first_panel, picture_spec, pictures
+from stretto.report.html import render
+
+from .synthetic import make_page, make_records, run
+
+
+def test_it_is_the_hardest_cutoff_that_most_methods_reach(records):
+    found = first_panel(records)
+    assert found.metric.name == "validation_accuracy"
+    assert found.missing == ()
+    losses = first_panel(make_records(accuracy=False))
+    assert losses.metric.name == "validation_loss"
+    assert first_panel([run([1.0, 1.0])]) is None
+    assert first_panel([]) is None
+
+
+def test_it_stands_before_everything_else_which_is_folded():
+    text = render(make_page())
+    main = text.split("<main>")[1].split("</main>")[0]
+    first, _, rest = main.partition('<section id="about">')
+    assert re.findall(r'<div class="chart" id="([^"]+)">', first) == ["frontier-first"]
+    assert "<table" not in first
+    for section in re.split(r"<section ", rest)[1:]:
+        assert '<details class="fold"><summary><h2>' in section, section[:80]
+    assert 'class="fold" open' not in main
+    assert rest.count("<section ") + 1 == rest.count('<details class="fold">')
+    assert text.count("<section ") == text.count("</section>")
+
+
+def test_the_picture_has_a_title_a_legend_and_every_run(records):
+    page = make_page(records)
+    spec = picture_spec(page)
+    assert spec["title"]["text"] == ["Local parallelism on digits"]
+    assert "validation accuracy ≥" in spec["title"]["subtitle"][0]
+    assert spec["layer"][0]["encoding"]["color"]["legend"]["orient"] == "bottom"
+    (rows,) = spec["datasets"].values()
+    assert len(rows) == len(first_panel(records).arrivals)
+
+
+def test_files_stand_beside_the_page_and_are_linked(tmp_path):
+    path = build(make_page(), tmp_path / "report.html")
+    svg, png = (tmp_path / SVG).read_text(encoding="utf-8"), (tmp_path / PNG).read_bytes()
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert png.startswith(b"\x89PNG")
+    text = path.read_text(encoding="utf-8")
+    assert '<a href="frontier.svg">' in text
+    assert '<a href="frontier.png">' in text
+
+
+def test_without_a_frontier_there_is_no_picture(tmp_path):
+    page = make_page((run([1.0, 1.0]),))
+    assert pictures(page) == {}
+    text = build(page, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert "frontier.svg" not in text
+
+
+def test_names_in_the_picture_are_text():
+    evil = "<script>alert(1)</script>"
+    records = tuple(run([2.0, 1.0, 0.5], method=name) for name in (evil, "backprop"))
+    svg = pictures(make_page(records, title=evil))[SVG].decode()
+    assert "<script" not in svg
+
+
+def test_wide_tables_scroll_in_a_box_of_their_own():
+    text = render(make_page())
+    main = text.split("<main>")[1].split("</main>")[0]
+    assert main.count("<table") == main.count('<div class="scroll"><table') > 5
+    assert re.search(r"\.scroll td:first-child \{ position: sticky", text)
