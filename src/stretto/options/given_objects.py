@@ -11,6 +11,7 @@ from stretto.errors import UsageError
 
 PLACE = "given"  # "given:build" is the name of a registered object
 _objects: dict[str, Any] = {}
+_versions: dict[str, int] = {}
 _loaded: set[Path] = set()
 
 
@@ -26,14 +27,23 @@ class Returning:
 
         return deepcopy(self._value) if self._copied else self._value
 
+    @property
+    def digest(self) -> str:
+        """A digest of a network; "given" for data, whose examples have a digest of their own."""
+        return content_digest(self._value) if self._copied else "given"
+
 
 def register(name: str, value: Any) -> str:
-    """Register an object; return the name under which settings find it, "given:build"."""
-    key = "".join(c if c.isalnum() else "_" for c in name) or "function"
-    while key in _objects and _objects[key] is not value:
-        key += "_"
-    _objects[key] = value
-    return f"{PLACE}:{key}"
+    """Register an object in place of the former one; return the name by which settings find it, "given:model"."""
+    if _objects.get(name) is not value:
+        _objects[name] = value
+        _versions[name] = _versions.get(name, 0) + 1
+    return f"{PLACE}:{name}"
+
+
+def version_of(text: str) -> str:
+    """How often an object was registered under this name: what is kept of a former one is out of date."""
+    return f"{_versions.get(text.rpartition(':')[2], 0)}"
 
 
 def registered(text: str) -> Any:
@@ -70,7 +80,8 @@ def read_objects(file: Path | None) -> None:
     if file is not None and file not in _loaded:
         import cloudpickle
 
-        _objects.update(cloudpickle.loads(file.read_bytes()))
+        for name, value in cloudpickle.loads(file.read_bytes()).items():
+            register(name, value)
         _loaded.add(file)
 
 
@@ -79,7 +90,7 @@ def object_digest(value: Any) -> str:
     from stretto.options.user_function import digest_of_files
 
     if isinstance(value, Returning):
-        return content_digest(value._value)
+        return value.digest
     function = inspect.unwrap(value) if callable(value) else value
     try:
         source = inspect.getsourcefile(function)

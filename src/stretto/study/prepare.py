@@ -22,6 +22,7 @@ from stretto.models.user_model import build_user_model
 from stretto.nn.chain import Chain
 from stretto.optim import cosine, scale_for_batch, warmup
 from stretto.optim.by_name import make_optimizer, optimizer_row
+from stretto.options.given_objects import is_given, version_of
 from stretto.options.import_object import import_object
 from stretto.options.user_function import call, is_function, source_digest
 from stretto.replicas import find as find_sync
@@ -68,7 +69,7 @@ def load(name: str, options: tuple[tuple[str, object], ...], _source: str = "") 
 def dataset(settings: runs.Settings) -> data.Dataset | UserData:
     """The data set that the settings name, with their options."""
     name = runs.known(settings.data)
-    source = source_digest(name, "data") if is_function(name) else ""
+    source = version_of(name) if is_given(name) else source_digest(name, "data") if is_function(name) else ""
     return load(name, tuple(sorted(settings.data_options.items())), source)
 
 

@@ -277,12 +277,11 @@ def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:
     """The name of an object for settings: text is one; what a function would return is wrapped into a function."""
     if isinstance(value, str):
         return value
-    name = getattr(value, "__name__", what)
     if makes and isinstance(value, makes):
         return register(what, Returning(value, copied=what == "model"))
     if not callable(value):
         raise UsageError(f"{what}={shown(value)}: give a function, its result, or a name")
-    return register(name, value)
+    return register(what, value)
 
 
 def listed(value: Any) -> tuple[Any, ...] | None:

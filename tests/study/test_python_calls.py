@@ -1,0 +1,165 @@
+"""stretto.compare and stretto.train: studies and runs from a script, with objects instead of names."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+import stretto
+from stretto import UsageError
+from stretto.study.comparison import RUN_KEYS
+
+FEW = {"steps": 4, "batch_size": 8, "evaluations": 2, "jobs": 1, "quiet": True, "seeds": 1}
+
+
+def build():
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def data():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    y = x.sum(1, keepdim=True)
+    return (x[:24], y[:24]), (x[24:32], y[24:32]), (x[32:], y[32:])
+
+
+def mae(output, target):
+    return (output - target).abs().mean()
+
+
+def sgd(params, lr):
+    return torch.optim.SGD(params, lr=lr)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def compared(**changed):
+    given = {"methods": ("backprop", "greedy"), "loss": mse_loss, "optimizer": sgd, "lr": (0.01, 0.05), "stages": 2,
+             "metrics": {"mae": mae}, "out": "study", **FEW}  # fmt: skip
+    return stretto.compare(changed.pop("model", build), changed.pop("data", data), **given | changed)
+
+
+def test_a_study_answers():
+    study = compared()
+    assert [(run["method"], run["options"]["lr"]) for run in study.runs] == [
+        ("backprop", 0.01), ("greedy", 0.01), ("backprop", 0.05), ("greedy", 0.05),
+    ]  # fmt: skip
+    assert all(run.keys() >= {*RUN_KEYS, "mae", "test_mae"} for run in study.runs)
+    best = study.best()
+    assert best["validation_loss"] == min(run["validation_loss"] for run in study.runs)
+    assert study.best("mae")["mae"] == min(run["mae"] for run in study.runs)
+    reached = study.frontier("validation_loss", best["validation_loss"] * 1.0001)
+    assert best["id"] in [run["id"] for run in reached]
+    assert study.frontier("mae", 0.0) == []
+    assert study.report() == Path("study/report.html")
+    assert study.report().is_file()
+    assert "greedy" in study.table()
+    assert "<pre>" in study._repr_html_()
+    with pytest.raises(UsageError, match="did you mean 'mae'"):
+        study.best("mea")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": build()},
+        {"model": list(build())},
+        {"data": data()},
+        {"data": tuple(TensorDataset(*pair) for pair in data())},
+        {"data": tuple(DataLoader(TensorDataset(*pair), batch_size=8) for pair in data())},
+        {"loss": "mse_loss"},
+        {"optimizer": torch.optim.SGD, "lr": 0.01},
+    ],
+    ids=["module", "layers", "pairs", "datasets", "loaders", "name", "class"],
+)
+def test_functions_or_what_they_return(changed):
+    given = {"methods": "backprop", "lr": 0.01, **changed}
+    (run,) = compared(**given).runs
+    assert 0 < run["mae"] < 10
+    other = compared(**given, out="again").runs[0]
+    assert other["test_loss"] == run["test_loss"], "nothing is trained twice in place"
+
+
+def test_the_order_of_jobs_changes_nothing():
+    alone = compared(out="alone")
+    at_once = compared(out="at-once", jobs=2)
+    assert [run["test_mae"] for run in alone.runs] == [run["test_mae"] for run in at_once.runs]
+
+
+def test_the_same_call_goes_on_and_another_one_does_not(monkeypatch):
+    first = compared(data=data()).runs
+    written = [path.stat().st_mtime_ns for path in Path("study/runs").glob("*/run.json")]
+    assert compared(data=data()).runs == first
+    assert [path.stat().st_mtime_ns for path in Path("study/runs").glob("*/run.json")] == written
+    with pytest.raises(UsageError, match="other settings"):
+        compared(data=tuple((x * 2, y) for x, y in data()))
+
+
+def test_one_run_alone_and_on_processes():
+    given = {"method": "1f1b", "loss": mse_loss, "optimizer": sgd, "lr": 0.05, "stages": 2, "metrics": {"mae": mae},
+             "steps": 4, "batch_size": 8, "evaluations": 2, "quiet": True}  # fmt: skip
+    alone, two = (stretto.train(build, data, **given, out=f"run{n}", workers=n) for n in (None, 2))
+    assert alone["test_mae"] == two["test_mae"]
+    assert alone.weights().keys() == build().state_dict().keys()
+    build().load_state_dict(two.weights())
+    assert stretto.train(build, data, **given, out="run2", workers=2)["test_mae"] == two["test_mae"], "it is read"
+
+
+def test_seeds_without_an_effect_on_weights_are_said(capsys):
+    compared(seeds=2, model=build(), methods="backprop", lr=0.01)
+    assert "gives the same initial weights under every seed" in capsys.readouterr().err
+    compared(seeds=2, methods="backprop", lr=0.01, out="other")
+    assert "same initial weights" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"optimizer": lambda params: torch.optim.SGD(params, lr=0.1)}, "takes no lr"),
+        ({"wieght_decay": 0.1}, "unknown argument 'wieght_decay': did you mean 'weight_decay'"),
+        ({"model": 3}, "model=3: give a function, its result, or a name"),
+        ({"data": torch.ones(3)}, "data="),
+        ({"data": (torch.ones(3, 3), torch.ones(3, 1))}, "given:data: train is Tensor"),
+        ({"metrics": {"mae": 3}}, "mae=3: give a function"),
+        ({"loss": lambda output, target: (output - target) ** 2}, "the loss returned a tensor"),
+        ({"methods": ("backprop", "pb-lwp-sc"), "optimizer": "adam"}, "SGD"),
+        ({"stages": 99}, "99"),
+    ],
+)
+def test_mistakes(changed, message):
+    with pytest.raises(UsageError, match=message):
+        compared(**changed)
+
+
+SCRIPT = """
+import torch, stretto
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
+pair = (x, x.sum(1, keepdim=True))
+print("once")
+study = stretto.compare(build, (pair, pair), methods=("backprop", "1f1b"), loss=lambda o, t: ((o - t) ** 2).mean(),
+                        optimizer=lambda params, lr: torch.optim.SGD(params, lr=lr), lr=0.1, steps=2, stages=2, seeds=1,
+                        evaluations=1, quiet=True, out="study", workers=WORKERS)
+print(len(study.runs))
+"""
+
+
+@pytest.mark.parametrize("workers", ["None", "2"])
+def test_a_script_without_a_guard(folder, workers):
+    (folder / "script.py").write_text(SCRIPT.replace("WORKERS", workers))
+    ran = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "once\n2\n"), ran.stderr
+    assert len(json.loads((folder / "study" / "study.json").read_text())["settings"]["sources"]) == 5
