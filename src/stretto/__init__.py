@@ -30,13 +30,17 @@ if TYPE_CHECKING:
     from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer
     from stretto.splitting import split
     from stretto.study.python_calls import compare, train
+    from stretto.trainer.early_stop import EarlyStop
+    from stretto.trainer.history import History
     from stretto.trainer.trainer import Trainer
 
 __version__ = "0.2.0"
 __all__ = [
     "AllReduce",
     "DiLoCo",
+    "EarlyStop",
     "FullyShard",
+    "History",
     "LocalLoss",
     "LocalSGD",
     "Mesh",
@@ -65,7 +69,9 @@ __all__ = [
 _HOMES = {
     "AllReduce": "stretto.replicas",
     "DiLoCo": "stretto.replicas",
+    "EarlyStop": "stretto.trainer.early_stop",
     "FullyShard": "stretto.replicas",
+    "History": "stretto.trainer.history",
     "LocalLoss": "stretto.heads",
     "LocalSGD": "stretto.replicas",
     "Mesh": "stretto.mesh",

@@ -149,6 +149,14 @@ def discard(path: StrPath) -> None:
             shutil.rmtree(folder)
 
 
+def exists(path: StrPath) -> bool:
+    """Whether something at `path` is to be read as a checkpoint, complete or damaged; an empty folder is not."""
+    path = _real(path)
+    if _complete(hidden(path, "former")):
+        return True
+    return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+
+
 def read_manifest(path: StrPath) -> Manifest:
     """The manifest of the checkpoint at `path`. Raises UsageError if there is no checkpoint, or it cannot be read."""
     folder = _find(path)

@@ -307,10 +307,15 @@ def digest_of(split: RowReader) -> str:
     digest = sha256(f"{len(split)}".encode())
     stored = isinstance(split, TensorSplit) or (isinstance(split, Split) and isinstance(split.x, Tensor))
     rows: slice | Tensor = slice(None) if stored else torch.arange(len(split))[:: max(1, len(split) // SAMPLED)]
-    for leaf in tree_flatten(split.read(rows))[0]:
+    add_to_digest(digest, split.read(rows))
+    return digest.hexdigest()[:16]
+
+
+def add_to_digest(digest: Any, values: Any) -> None:
+    """Add tensors, and the text of other objects, in nested tuples, lists and dicts, to a digest."""
+    for leaf in tree_flatten(values)[0]:
         if isinstance(leaf, Tensor):
             digest.update(f"{leaf.dtype} {list(leaf.shape)}".encode())
             digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         else:
             digest.update(repr(leaf).encode())
-    return digest.hexdigest()[:16]

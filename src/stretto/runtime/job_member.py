@@ -48,6 +48,7 @@ class Member:
         self.services: WeakSet[Service] = WeakSet()
         self._failed = self._inside = False
         self._gathered = 0  # how often
+        self.requests = 0  # how many names for requests to stop have been given
         self._watchman = None if world.store is None else WaitReporter(self.status, world.store, world.rank)
         if self._watchman is not None:
             self._watchman.start()

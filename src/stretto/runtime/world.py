@@ -293,6 +293,21 @@ def agree(group: dist.ProcessGroup, mine: Mapping[str, Any]) -> None:
             )
 
 
+def compare(group: dist.ProcessGroup, mine: Mapping[str, Any], what: str, remedy: str) -> None:
+    """Raise UsageError, on every process, if two say different things: rank so and so `what` than rank 0; a collective.
+
+    None says nothing of its key. A description has at most RECORD bytes as JSON.
+    """
+    text = json.dumps(mine).encode()
+    assert len(text) <= RECORD, f"{len(text)} bytes are too many to compare"
+    first, *others = (json.loads(each.rstrip(b"\0")) for each in told_by_all(group, text.ljust(RECORD, b"\0")))
+    for rank, theirs in enumerate(others, start=1):
+        said = {key: first.get(key) if value is None else value for key, value in theirs.items()}
+        if said != first:
+            differs = difference(json.dumps(first).encode(), json.dumps(said).encode())
+            raise UsageError(f"rank {rank} {what} than rank 0: {differs}. {remedy}")
+
+
 def difference(first: bytes, other: bytes) -> str:
     """Where two descriptions differ, in words."""
     try:

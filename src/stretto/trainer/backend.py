@@ -103,6 +103,17 @@ class Backend(ABC):
         """Raise UsageError if the processes are about to train different things; `device` is this one's."""
 
     @abstractmethod
+    def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
+        """Raise UsageError, on all processes, where descriptions differ: rank so and so `what` than rank 0.
+
+        None says nothing of its key.
+        """
+
+    @abstractmethod
+    def anyone(self, wanted: bool) -> bool:
+        """Whether any process wants it, told to all."""
+
+    @abstractmethod
     def calibrate(self, sync: Sync) -> None:
         """Find the calibration of `all-reduce(algorithm=auto)`. Raises UsageError for a file that is not one."""
 
@@ -139,11 +150,16 @@ class Backend(ABC):
         """The context for work that all processes do together: an error on one of them ends all."""
 
     @abstractmethod
-    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+    def last_step(self, step: int, ahead: int, wanted: bool, request: str = "last step") -> int | None:
         """The step after which all processes stop, once one of them has `wanted` it; None before that.
 
-        Every process asks after each of its steps. `ahead` is how many steps one may be ahead of another.
+        Every process asks after each of its steps. `ahead` is how many steps one may be ahead of another. A `request`
+        that was granted once stays so: who goes on asks for another.
         """
+
+    @abstractmethod
+    def new_request(self) -> str:
+        """A name for `last_step` that has not been used yet, the same on all processes."""
 
     @property
     @abstractmethod
@@ -225,6 +241,13 @@ class OneProcess(Backend):
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
         """Do nothing: there is no other process."""
 
+    def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
+        """Do nothing: there is no other process."""
+
+    def anyone(self, wanted: bool) -> bool:
+        """As this process wants."""
+        return wanted
+
     def calibrate(self, sync: Sync) -> None:
         """Only check the file that `sync` names: emulated replicas send no messages."""
         file = None if sync.reducing is None else sync.reducing.calibration
@@ -263,7 +286,11 @@ class OneProcess(Backend):
 
     together = staticmethod(nullcontext[None])  # there is no other process to end
 
-    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+    def new_request(self) -> str:
+        """Any: nothing is kept."""
+        return ""
+
+    def last_step(self, step: int, ahead: int, wanted: bool, request: str = "last step") -> int | None:
         """The current step, if `wanted`: there is no other process to wait for."""
         return step if wanted else None
 

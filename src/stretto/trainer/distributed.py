@@ -46,7 +46,7 @@ from stretto.runtime.remote_servers import RemoteServers, Sums
 from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
 from stretto.runtime.serialize import as_tensor, as_text
 from stretto.runtime.worker import Worker
-from stretto.runtime.world import agree, group_of, machines_of, told_by_first
+from stretto.runtime.world import agree, compare, group_of, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.intra_stage import StageSharing
@@ -272,6 +272,18 @@ class SeveralProcesses(Backend):
             agree(self.group, description)
             self._make_groups(device)
 
+    def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
+        """Every process reads what all others say."""
+        with reaching((self.rank + 1) % self.size):
+            compare(self.group, description, what, remedy)
+
+    def anyone(self, wanted: bool) -> bool:
+        """An all-reduce of one number."""
+        told = torch.tensor([int(wanted)])
+        with reaching((self.rank + 1) % self.size):
+            dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
+        return bool(told.item())
+
     def calibrate(self, sync: Sync) -> None:
         """Give all processes rank 0's calibration: with different tables they would choose different algorithms."""
         reducing = sync.reducing
@@ -454,14 +466,19 @@ class SeveralProcesses(Backend):
                     raise self._servers.failure from None
                 raise
 
-    def last_step(self, step: int, ahead: int, wanted: bool) -> int | None:
+    def new_request(self) -> str:
+        """Counted over all trainers of this process, since they share the store."""
+        self.member.requests += 1
+        return f"last step {self.member.requests}"
+
+    def last_step(self, step: int, ahead: int, wanted: bool, request: str = "last step") -> int | None:
         """The first process that wants to stop stores a step that none has reached; the others read it."""
         store = self.world.store
         if store is None:
             return None
         if wanted:
-            store.compare_set("last step", "", str(step + 2 * ahead + 2))
-        return int(store.get("last step")) if store.check(["last step"]) else None
+            store.compare_set(request, "", str(step + 2 * ahead + 2))
+        return int(store.get(request)) if store.check([request]) else None
 
     def barrier(self) -> None:
         """Wait until all processes have come here."""

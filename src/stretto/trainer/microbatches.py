@@ -32,7 +32,7 @@ class MinibatchSplitter:
     `reads_x`, `reads_y`: whether this process reads inputs and targets. `merges`: replicas merge weights, so that each
     counts the mean loss of its own examples; otherwise they add up gradients, and each has a share of the whole
     minibatch's mean. `head_reads_x`: the loss of a head here uses the inputs, too. `arguments` are those of stage 0's
-    forward, if it is here: the names that a dict of inputs may have.
+    forward, if it is here: the names that a dict of inputs may have. `parts` is the number of parts of a minibatch.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class MinibatchSplitter:
         self._mean_check = None if self._cross_entropy is not None else MeanCheck(loss)
         self._pieces = pieces
         self._replicas = specification.mesh.data
-        self._parts = pieces * self._replicas
+        self.parts = pieces * self._replicas
         self._own = own
         self._merges = merges
-        self._reads_x = reads_x
-        self._reads_y = reads_y
+        self.reads_x = reads_x
+        self.reads_y = reads_y
         self._head_reads_x = head_reads_x
         self._precision = specification.precision
         self._converts = specification.precision.converts
@@ -69,22 +69,22 @@ class MinibatchSplitter:
 
         Raises UsageError for examples that are missing, or too few.
         """
-        if (x is None and self._reads_x) or (y is None and self._reads_y):
+        if (x is None and self.reads_x) or (y is None and self.reads_y):
             self._refuse_none(x)
         if self._device.type == "meta":
             raise UsageError("the trainer's device is 'meta', which holds no numbers: nothing can be trained there")
-        read = inputs_of(x) if self._reads_x else None
-        y = target_of(y) if self._reads_y else y
-        examples = check_examples(read, y if self._reads_y else None, cuts=self._parts > 1)
+        read = inputs_of(x) if self.reads_x else None
+        y = target_of(y) if self.reads_y else y
+        examples = check_examples(read, y if self.reads_y else None, cuts=self.parts > 1)
         if self._arguments is not None and isinstance(read, Named):
             check_names(read, *self._arguments)
-        if self._parts > 1 and (self._reads_x or self._reads_y):
+        if self.parts > 1 and (self.reads_x or self.reads_y):
             examples = first_size(read if y is None else y) if examples is None else examples
             self._refuse_few(examples)
         else:
             examples = 1
         inputs = None if read is None else self._by_replica(read)
-        targets = self._targets(y, examples) if self._reads_y else None
+        targets = self._targets(y, examples) if self.reads_y else None
         loads = []
         for replica in self._own:
             for piece in range(self._pieces):
@@ -97,11 +97,11 @@ class MinibatchSplitter:
 
     def _refuse_none(self, x: Any) -> None:
         reader = "a head that reads it is" if self._head_reads_x else "stage 0 is"
-        name, where = ("x", reader) if x is None and self._reads_x else ("y", "a loss is")
+        name, where = ("x", reader) if x is None and self.reads_x else ("y", "a loss is")
         raise UsageError(f"{name} is None in this process, where {where}: every process passes the same batches")
 
     def _refuse_few(self, examples: int) -> None:
-        if examples < self._parts:
+        if examples < self.parts:
             among = f" for each of {self._replicas} replicas" if self._replicas > 1 else ""
             raise UsageError(
                 f"{examples} examples cannot be cut into {self._pieces} micro-batches{among}: use larger minibatches, "
@@ -121,7 +121,7 @@ class MinibatchSplitter:
             for part, share in zip(parts, shares, strict=True):
                 value = to_device(part, self._device)
                 targets[-1].append(Target(value, share, counted=counted, expected=expected))
-        if self._mean_check is not None and self._parts > 1:
+        if self._mean_check is not None and self.parts > 1:
             check = self._mean_check.due(y, split.sizes, split.first)
             if check is not None:
                 targets[self._own[0]][0].check = lambda output: check(self._precision.outputs(output))
@@ -137,7 +137,7 @@ class MinibatchSplitter:
 
     def _split(self, examples: int) -> "SplitSizes":
         # The sizes and shares for this number of examples, kept for later minibatches of the same size.
-        if self._parts == 1:
+        if self.parts == 1:
             split = SplitSizes([[1.0]], (examples,), examples)
         else:
             pieces = part_sizes(examples, self._pieces)

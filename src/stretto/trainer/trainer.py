@@ -32,6 +32,10 @@ from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
+from stretto.trainer.early_stop import EarlyStop
+from stretto.trainer.feed import Needs
+from stretto.trainer.fit import Callback, Fit, FitArguments
+from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
 from stretto.trainer.weight_observer import Observer
 
@@ -256,6 +260,80 @@ class Trainer:
         # Before a collective: a server's staleness bound may make one process wait for an update of another.
         if self.sync.serving is not None and self.mesh.data > 1 and self._broken is None:
             self.flush()
+
+    def fit(
+        self,
+        train: Any,
+        validation: Any = None,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        evaluate_every: int | None = None,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+        callbacks: Iterable[Callback] = (),
+        log: Callable[[dict[str, Any]], Any] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        early_stop: int | EarlyStop | None = None,
+        quiet: bool = False,
+    ) -> History:
+        """Go through `train` for some `epochs`, or for so many `steps`: `step` after `step`, and a `flush` at the end.
+
+        Args:
+            train: a pair (x, y) of tensors or arrays (x may be a tuple or a dict of them), a torch Dataset, a
+                DataLoader, a Hugging Face dataset, or a RowReader. The order of the examples is drawn anew in each
+                epoch, from the trainer's `seed` alone; a DataLoader with shuffle=False keeps its own. Any other
+                iterable of batches (x, y), such as a list, or a DataLoader with an IterableDataset, a sampler or a
+                batch_sampler of its own, is gone through as it is. A last, smaller batch is trained, too, unless it has
+                fewer examples than there are micro-batches times replicas.
+            validation: such data, evaluated at each epoch's end, and after the last of `steps`.
+            batch_size: examples of a minibatch; 32 unless said otherwise, or the DataLoader's own.
+            evaluate_every: with `steps`, evaluate after so many steps each instead of at each epoch's end.
+            metrics: as `evaluate` takes them; their values are `validation_<name>`.
+            callbacks: functions of (trainer, entry), called on every process whenever an entry of the history is
+                complete; one that returns True stops training, on all processes.
+            log: called on rank 0 with {"step": from 1, "loss": of that step, "examples_per_second": lately}, in order.
+            checkpoint: a folder, saved at each epoch's end (with `steps` whenever it is evaluated). If it is there
+                already, training goes on from it as if it had never stopped, to the last bit. Ctrl-C and SIGTERM save
+                it after the current step.
+            early_stop: an EarlyStop, or its patience: how many entries in a row may not better the validation loss.
+            quiet: no progress on stderr.
+
+        Under asynchronous methods the loss of a step is known `lag` steps later; in the history, in `log` and for
+        `early_stop` it belongs to its own step. An entry is complete, and callbacks are called, once its last loss is
+        known. Saving drains the pipeline, so that with `checkpoint` there is a `flush` before each of them: for these
+        methods that changes numbers, and an interrupt in the middle of an epoch adds a flush there.
+
+        On several processes each gives the same data. Where neither inputs nor targets are needed, nothing is read; an
+        iterable of batches is gone through everywhere.
+
+        Raises UsageError for wrong arguments, for data without batches, where processes give different data, and for a
+        checkpoint of other data; KeyboardInterrupt, once all is saved, if it was asked to stop.
+        """
+        with self._backend.together():
+            given = FitArguments(
+                batch_size=batch_size,
+                epochs=epochs,
+                steps=steps,
+                evaluate_every=evaluate_every,
+                metrics=metrics,
+                callbacks=callbacks,
+                log=log,
+                checkpoint=checkpoint,
+                early_stop=early_stop,
+                quiet=quiet,
+            )
+            needs = Needs(self._splitter.reads_x, self._splitter.reads_y, self._splitter.parts)
+            fit = Fit(self, self._backend, needs, train, validation, given)
+            history = fit.run()
+        if fit.interrupted is not None:  # said here, since it parts no processes
+            raise KeyboardInterrupt(fit.interrupted)
+        return history
+
+    @property
+    def entered(self) -> int:
+        """How many minibatches have entered the pipeline."""
+        return self._entered
 
     def stops(self, wanted: bool) -> bool:
         """Whether to stop training now, since one process has `wanted` it: all stop after the same step.

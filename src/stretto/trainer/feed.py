@@ -1,0 +1,308 @@
+"""The batches of one epoch after another, as `Trainer.fit` goes through them."""
+
+import hashlib
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from stretto.data.dataset import RowReader, Split
+from stretto.data.user_data import TensorSplit, add_to_digest, digest_of, is_hugging_face, is_pair, pair_of, split_of
+from stretto.errors import UsageError
+from stretto.nn.batch import first_size
+from stretto.nn.seeding import derive
+from stretto.options.checks import shown
+
+BATCH_SIZE = 32
+
+
+class Needs(NamedTuple):
+    """What the batches of a trainer need: which of x and y this process reads, and the fewest examples of one."""
+
+    x: bool
+    y: bool
+    examples: int = 1
+
+
+class Batch(NamedTuple):
+    """A batch and its number of examples; x or y is None where this process does not read it."""
+
+    examples: int
+    x: Any
+    y: Any
+
+
+class Feed(ABC):
+    """Data as batches. `batch_size` is None where the data come in batches of their own.
+
+    `per_epoch` is the number of batches of an epoch, None if it is not known. `dropped` is the number of examples of a
+    batch that was left out because it is too small; 0 if there was none.
+    """
+
+    where: str
+    batch_size: int | None
+    per_epoch: int | None
+    dropped: int
+
+    @abstractmethod
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, counted from 0, from batch `start` on."""
+
+    @abstractmethod
+    def in_order(self) -> Iterator[tuple[Any, Any]]:
+        """All batches once, for an evaluation: (x, y) as this process reads them."""
+
+    @property
+    @abstractmethod
+    def extent(self) -> str:
+        """How much data there are, as text."""
+
+    def digest(self) -> str | None:
+        """A text that differs where data differ; None where that cannot be told, or this process reads none."""
+        return None
+
+    @abstractmethod
+    def refuse_once(self) -> None:
+        """Raise UsageError for data that can be gone through once only."""
+
+    def state(self) -> Any:
+        """What `restore` needs besides the epoch and the batch; None if nothing."""
+        return None
+
+    def restore(self, state: Any) -> str | None:
+        """Go on from `state` with the next epoch asked for. Returns what to warn of where that cannot be exact."""
+        return None
+
+
+class Rows(Feed):
+    """Data that are read by their rows: every epoch in an order drawn from `seed`, or in their own without `shuffled`.
+
+    Batch k of an epoch depends on the data, the size, the seed, the epoch and k alone.
+    """
+
+    def __init__(
+        self, split: RowReader, where: str, batch_size: int, needs: Needs, *, shuffled: bool, drop_last: bool, seed: int
+    ) -> None:
+        self.split, self.where = split, where
+        self.batch_size = self._size = batch_size
+        self._needs, self._shuffled, self.seed = needs, shuffled, seed
+        self._sizes = [batch_size] * (len(split) // batch_size)
+        rest = len(split) % batch_size
+        if rest and not drop_last:
+            self._sizes.append(rest)
+        self.dropped = 0
+        if self._sizes and self._sizes[-1] < needs.examples:
+            self.dropped = self._sizes.pop()
+        if not self._sizes or self._sizes[0] < needs.examples:
+            raise UsageError(
+                f"{where} has {len(split)} examples, which make no batch that can be trained: batch_size={batch_size}"
+                f"{' with drop_last' if drop_last else ''}, and the method's micro-batches and the replicas need at "
+                f"least {needs.examples} examples: choose another batch_size, or fewer microbatches="
+            )
+        self.per_epoch = len(self._sizes)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Read the rows of each batch; where nothing is needed, nothing is read."""
+        seed = derive(self.seed, "epoch", number)
+        order = torch.arange(len(self.split))
+        if self._shuffled:
+            order = torch.randperm(len(self.split), generator=torch.Generator("cpu").manual_seed(seed))
+        chunks = torch.split(order, [*self._sizes, len(order) - sum(self._sizes)])[: len(self._sizes)]
+        wanted = ((rows, derive(seed, "augment", k)) for k, rows in enumerate(chunks) if k >= start)
+        sizes = self._sizes[start:]
+        if not (self._needs.x or self._needs.y):
+            return (Batch(size, None, None) for size in sizes)
+        pairs = zip(sizes, self.split.read_all(wanted), strict=False)
+        return (Batch(size, x if self._needs.x else None, y if self._needs.y else None) for size, (x, y) in pairs)
+
+    def in_order(self) -> Iterator[tuple[Any, Any]]:
+        """The split in order, with smaller last batches."""
+        if not (self._needs.x or self._needs.y):
+            return itertools.repeat((None, None), math.ceil(len(self.split) / self._size))
+        pairs = self.split.batches(self._size)
+        return ((x if self._needs.x else None, y if self._needs.y else None) for x, y in pairs)
+
+    def refuse_once(self) -> None:
+        """Do nothing: rows can be read again."""
+
+    @property
+    def extent(self) -> str:
+        """The number of examples."""
+        return f"{len(self.split)} examples"
+
+    def digest(self) -> str | None:
+        """That of `digest_of`; None for items that differ each time that they are read."""
+        if not (self._needs.x or self._needs.y):
+            return None
+        digest = digest_of(self.split)
+        return digest if isinstance(self.split, Split | TensorSplit) or digest_of(self.split) == digest else None
+
+
+class Stream(Feed):
+    """An iterable of batches, gone through as it is, from its beginning in every epoch.
+
+    `compare` is called with the digest of the first batch of each epoch: a collective on several processes.
+    """
+
+    batch_size = None
+
+    def __init__(self, batches: Any, where: str, needs: Needs, compare: Callable[[str, str], None] | None) -> None:
+        self._batches, self.where, self._needs, self._compare = batches, where, needs, compare
+        self._is_list = isinstance(batches, list | tuple)
+        self._has_state = all(callable(getattr(batches, name, None)) for name in ("state_dict", "load_state_dict"))
+        self._begun = False
+        self.dropped = 0  # examples of the first batch that was too small
+        try:
+            self.per_epoch = len(batches)
+        except (TypeError, NotImplementedError):
+            self.per_epoch = None
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Go through the iterable, but for batches that are too small."""
+        batches: Iterator[tuple[int, Any]] = enumerate(self._again())
+        if self._is_list and start:
+            batches = itertools.islice(batches, start, None)
+        for index, batch in batches:
+            x, y = self._pair(index, batch)
+            examples = first_size(x)
+            if index == 0 and self._compare is not None:
+                self._compare(f"{self.where}, first batch of epoch {number + 1}", digest_of_batch(x, y))
+            if examples < self._needs.examples:
+                self.dropped = self.dropped or examples
+                continue
+            yield Batch(examples, x if self._needs.x else None, y if self._needs.y else None)
+
+    def _again(self) -> Iterator[Any]:
+        if self._begun:
+            self.refuse_once()
+        self._begun = True
+        return iter(self._batches)
+
+    def refuse_once(self) -> None:
+        """Raise UsageError for an iterator, which can be gone through once."""
+        if isinstance(self._batches, Iterator):
+            raise UsageError(
+                f"{self.where} is {shown(self._batches)}, an iterator, which can be gone through once: give an object "
+                "that makes a new iterator for each epoch (a DataLoader, a list), or train for one epoch"
+            )
+
+    def _pair(self, index: int, batch: Any) -> tuple[Any, Any]:
+        where = f"{self.where}: batch {index}"
+        if not isinstance(batch, Mapping) and not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise UsageError(f"{where} is {shown(batch)}: give pairs (x, y) of batches, or dicts with a target")
+        x, y = pair_of(batch, where)
+        if not first_size(x):
+            raise UsageError(
+                f"{where}: x is {shown(x)}: give tensors whose first dimension counts the examples. Single examples "
+                "become batches in torch.utils.data.DataLoader(data, batch_size=...)"
+            )
+        return x, y
+
+    def in_order(self) -> Iterator[tuple[Any, Any]]:
+        """Go through the iterable once."""
+        for index, batch in enumerate(self._again()):
+            x, y = self._pair(index, batch)
+            yield (x if self._needs.x else None, y if self._needs.y else None)
+
+    @property
+    def extent(self) -> str:
+        """The kind and the length; the first batches are compared when they are read."""
+        return f"a {type(self._batches).__name__} of {self.per_epoch or 'an unknown number of'} batches"
+
+    def state(self) -> Any:
+        """The state of an iterable that has one."""
+        return self._batches.state_dict() if self._has_state else None
+
+    def restore(self, state: Any) -> str | None:
+        """Load the iterable's state. Without one a list goes on where it was, all others start again."""
+        if state is not None and self._has_state:
+            self._batches.load_state_dict(state)
+        elif not self._is_list:
+            return (
+                f"{self.where} is {shown(self._batches)}, without state_dict and load_state_dict: it starts again from "
+                "its beginning, so that this run differs from one that was not interrupted"
+            )
+        return None
+
+
+def find_feed(
+    data: Any,
+    where: str,
+    batch_size: int | None,
+    needs: Needs,
+    *,
+    seed: int,
+    compare: Callable[[str, str], None] | None = None,
+) -> Feed:
+    """The batches of what a user gave. `batch_size` None: that of a DataLoader, else BATCH_SIZE.
+
+    Raises UsageError for data of no known form, for empty data, and for a batch size where batches are given.
+    """
+    if is_stream(data):
+        if batch_size is not None:
+            raise UsageError(
+                f"fit: batch_size={batch_size}, but {where} is {shown(data)}, which makes batches itself: leave "
+                "batch_size out"
+            )
+        if isinstance(data, list | tuple) and not data:
+            raise UsageError(f"fit: {where}={shown(data)} has no batches: give at least one")
+        return Stream(data, f"fit: {where}", needs, compare)
+    split = split_of(data, f"fit: {where}")
+    if not len(split):
+        raise UsageError(f"fit: {where} is empty: give at least one example")
+    loader = data if isinstance(data, DataLoader) else None
+    if batch_size is None:
+        batch_size = BATCH_SIZE if loader is None or loader.batch_size is None else loader.batch_size
+    return Rows(
+        split,
+        f"fit: {where}",
+        batch_size,
+        needs,
+        shuffled=loader is None or isinstance(loader.sampler, RandomSampler),
+        drop_last=loader is not None and loader.drop_last,
+        seed=seed,
+    )
+
+
+def is_stream(data: Any) -> bool:
+    """Whether data are batches already, or can only be gone through, rather than read by rows."""
+    if isinstance(data, RowReader | str | bytes | Mapping | Tensor | np.ndarray | type):
+        return False
+    if isinstance(data, DataLoader):
+        return not is_plain(data)
+    if isinstance(data, list | tuple):
+        pairs = len(data) > 0 and all(isinstance(part, list | tuple) and len(part) == 2 for part in data)
+        return (isinstance(data, list) and pairs) or not is_pair(data)
+    if isinstance(data, IterableDataset):
+        return True
+    if is_hugging_face(data):
+        return not hasattr(data, "__len__")
+    rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return isinstance(data, Iterable) and not rows
+
+
+def is_plain(loader: "DataLoader[Any]") -> bool:
+    """Whether a DataLoader only shuffles or not, and cuts into batches: its Dataset may then be read by rows."""
+    sampler = loader.sampler
+    shuffles = (
+        type(sampler) is RandomSampler and not sampler.replacement and getattr(sampler, "_num_samples", None) is None
+    )
+    return (
+        not isinstance(loader.dataset, IterableDataset)
+        and type(loader) is DataLoader
+        and type(loader.batch_sampler) is BatchSampler
+        and (shuffles or type(sampler) is SequentialSampler)
+    )
+
+
+def digest_of_batch(*parts: Any) -> str:
+    """Sixteen characters that differ for batches that differ."""
+    digest = hashlib.sha256()
+    add_to_digest(digest, parts)
+    return digest.hexdigest()[:16]

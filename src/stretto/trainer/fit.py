@@ -1,0 +1,500 @@
+"""`Trainer.fit`: goes through data for some epochs or steps, evaluates, saves, resumes and stops."""
+
+import math
+import os
+import time
+import warnings
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch.utils.data import DataLoader
+
+from stretto import checkpoint
+from stretto.errors import StrettoError, UsageError
+from stretto.nn.seeding import derive
+from stretto.options.checks import flag, function, refuse, sequence, shown, whole
+from stretto.options.checks import path as check_path
+from stretto.processes.stop_request import StopRequest
+from stretto.trainer.backend import Backend
+from stretto.trainer.early_stop import EarlyStop, Waiting
+from stretto.trainer.feed import Batch, Feed, Needs, Rows, find_feed, is_stream
+from stretto.trainer.history import Entry, History
+from stretto.trainer.loader_state import packed, unpacked
+from stretto.trainer.metrics import named_metrics
+from stretto.trainer.progress_line import ProgressLine, progress_line, say
+
+if TYPE_CHECKING:
+    from stretto.trainer.trainer import Trainer
+
+Callback: TypeAlias = "Callable[[Trainer, Entry], Any]"
+"""(trainer, the history's newest entry) -> True to stop, anything else to go on."""
+
+MOST_ACTIONS = 2500  # of a turn whose bubble is worth computing: some 0.1 s
+RECENT = 50  # steps over which the speed is measured
+SAME_DATA = "Every process gives fit the same data, in the same order, and the same arguments"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitArguments:
+    """The arguments of `Trainer.fit` but for the data, which says what they are. Raises UsageError for wrong ones."""
+
+    batch_size: int | None
+    epochs: int | None
+    steps: int | None
+    evaluate_every: int | None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None
+    callbacks: Iterable[Callback]
+    log: Callable[[dict[str, Any]], Any] | None
+    checkpoint: str | os.PathLike[str] | None
+    early_stop: int | EarlyStop | None
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise UsageError(f"fit: epochs={shown(self.epochs)} and steps={shown(self.steps)}: give one of the two")
+        for name in ("batch_size", "epochs", "steps", "evaluate_every"):
+            if getattr(self, name) is not None:
+                whole(f"fit: {name}", getattr(self, name), 1)
+        if self.evaluate_every is not None and self.steps is None:
+            raise UsageError(
+                f"fit: evaluate_every={self.evaluate_every} goes with steps=, and epochs={self.epochs} is given: data "
+                "are then evaluated at each epoch's end"
+            )
+        named_metrics("fit: metrics", self.metrics)
+        if callable(self.callbacks):
+            refuse("fit: callbacks", self.callbacks, "a list of functions of (trainer, entry)")
+        sequence("fit: callbacks", self.callbacks, "a list of functions of (trainer, entry)")
+        for number, callback in enumerate(self.callbacks):
+            function(f"fit: callbacks[{number}]", callback, "a function of (trainer, entry)")
+        if self.log is not None:
+            function("fit: log", self.log, "a function of a dict")
+        if self.checkpoint is not None:
+            check_path("fit: checkpoint", self.checkpoint)
+        flag("fit: quiet", self.quiet)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far training is: epochs that are over, batches trained of the next one, and steps in all."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The steps from `first` to `step` of an entry whose train loss is not known yet, and what was measured then."""
+
+    epoch: int
+    first: int
+    step: int
+    measured: Mapping[str, float]
+
+
+@dataclass
+class Speed:
+    """Examples a second over the last RECENT steps, without what happens between them."""
+
+    steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    since: float = field(default_factory=time.perf_counter)
+
+    def resume(self) -> None:
+        """Measure from now on."""
+        self.since = time.perf_counter()
+
+    def add(self, examples: int) -> None:
+        """A step of so many examples has ended."""
+        now = time.perf_counter()
+        self.steps.append((now - self.since, examples))
+        self.since = now
+
+    def seconds_per_step(self) -> float:
+        """The mean time of a step in seconds; 0 before the first one."""
+        return sum(seconds for seconds, _ in self.steps) / max(1, len(self.steps))
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples a second; 0 before the first step."""
+        seconds = sum(each for each, _ in self.steps)
+        return sum(examples for _, examples in self.steps) / seconds if seconds else 0.0
+
+
+class Fit:
+    """One call of `Trainer.fit`, on each process."""
+
+    def __init__(
+        self, trainer: "Trainer", backend: Backend, needs: Needs, train: Any, validation: Any, given: FitArguments
+    ) -> None:
+        self._trainer, self._backend, self._given = trainer, backend, given
+        self._needs = needs
+        self._began = trainer.entered
+        self._train_data, self._validation_data = train, validation
+        self._place, self._last = Place(), 0  # the step of the last entry
+        self._sizes: list[int] = []  # examples of the steps whose train loss is in no entry yet
+        self._open: deque[Interval] = deque()
+        self._history = History()
+        self._speed = Speed()
+        self.interrupted: str | None = None  # that it was asked to stop, and how to go on
+        self._request = backend.new_request()
+        self._by_callback = False  # whether a callback has stopped it
+        self._between_steps = True  # and so the place belongs to the state of the data
+        self._first = trainer.rank == 0
+        self._told_dropped = False
+        metrics = [f"validation_{name}" for name in given.metrics or {}]
+        if given.metrics and validation is None:
+            raise UsageError(
+                f"fit: metrics {', '.join(given.metrics)} are measured on validation data: give validation="
+            )
+        evaluated = [] if validation is None else ["validation_loss", "validation_accuracy", *metrics]
+        rule = EarlyStop.of(given.early_stop, ["train_loss", *evaluated])
+        self._waiting = None if rule is None else Waiting(rule)
+
+    def run(self) -> History:
+        """Train, from the checkpoint on if there is one; a collective. Afterwards look at `interrupted`."""
+        self._find_feeds()
+        found = self._given.checkpoint is not None and checkpoint.exists(self._given.checkpoint)
+        self._description = self._describe(found) if self._given.checkpoint is not None or self._several else {}
+        self._backend.compare(self._description, "goes through other data, or with other arguments,", SAME_DATA)
+        if found:
+            self._resume()
+        shown_here = self._first and not self._given.quiet
+        self._bubble = bubble_of(self._trainer) if shown_here else None
+        with (
+            StopRequest() if self._given.checkpoint is not None else nullcontext() as request,
+            progress_line(self._total(), self._place.step, shown=shown_here) as line,
+        ):
+            self._speed.resume()
+            try:
+                self._train(line, request)
+            except KeyboardInterrupt as error:
+                if self._given.checkpoint is not None and not self._several and not (request and request.received):
+                    self._save_after(error)
+                raise
+            if self.interrupted is None:
+                self._flush()
+                self._complete()
+                if request is not None and self._backend.anyone(request.received):
+                    self.interrupted = f"fit had ended, after step {self._place.step}"
+        return self._history
+
+    # -- data -------------------------------------------------------------------------------------------------------
+
+    def _find_feeds(self) -> None:
+        given, trainer = self._given, self._trainer
+        compare = self._compare_first if self._several else None
+        seed = derive_seed(trainer.seed, self._began)
+        self._feed: Feed = find_feed(
+            self._train_data, "train", given.batch_size, self._needs, seed=seed, compare=compare
+        )
+        if given.epochs is not None and given.epochs > 1:
+            self._feed.refuse_once()
+        self._validation: Feed | None = None
+        if self._validation_data is not None:
+            replica, _ = trainer.placement.at(trainer.rank)
+            evaluates = replica == 0 or trainer.sync.sharding is not None
+            needs = Needs(self._needs.x and evaluates, self._needs.y and evaluates)
+            own = is_stream(self._validation_data) or isinstance(self._validation_data, DataLoader)
+            size = None if own else self._feed.batch_size
+            self._validation = find_feed(self._validation_data, "validation", size, needs, seed=seed, compare=compare)
+            if given.epochs != 1:
+                self._validation.refuse_once()
+
+    @property
+    def _several(self) -> bool:
+        return self._trainer.processes > 1
+
+    def _compare_first(self, what: str, digest: str) -> None:
+        self._backend.compare({what: digest}, "goes through other data", SAME_DATA)
+
+    def _describe(self, found: bool) -> dict[str, Any]:
+        given = self._given
+        return {
+            "train": self._feed.extent,
+            "digest of train": self._feed.digest(),
+            "validation": "none" if self._validation is None else self._validation.extent,
+            "digest of validation": None if self._validation is None else self._validation.digest(),
+            "batch_size": self._feed.batch_size,
+            "epochs": str(given.epochs),
+            "steps": str(given.steps),
+            "evaluate_every": str(given.evaluate_every),
+            "metrics": ", ".join(given.metrics or {})[:200],
+            "early_stop": "none" if self._waiting is None else str(self._waiting.rule)[:200],
+            "checkpoint": "none" if given.checkpoint is None else "there" if found else "not there yet",
+        }
+
+    def _total(self) -> int | None:
+        if self._given.steps is not None:
+            return self._given.steps
+        per_epoch, epochs = self._feed.per_epoch, self._given.epochs
+        if per_epoch is None or epochs is None:
+            return None
+        return self._place.step - self._place.batch + (epochs - self._place.epoch) * per_epoch
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        ends = ((self._given.steps, self._place.step), (self._given.epochs, self._place.epoch))
+        return self._history.stopped is not None or any(end is not None and done >= end for end, done in ends)
+
+    def _train(self, line: ProgressLine, request: StopRequest | None) -> None:
+        while not self._over():
+            self._tell_dropped()
+            self._between_steps = False
+            for batch in self._feed.epoch(self._place.epoch, self._place.batch):
+                self._step(batch, line)
+                self._complete()
+                if self._due():
+                    self._end_interval(self._place)
+                self._between_steps = True
+                if self._over() or self._is_asked_to_stop(request):
+                    return
+                self._between_steps = False
+            if not self._place.batch:
+                raise UsageError(self._no_batches())
+            after = replace(self._place, epoch=self._place.epoch + 1, batch=0)
+            if self._given.evaluate_every is None and self._place.step > self._last:
+                self._end_interval(after)
+            self._place, self._between_steps = after, True
+            self._tell_dropped()
+
+    def _step(self, batch: Batch, line: ProgressLine) -> None:
+        number, place = self._place.step, self._place
+        loss = self._trainer.step(batch.x, batch.y)
+        self._place = replace(place, batch=place.batch + 1, step=number + 1)
+        self._sizes.append(batch.examples)
+        self._speed.add(batch.examples)
+        if loss is not None:
+            self._record(number - self._trainer.lag, loss)
+        line.advance(self._figures, self._speed.seconds_per_step)
+
+    def _record(self, number: int, loss: float) -> None:
+        # Losses come in order. A flush and then steps give some twice; those below 0 are of steps before this call.
+        losses = self._history.steps
+        if number < len(losses):
+            return
+        assert number == len(losses), f"the loss of step {number} after that of step {len(losses) - 1}"
+        losses.append(loss)
+        if self._given.log is not None and self._first:
+            rate = self._speed.examples_per_second
+            self._given.log({"step": number + 1, "loss": loss, "examples_per_second": rate})
+
+    def _figures(self) -> str:
+        place, losses = self._place, self._history.steps
+        texts = [f"epoch {place.epoch + 1}", f"loss {losses[-1]:.4g}" if losses else "loss -"]
+        texts.append(f"{self._speed.examples_per_second:,.0f} examples/s")
+        if self._bubble is not None:
+            texts.append(f"bubble {self._bubble:.0%}")
+        return ", ".join(texts)
+
+    def _due(self) -> bool:
+        every, step = self._given.evaluate_every, self._place.step
+        return step == self._given.steps or (every is not None and step % every == 0)
+
+    def _flush(self) -> None:
+        losses = self._trainer.flush()
+        for number, loss in enumerate(losses, start=self._place.step - len(losses)):
+            if number >= 0:
+                self._record(number, loss)
+
+    def _tell_dropped(self) -> None:
+        if self._feed.dropped and self._first and not self._told_dropped:
+            self._told_dropped = True
+            warnings.warn(
+                f"{self._feed.where}: the last batch of an epoch has {self._feed.dropped} examples, too few for "
+                f"{self._needs.examples} micro-batches and replicas together: it is left out",
+                stacklevel=2,
+            )
+
+    def _no_batches(self) -> str:
+        if self._feed.dropped:
+            return (
+                f"{self._feed.where} gave only batches of fewer than {self._needs.examples} examples, as the method's "
+                "micro-batches and the replicas need together: use larger batches, or fewer microbatches="
+            )
+        return (
+            f"{self._feed.where} gave no batches in epoch {self._place.epoch + 1}: is it empty, or used up? Give an "
+            "object that makes a new iterator for each epoch"
+        )
+
+    # -- entries of the history -------------------------------------------------------------------------------------
+
+    def _end_interval(self, after: Place) -> None:
+        # Evaluates, saves, and tells callbacks; `after` is the place from which to go on.
+        given = self._given
+        at_end = (given.steps, after.step), (given.epochs, after.epoch)
+        if given.checkpoint is not None or any(end == done for end, done in at_end):
+            self._flush()
+        measured: dict[str, float] = {}
+        if self._validation is not None:
+            values = self._trainer.evaluate(self._validation.in_order(), given.metrics)
+            measured = {f"validation_{name}": value for name, value in values.items()}
+        self._refuse_unmeasured(measured)
+        epoch = after.epoch + (after.batch > 0)
+        self._open.append(Interval(epoch, self._last, after.step, measured))
+        self._place, self._last, self._between_steps = after, after.step, True
+        self._complete()
+        self._speed.resume()
+
+    def _refuse_unmeasured(self, measured: Mapping[str, float]) -> None:
+        metric = "train_loss" if self._waiting is None else self._waiting.rule.metric
+        if metric != "train_loss" and metric not in measured:
+            raise UsageError(
+                f"fit: early_stop: there is no {metric}: targets are not classes. Choose train_loss or "
+                f"{' or '.join(measured)}"
+            )
+
+    def _complete(self) -> None:
+        # Entries whose losses are all known, which under asynchronous methods is `lag` steps after their end.
+        ready = []
+        while self._open and self._open[0].step <= len(self._history.steps):
+            ready.append(self._entry(self._open.popleft()))
+            self._history.entries.append(ready[-1])
+            if self._waiting is not None and self._waiting.stops(ready[-1][self._waiting.rule.metric]):
+                self._history.stopped = self._patience()
+        if ready and self._given.checkpoint is not None:
+            self._save()
+        for entry in ready:
+            self._call(entry)
+
+    def _entry(self, interval: Interval) -> Entry:
+        count = interval.step - interval.first
+        sizes, self._sizes = self._sizes[:count], self._sizes[count:]
+        losses = self._history.steps[interval.first : interval.step]
+        loss = math.fsum(map(float.__mul__, losses, map(float, sizes))) / sum(sizes) if finite(losses) else math.nan
+        return {"epoch": interval.epoch, "step": interval.step, "train_loss": loss, **interval.measured}
+
+    def _patience(self) -> str:
+        assert self._waiting is not None
+        rule, best = self._waiting.rule, self._waiting.best
+        return f"{rule.metric} has not bettered {'nan' if best is None else f'{best:.6g}'} for {rule.patience} entries"
+
+    def _call(self, entry: Entry) -> None:
+        wanted = [callback for callback in self._given.callbacks if callback(self._trainer, dict(entry)) is True]
+        if self._backend.anyone(bool(wanted)):
+            self._by_callback = True
+            self._history.stopped = f"by a callback after step {entry['step']}"
+            if self._given.checkpoint is not None:
+                self._save()
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _is_asked_to_stop(self, request: StopRequest | None) -> bool:
+        # On several processes all stop after the same step, some steps after one of them was asked.
+        if request is None:
+            return False
+        trainer = self._trainer
+        last = self._backend.last_step(trainer.entered, trainer.lag, request.received, self._request)
+        if last is None or trainer.entered < last:
+            return False
+        self._save()
+        self.interrupted = self._how_to_go_on()
+        return True
+
+    def _save_after(self, error: KeyboardInterrupt) -> None:
+        # An interrupt that came not as a signal, from a callback or the data.
+        try:
+            if not (self._between_steps or isinstance(self._feed, Rows)):
+                raise UsageError("it came while a batch was read or trained")
+            self._save()
+        except StrettoError as refused:
+            error.add_note(f"nothing was saved: {refused}")
+        else:
+            error.add_note(self._how_to_go_on())
+
+    def _how_to_go_on(self) -> str:
+        place = self._place
+        return (
+            f"fit was stopped after step {place.step} (batch {place.batch} of epoch {place.epoch + 1}), which is saved "
+            f"in {os.fspath(self._given.checkpoint or '')}: call it again with the same arguments to go on"
+        )
+
+    def _save(self) -> None:
+        assert self._given.checkpoint is not None
+        self._flush()
+        state = {
+            "began": self._began,
+            "place": [self._place.epoch, self._place.batch, self._place.step],
+            "last": self._last,
+            "sizes": self._sizes,
+            "losses": array("d", self._history.steps).tobytes(),
+            "entries": self._history.entries,
+            "by_callback": self._by_callback,
+            "data": packed(self._feed.state()),
+            **{key: self._description[key] for key in SAME_ON_RESUME},
+        }
+        self._trainer.save(self._given.checkpoint, extra={"fit": state})
+
+    def _resume(self) -> None:
+        assert self._given.checkpoint is not None
+        path = self._given.checkpoint
+        state = checkpoint.read_manifest(path).extra.get("fit")
+        if not isinstance(state, dict):
+            raise UsageError(
+                f"fit: checkpoint={os.fspath(path)} holds a checkpoint that fit did not write: load it with "
+                "trainer.load, and name another folder for those of fit"
+            )
+        for key in SAME_ON_RESUME:
+            if None not in (state[key], self._description[key]) and state[key] != self._description[key]:
+                raise UsageError(
+                    f"fit: checkpoint={os.fspath(path)} was trained with {key} {state[key]}, this is {key} "
+                    f"{self._description[key]}: give the same, or name another folder"
+                )
+        self._trainer.load(path)
+        losses = array("d")
+        losses.frombytes(state["losses"])
+        self._began = state["began"]
+        self._place, self._last = Place(*state["place"]), state["last"]
+        self._sizes, self._by_callback = list(state["sizes"]), state["by_callback"]
+        self._history.steps, self._history.entries = losses.tolist(), state["entries"]
+        if isinstance(self._feed, Rows):
+            self._feed.seed = derive_seed(self._trainer.seed, self._began)
+        self._stop_again()
+        if self._first and not self._given.quiet:
+            rest = "nothing is left to do" if self._over() else f"goes on after step {self._place.step}"
+            say(f"fit: {rest}, from {os.fspath(path)}")
+        told = None if self._over() else self._feed.restore(unpacked(state["data"]))
+        if told is not None and self._first:
+            warnings.warn(told, stacklevel=2)
+
+    def _stop_again(self) -> None:
+        # A run that has stopped early does not go on; with another patience it may.
+        if self._by_callback:
+            self._history.stopped = f"by a callback after step {self._place.step}"
+        for entry in self._history.entries if self._waiting is not None else ():
+            if self._waiting is not None and self._waiting.rule.metric in entry:
+                self._waiting.stops(entry[self._waiting.rule.metric])
+        if self._waiting is not None and self._waiting.waited:
+            self._history.stopped = self._patience()
+
+
+SAME_ON_RESUME = ("train", "digest of train", "batch_size")
+
+
+def derive_seed(seed: int, began: int) -> int:
+    """The seed of the order of examples: another one where a trainer goes on with a second `fit`."""
+    return derive(seed, "batches", *([began] if began else []))
+
+
+def finite(losses: Iterable[float]) -> bool:
+    """Whether all are numbers."""
+    return all(map(math.isfinite, losses))
+
+
+def bubble_of(trainer: "Trainer") -> float | None:
+    """The share of time in which workers wait in the steady state, with forwards of 1 and backwards of 2 units.
+
+    None where it would take long to find.
+    """
+    schedule, rules = trainer.schedule, trainer.rules
+    actions = [action for row in schedule.body for action in row]
+    if len(actions) > MOST_ACTIONS:
+        return None
+    from stretto.simulate import period, unit_costs
+
+    time_of_turn = period(schedule, rules, unit_costs)
+    return 1 - sum(map(unit_costs, actions)) / (time_of_turn * schedule.num_workers)
