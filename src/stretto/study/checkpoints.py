@@ -4,12 +4,9 @@ A finished run has none: its folder holds its weights.
 """
 
 import shutil
-import signal
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from stretto.checkpoint import newest, prune
 from stretto.errors import UsageError
@@ -19,38 +16,6 @@ from stretto.study.store import checkpoints_of, refuse_other
 from stretto.trainer.trainer import Trainer
 
 FREE = ("workers", "data_parallel", "space")  # settings that may differ when a run goes on
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class StopRequest:
-    """Records Ctrl-C and SIGTERM as requests to stop; the second one raises KeyboardInterrupt. Use as context manager.
-
-    Signals within a second count as one: processes of a job get theirs from the terminal and from the launcher.
-    """
-
-    def __init__(self) -> None:
-        self._received_at: float | None = None
-        self._former: dict[int, Any] = {}
-
-    @property
-    def received(self) -> bool:
-        """Whether this process has been asked to stop."""
-        return self._received_at is not None
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._former = {number: signal.signal(number, self._receive) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, _: object) -> None:
-        if self._received_at is None:
-            self._received_at = time.monotonic()
-        elif time.monotonic() > self._received_at + 1:
-            raise KeyboardInterrupt
 
 
 class Checkpoints:

@@ -18,9 +18,10 @@ from stretto.data import forever
 from stretto.measure import Costs
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import derive
+from stretto.processes.stop_request import StopRequest
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.settings.runs import TrainSettings, known, parse_metric
-from stretto.study.checkpoints import Checkpoints, StopRequest
+from stretto.study.checkpoints import Checkpoints
 from stretto.study.measurements import Bleu, Measurer, ObservationWindows
 from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
 from stretto.study.store import RunWriter, versions

@@ -1,0 +1,192 @@
+"""The user's own data in every form, against the tensors that they were made of."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from stretto import UsageError
+from stretto.data import forever
+from stretto.data.user_data import user_data
+
+X = torch.arange(30.0).view(10, 3)
+Y = torch.arange(10) % 3
+
+
+class Items:
+    """A map-style Dataset, as pairs."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        if index >= 10:
+            raise IndexError(index)
+        return X[index], int(Y[index])
+
+
+class Drawing(Items):
+    """A Dataset whose items are changed at random, by three generators."""
+
+    def __getitem__(self, index):
+        return X[index] + torch.rand(1) + random.random() + float(np.random.rand()), int(Y[index])
+
+
+class Dicts(Items):
+    def __getitem__(self, index):
+        return {"ids": X[index], "mask": X[index] > 3, "labels": Y[index]}
+
+
+def splits(value):
+    return user_data((value, (X, Y)), "mine")
+
+
+def rows_of(split, seed=3):
+    return list(split.batches(4, seed=seed))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (X.numpy(), Y.numpy()),
+        [X, Y],
+        TensorDataset(X, Y),
+        Items(),
+        Subset(Items(), range(10)),
+        DataLoader(TensorDataset(X, Y), batch_size=5),
+        DataLoader(Items(), batch_size=5, shuffle=True),
+        DataLoader(Items(), num_workers=2),
+    ],
+    ids=["arrays", "list", "tensors", "items", "subset", "loader", "shuffling", "workers"],
+)
+def test_every_form_gives_the_same_batches(value):
+    for (x, y), (x_given, y_given) in zip(rows_of(splits(value).train), rows_of(splits((X, Y)).train), strict=True):
+        assert torch.equal(x, x_given)
+        assert torch.equal(y, y_given)
+
+
+def test_several_inputs_by_place_and_by_name():
+    pairs = {
+        "by place": ((X, X * 2), Y),
+        "by name": ({"a": X, "b": X * 2}, Y),
+    }
+    for value in pairs.values():
+        (x, y), *_ = rows_of(splits(value).train)
+        parts = list(x.values()) if isinstance(x, dict) else list(x)
+        assert torch.equal(parts[0] * 2, parts[1])
+        assert len(parts[0]) == len(y) == 4
+    x, y = splits(Dicts()).train.first(2)
+    assert list(x) == ["ids", "mask"]
+    assert torch.equal(y, Y[:2])
+    x, _ = splits(TensorDataset(X, X * 2, Y)).train.first(2)
+    assert torch.equal(x[1], X[:2] * 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_items_draw_depends_on_the_seed_and_the_batch_alone(workers):
+    split = splits(DataLoader(Drawing(), num_workers=workers)).train
+    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+    whole = list(zip(range(6), forever(split, 4, seed=1), strict=False))
+    later = list(zip(range(4, 6), forever(split, 4, seed=1, start=4), strict=False))
+    for (_, (x, _)), (_, (x_later, _)) in zip(whole[4:], later, strict=True):
+        assert torch.equal(x, x_later)
+    assert not torch.equal(whole[0][1][0], whole[2][1][0])
+    if not workers:
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert before[1] == random.getstate()
+        assert before[2] == np.random.get_state()[1].tolist()
+    alone = splits(Drawing()).train
+    assert torch.equal(next(iter(forever(alone, 4, seed=1)))[0], whole[0][1][0]), "workers change no number"
+
+
+def test_evaluation_sees_the_same_examples_each_time():
+    split = splits(Drawing()).train
+    first, second = ([x for x, _ in split.batches(4)] for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_a_digest_tells_data_apart():
+    digest = user_data(((X, Y), (X, Y)), "mine").digest
+    assert digest == user_data(((X.clone(), Y.clone()), TensorDataset(X, Y)), "mine").digest
+    changed = X.clone()
+    changed[9, 2] += 1
+    others = [((changed, Y), (X, Y)), ((X, Y), (changed, Y)), ((X, Y), (X, Y), (X, Y)), ((X.double(), Y), (X, Y))]
+    assert len({digest, *(user_data(other, "mine").digest for other in others)}) == 5
+
+
+def test_hugging_face_datasets():
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"ids": X.tolist(), "labels": Y.tolist()})
+    x, y = splits(table).train.first(3)
+    assert torch.equal(x, X[:3])
+    assert torch.equal(y, Y[:3])
+    data = user_data(datasets.DatasetDict({"train": table, "validation": table, "test": table}), "mine")
+    assert len(data.test) == 10
+    with pytest.raises(UsageError, match="column 'text' holds text"):
+        splits(datasets.Dataset.from_dict({"text": ["a", "b"], "labels": [0, 1]}))
+    with pytest.raises(UsageError, match="no length"):
+        splits(table.to_iterable_dataset())
+
+
+def test_a_loader_gives_its_batch_size_and_built_in_networks_take_classes():
+    data = splits(DataLoader(TensorDataset(X, Y), batch_size=5))
+    assert data.batch_size == 5
+    assert data.for_networks().num_classes == 3
+    assert data.for_networks().task == "classification"
+    tokens = torch.arange(20).view(5, 4)
+    assert user_data(((tokens, tokens + 1), (tokens, tokens)), "mine").for_networks().num_classes == 21
+    for other in ((X, X), (X, Y - 5), Items(), ({"a": X}, Y)):
+        assert splits(other).for_networks() is None
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(X[0], Y[0])])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ((X, Y[:9]), "of unequal lengths"),
+        (({"a": X, "b": X[:4]}, Y), "of unequal lengths"),
+        ((X, None), "mine: train"),
+        ("text", "mine: train is 'text'"),
+        (X, "mine: train is Tensor"),
+        (7, "mine: train is 7"),
+        (Stream(), "which has no length"),
+        (DataLoader(Stream()), "has no length and no rows"),
+        (DataLoader(Items(), sampler=WeightedRandomSampler([1.0] * 10, 10)), "sampler="),
+        (DataLoader(Items(), batch_sampler=[[0, 1], [2, 3]]), "batch_sampler="),
+        (TensorDataset(X[:0], Y[:0]), "mine: train is empty"),
+        (Subset(Items(), [99]), "raised IndexError"),
+        ([1, 2, 3], "its items are"),
+    ],
+)
+def test_what_is_no_data(value, message):
+    with pytest.raises(UsageError, match=message):
+        splits(value).train.first(2)
+
+
+def test_items_that_are_no_examples():
+    for items, message in (
+        ([{"a": X[0]}] * 3, "give the target one of the names labels"),
+        ([(X[0], Y[0], X[0]), (X[1], Y[1], X[0])], "its items are"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            splits(items).train.first(2)
+    for value in (None, (X, Y), ((X, Y),), [(X, Y)] * 4, {"train": (X, Y)}):
+        with pytest.raises(UsageError, match=r"return \(train, validation\)|give a pair"):
+            user_data(value, "mine")
+
+
+def test_a_sampler_that_only_shuffles_is_the_runs_order():
+    assert splits(DataLoader(Items(), sampler=RandomSampler(Items()))).train.first(2)[0].shape == (2, 3)
