@@ -53,6 +53,7 @@ MISTAKES = {
     "compare --methods": "methods is empty",
     "compare --accounting papr": "did you mean 'paper'",
     "compare --precision fp8": "unknown precision 'fp8'",
+    "train --precision fp16": "precision='fp16': there is no float16",
     "compare --precision bf16-autocast --methods gpipe,pb": "method pb cannot train under precision='bf16-autocast'",
     "compare nothere.toml": "no configuration file nothere.toml",
     "compare nothere": "no configuration file nothere",

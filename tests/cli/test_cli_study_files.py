@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from stretto.cli import main
+from stretto.cli.study_file import built_in
 
 STUDY = """
 title = "Narrow and wide"
@@ -133,3 +134,23 @@ def test_mistakes_in_a_study_file_name_the_place(capsys, tmp_path, text):
     out, err = capsys.readouterr()
     assert FILES[text] in err
     assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_study_that_comes_with_the_package_goes_by_its_name(capsys):
+    named = settings(capsys, "pb-cifar10", "--part", "resnet-20")
+    assert named["model"] == "cifar-resnet"
+    assert settings(capsys, "pb-cifar10.toml", "--part", "resnet-20") == named
+    (file,) = [file for name, file in built_in().items() if name == "pb-cifar10"]
+    assert settings(capsys, str(file), "--part", "resnet-20") == named
+
+
+def test_a_file_is_stronger_than_a_study_of_its_name(capsys, tmp_path):
+    (tmp_path / "pb-cifar10.toml").write_text(WHOLE)
+    assert settings(capsys, "pb-cifar10.toml")["steps"] == 4
+
+
+def test_an_unknown_study_is_answered_with_the_nearest(capsys):
+    assert main(["compare", "pb-cifar11"]) == 2
+    assert "no configuration file pb-cifar11, nor a study of this name: did you mean 'pb-cifar10'" in (
+        capsys.readouterr().err
+    )

@@ -82,6 +82,8 @@ def test_unknown_names_are_answered_with_the_nearest():
     assert set(DATASETS) == {
         "digits",
         "pydoc",
+        "mnist",
+        "fashion-mnist",
         "cifar10",
         "cifar100",
         "text",

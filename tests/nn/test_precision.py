@@ -421,7 +421,8 @@ def test_a_refused_trainer_leaves_the_modules_as_they_were():
 
 @pytest.mark.parametrize(("precision", "message"), [
     ("bf17", "unknown precision 'bf17': did you mean 'bf16'"), ("float32", "None for the modules' own"),
-    (16, "unknown precision 16"),
+    *[(name, "no float16.* Take bf16") for name in ("fp16", "float16", "half", "fp16-autocast", "16-mixed", 16,
+                                                     torch.float16)],
 ])  # fmt: skip
 def test_unknown_precisions(precision, message):
     with pytest.raises(UsageError, match=message):

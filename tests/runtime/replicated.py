@@ -67,3 +67,11 @@ def save_in_the_middle(method, mesh, folder, **options):
 
 def resume(method, mesh, folder, **options):
     return gone_on(build(method, mesh, **options), batches(8), folder)
+
+
+def predicted(sync, data):
+    """Outputs after some steps of replicas."""
+    trainer = build("1f1b", stretto.Mesh(data=data), sync=sync)
+    for x, y in batches(3):
+        trainer.step(x, y)
+    return trainer.predict(x for x, _ in batches(2))

@@ -54,6 +54,17 @@ def train(method, number=4, steps=12, flush_at=7, **options):
     return losses, weights_of(trainer), trainer.evaluate(data[:3])
 
 
+def predicted(method, precision=None, **options):
+    """Outputs after some steps, the last ones under way; then what the trainer says of itself."""
+    trainer = build(method, precision=precision, **options)
+    data = batches(6)
+    for x, y in data:
+        trainer.step(x, y)
+    outputs = trainer.predict(x for x, _ in data)
+    trainer.flush()
+    return outputs, trainer.updates, trainer.lr, repr(trainer)
+
+
 def weights_of(trainer):
     gathered = trainer.gather()
     return None if gathered is None else {key: value.clone() for key, value in gathered.items()}

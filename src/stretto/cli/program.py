@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,9 +31,11 @@ from stretto.cli.simulate import simulate
 from stretto.cli.toml_file import file_first, parts_of, settings_from_file
 from stretto.cli.train import train
 from stretto.errors import StrettoError, UsageError
+from stretto.options.extras import require
 from stretto.settings.runs import CompareSettings
 
 FILES = ("out", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
+NEEDED = {"trace": "trace", "overlay": "trace", "scale": "report"}  # options that need an extra
 NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # what no file can be called, or is
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -119,6 +121,7 @@ def call(words: list[str]) -> Any:
         parts = parts_of(bound.arguments["config"], selection.size, selection.part)
         bound.arguments["parts"] = {part: settings_of(words, part) for part in parts}
     check_outputs(bound.arguments)
+    check_extras(command, bound.arguments)
     if command is train:
         bound.arguments["command"] = shlex.join(["stretto", *words])
     try:
@@ -140,6 +143,17 @@ def check_outputs(arguments: Mapping[str, Any]) -> None:
             check_outputs(vars(value))
         elif name in FILES and isinstance(value, Path):
             check_file(value)
+
+
+def check_extras(command: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise UsageError where a verb will need a package that is not installed: before it computes anything."""
+    output = arguments.get("output")
+    given = {**arguments, **(vars(output) if is_dataclass(output) else {})}
+    if command in (compare, report, inspect) and not given.get("dry_run"):
+        require("report", f"stretto {command.__name__} writes a page of charts, which")
+    for option, extra in NEEDED.items():
+        if given.get(option) is not None:
+            require(extra, f"--{option}")
 
 
 def options_of(words: Sequence[str]) -> list[str]:

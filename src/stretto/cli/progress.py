@@ -36,10 +36,18 @@ class Lines(Silent):
         self._note = ""
 
     def advance(self, steps: int) -> None:
-        """Count steps; print a line if they complete a tenth of the work."""
+        """Count steps; print a line if they complete a tenth of the work, but the last: `end` does, with what it is."""
         before, self.done = self.done, self.done + steps
-        if self.total and self.done * 10 // self.total > before * 10 // self.total:
-            print(f"{self.title}: {self.done * 100 // self.total} % {self._note}".rstrip(), file=sys.stderr, flush=True)
+        if self.done < self.total and self.done * 10 // self.total > before * 10 // self.total:
+            self._print()
+
+    def end(self) -> None:
+        """Print the last line, if all the work is done."""
+        if self.total and self.done >= self.total:
+            self._print()
+
+    def _print(self) -> None:
+        print(f"{self.title}: {self.done * 100 // self.total} % {self._note}".rstrip(), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         """Keep a text for the end of the next line."""
@@ -53,7 +61,9 @@ def progress(title: str, total: int, *, done: int = 0, silent: bool = False) -> 
     if silent:
         yield Silent()
     elif not target.is_terminal:
-        yield Lines(title, total, done)
+        lines = Lines(title, total, done)
+        yield lines
+        lines.end()
     else:
         from rich import progress as rich
 

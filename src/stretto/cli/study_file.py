@@ -37,9 +37,28 @@ KEYS = (*WORDS, *SIZES, "parts", "commands")
 
 
 def study_file(file: Path) -> "StudyFile | None":
-    """Read a study file; None for a plain list of settings. Raises UsageError for what is neither."""
-    content = read(file)
+    """Read a study file; None for a plain list of settings. Raises UsageError for what is neither.
+
+    Where there is no such file, it is the name of a study that comes with Stretto.
+    """
+    try:
+        content = read(file)
+    except UsageError as error:
+        known = built_in()
+        if not isinstance(error.__cause__, FileNotFoundError) or not known:
+            raise
+        if file.stem not in known or file.suffix not in ("", ".toml"):
+            raise UsageError(f"{error}, nor a study of this name: {nearest(file.stem, known)}") from error
+        file = known[file.stem]
+        content = read(file)
     return StudyFile(file, content) if any(key in content for key in KEYS) else None
+
+
+def built_in() -> dict[str, Path]:
+    """The study files that come with Stretto, by name: in the package, or beside its sources."""
+    package = Path(__file__).parents[1]
+    found = (folder.glob("*.toml") for folder in (package.parents[1] / "studies", package / "studies"))
+    return {file.stem: file for files in found for file in sorted(files)}
 
 
 def read(file: Path) -> dict[str, Any]:

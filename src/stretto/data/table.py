@@ -10,6 +10,7 @@ from stretto.data.digit_masks import digit_masks
 from stretto.data.digits import digits
 from stretto.data.imagenet import imagenet
 from stretto.data.labels import RANDOM, randomised
+from stretto.data.mnist import fashion_mnist, mnist
 from stretto.data.number_words import number_words
 from stretto.data.parallel import parallel
 from stretto.data.pydoc import pydoc
@@ -20,7 +21,8 @@ from stretto.options.checks import is_among, shown
 from stretto.options.named import resolve
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
-    "digits": digits, "cifar10": cifar10, "cifar100": cifar100, "pydoc": pydoc, "text": text,
+    "digits": digits, "mnist": mnist, "fashion-mnist": fashion_mnist, "cifar10": cifar10, "cifar100": cifar100,
+    "pydoc": pydoc, "text": text,
     "number-words": number_words, "digit-masks": digit_masks,
     "imagenet": imagenet, "saved": saved, "parallel": parallel,
 }  # fmt: skip

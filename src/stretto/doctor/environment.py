@@ -117,6 +117,13 @@ def pydoc() -> str:
 
 def report() -> str:
     """The versions of the packages that draw the report's charts."""
+    from stretto.errors import UsageError
+    from stretto.options.extras import require
+
+    try:
+        require("report", "a page with charts")
+    except UsageError as error:
+        raise AbsentError(str(error)) from error
     import altair
     import vl_convert
 

@@ -71,8 +71,19 @@ def checked_value(loss: Loss, output: Any, target: Any, *, counted: bool) -> Ten
             return Sum(value[0].reshape(()), count)
     raise UsageError(
         f"the loss returned {described(value)}: return a tensor with one number, the mean over the batch's examples, "
-        "or (sum, count), a sum over the batch and the number to divide by, at least 0"
+        f"or (sum, count), a sum over the batch and the number to divide by, at least 0{_hint(value)}"
     )
+
+
+def _hint(value: Any) -> str:
+    # What was probably meant, in words that end the message.
+    if value is None:
+        return ". Does the function end with return?"
+    if isinstance(value, Tensor):
+        return ". torch's losses return a mean with reduction='mean'" if value.dim() else ""
+    if isinstance(value, float | int) or type(value).__module__ == "numpy":
+        return ". A number without a gradient trains nothing: return the tensor itself, without .item()"
+    return ""
 
 
 def described(value: Any) -> str:

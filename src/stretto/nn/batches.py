@@ -1,8 +1,11 @@
-"""Batches (x, y) that a user gives for evaluation or analysis, checked one by one as they are read."""
+"""Batches that a user gives, (x, y) for evaluation or analysis and x for predictions, checked as they are read."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.nn.batch import check_examples, inputs_of, target_of
@@ -41,4 +44,28 @@ class Batches:
         """In this block an error of the model or the loss becomes UsageError that names the current batch."""
         return explaining_misfits(
             lambda: f"{self._who}: the model or the loss cannot take {self._current}", "Give batches as in training"
+        )
+
+
+class InputBatches:
+    """As `Batches`, of inputs alone: iterates over the tensors of each x."""
+
+    def __init__(self, who: str, batches: Iterable[Any]) -> None:
+        no_list = isinstance(batches, str | bytes | Mapping | type | Tensor | np.ndarray)
+        if no_list or not hasattr(batches, "__iter__"):
+            refuse(f"{who}: batches", batches, "an iterable of batches of inputs, such as [x]")
+        self._who = who
+        self._batches = batches
+        self._current = "its first batch"
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...] | None]:
+        for index, x in enumerate(self._batches):
+            self._current = f"batch {index}, x {shown(x)}"
+            yield None if x is None else inputs_of(x, f"{self._who}: batch {index}")
+
+    def explaining_misfits(self) -> AbstractContextManager[None]:
+        """In this block an error of the model becomes UsageError that names the current batch."""
+        return explaining_misfits(
+            lambda: f"{self._who}: the model cannot take {self._current}",
+            f"Give inputs as in training, without targets: {self._who}(x for x, y in loader)",
         )

@@ -48,6 +48,11 @@ class Agreement(ABC):
         """Whether an update may be made now."""
         return True
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What steps in place of the stage's own optimizer, in this process; None where that one steps."""
+        return None
+
     def forget(self) -> None:
         """Abandon a meeting that has begun."""
         self._peers.forget()

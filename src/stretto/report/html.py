@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.files.whole_files import replacing, write_whole
+from stretto.options.extras import require
 from stretto.report.page import Page
 
 
@@ -33,7 +34,8 @@ def write(text: str, path: str | Path) -> Path:
 
 
 def render(page: Page) -> str:
-    """Return the whole page as text."""
+    """Return the whole page as text. Raises UsageError without the extra "report"."""
+    require("report", "a page with charts")
     from stretto.report.page_sections import view
 
     return fill("page.html.j2", view(page))
@@ -41,6 +43,7 @@ def render(page: Page) -> str:
 
 def fill(template: str, shown: dict[str, Any]) -> str:
     """Render a template of this folder. `shown` are its variables, of which `specs` holds the charts and their data."""
+    require("report", "a page with charts")
     import jinja2
     from markupsafe import Markup
 

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from stretto.errors import UsageError, nearest
 from stretto.mesh import Mesh
 from stretto.optimizers import OPTIMIZERS, Optimizer
+from stretto.options.float16 import refuse_float16
 from stretto.options.import_object import refuse_functions
 from stretto.options.user_function import is_function
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
@@ -34,9 +35,10 @@ class Settings:
     """Its options: --model-options.width 256 --model-options.depth 4."""
     data: str | None = None
     """Data set: digits (images), digit-masks (segmentation), pydoc (English text) or number-words (translation); from
-    files: cifar10, cifar100, imagenet, text, parallel (translations), saved (by Hugging Face's datasets); or your own,
-    path/to/file.py:function, which returns (train, validation) or (train, validation, test): pairs of tensors,
-    Datasets, DataLoaders or Hugging Face datasets. Unless said otherwise an embedded one that suits the network."""
+    files: mnist, fashion-mnist, cifar10, cifar100, imagenet, text, parallel (translations), saved (by Hugging Face's
+    datasets); or your own, path/to/file.py:function, which returns (train, validation) or (train, validation, test):
+    pairs of tensors, Datasets, DataLoaders or Hugging Face datasets. Unless said otherwise an embedded one that suits
+    the network."""
     data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --data-options.level word."""
     loss: str = "auto"
@@ -279,6 +281,7 @@ def check(settings: Settings) -> None:
     for name in ("steps", "examples", "evaluations", "stages", "workers", "reference_batch"):
         if getattr(settings, name) is not None:
             at_least_one(name, getattr(settings, name))
+    refuse_float16(settings.precision)
     for name, choices in CHOICES.items():
         value = getattr(settings, name)
         if value not in choices:

@@ -14,6 +14,7 @@ from stretto.losses import CrossEntropy, Loss
 from stretto.nn.batch import with_names_of
 from stretto.optim import Masters
 from stretto.options.checks import is_among, shown
+from stretto.options.float16 import refuse_float16
 
 PRECISIONS = ("bf16", "bf16-autocast")
 LOW = torch.bfloat16
@@ -31,6 +32,7 @@ class Precision:
     """
 
     def __init__(self, name: str | None) -> None:
+        refuse_float16(name)
         if not is_among(name, (None, *PRECISIONS)):
             raise UsageError(
                 f"unknown precision {shown(name)}: {nearest(str(name), PRECISIONS)}; None for the modules' own"

@@ -17,7 +17,7 @@ from stretto.heads.solo import SharedReadout
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, value_function
-from stretto.nn.batch import tensors_in, to_device, with_names_of
+from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.input_errors import error_text, is_misfit
 from stretto.nn.preserve import device_of
@@ -165,6 +165,7 @@ class Stage:
         self._autocast = specification.precision.autocast(specification.device)
         self.agreement = parts.agreement
         self._gradient_norms: Norms = parts.norms or own_norms
+        self.gradient_norms: Tensor | None = None  # of the last update, before its limit; None where there is no limit
         self._begun = False  # whether a gradient has been computed since the last update
         self._counting = Counting(rules.per_update, self.agreement)
         self._divisors: list[Tensor] = []  # of the gradients since the last update, a micro-batch each
@@ -343,6 +344,7 @@ class Stage:
         # Sets graph.loss. Returns a micro-batch's loss to report: its share of the minibatch's mean, or (sum, count).
         compared = output if self.head is None else self.head(*features)
         value = self._loss_value(compared, target.value, counted=target.counted)
+        refuse_detached(value, compared, self.index)
         local_loss = self.head if isinstance(self.head, LocalLoss) else None
         if isinstance(value, Sum):
             keeps_graph = seen is not None or not self._recompute
@@ -525,7 +527,8 @@ class Stage:
 
     def _norms(self) -> Tensor:
         norms = self._gradient_norms(self._parameters)
-        return norms if self.agreement is None else self.agreement.norms(norms)
+        self.gradient_norms = norms if self.agreement is None else self.agreement.norms(norms)
+        return self.gradient_norms
 
     def _update(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         finished = self.updates
@@ -553,6 +556,12 @@ class Stage:
             if self.scheduler is not None and counts:
                 self.scheduler.step()
         return {} if self._lends is None else {"tied-weight": self._lends.values()}
+
+    @property
+    def stepping(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose steps train this stage: its own, or that of the server's shard in this process."""
+        served = None if self.agreement is None else self.agreement.optimizer
+        return self.optimizer if served is None else served
 
     def lent(self) -> dict[int, Tensor]:
         """The current weights that other stages borrow."""
@@ -630,6 +639,19 @@ def clip(parameters: Sequence[Tensor], limit: float, stage_norms: Sequence[Tenso
     nonempty = [norms.to(stage_norms[-1].device) for norms in stage_norms if norms.numel()]
     if nonempty:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.linalg.vector_norm(torch.cat(nonempty)))
+
+
+def refuse_detached(value: Tensor | Sum, output: Any, stage: int) -> None:
+    """Raise UsageError for a loss through which no gradient gets to the output, though the output could have one."""
+    total = value.total if isinstance(value, Sum) else value
+    if total.requires_grad or not any(
+        tensor.requires_grad for tensor in as_tuple(output) if isinstance(tensor, Tensor)
+    ):
+        return
+    raise UsageError(
+        f"stage {stage}: the loss returned {shown(total)} without a gradient, so nothing would be trained: compute it "
+        "from the output by differentiable operations, without detach(), item(), argmax() or torch.no_grad()"
+    )
 
 
 def begins_in_place(module: nn.Module) -> bool:

@@ -211,7 +211,25 @@ def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter
     expected = "a function of parameters, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
     built = called("optimizer", optimizer, parameters, wanted=expected)
     if not isinstance(built, torch.optim.Optimizer):
-        raise UsageError(f"optimizer returned {type(built).__name__}, not a torch.optim.Optimizer")
+        hint = " Does the function end with return?" if built is None else ""
+        hint = " A stage has one, with several groups if need be." if isinstance(built, list | tuple) else hint
+        raise UsageError(f"optimizer returned {shown(built)}, not a torch.optim.Optimizer.{hint} Give {expected}")
     if "closure" in inspect.signature(built.step).parameters and isinstance(built, torch.optim.LBFGS):
         raise UsageError("LBFGS evaluates the loss several times a step; a pipeline cannot. Choose another optimizer")
     return built
+
+
+def check_stepped(optimizer: torch.optim.Optimizer, place: tuple[int, int], holders: Mapping[int, set[Any]]) -> None:
+    """Raise UsageError for an optimizer that steps parameters of other stages than its own.
+
+    `place` is its replica and stage, `holders` has the places of each parameter, by id.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            others = holders.get(id(parameter), {place})
+            if place not in others:
+                raise UsageError(
+                    f"the optimizer of stage {place[1]} also steps a parameter {list(parameter.shape)} of stage "
+                    f"{min(others)[1]}: each has its own optimizer, of the parameters that the function is given, "
+                    "optimizer=lambda params: torch.optim.SGD(params, lr=0.1), not of model.parameters()"
+                )

@@ -186,5 +186,5 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of packages and Python, and the kind of machine."""
-    packages = {name: version(name) for name in ("stretto", "torch", "numpy", "scikit-learn")}
+    packages = {name: version(name) for name in ("stretto", "torch", "numpy")}
     return {**packages, "python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}

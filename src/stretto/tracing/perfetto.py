@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
+from stretto.options.extras import require
 from stretto.tracing.recording import Mark, Recording, Span
 
 SEQUENCE = 1  # the id of the packet sequence that all packets belong to
@@ -23,8 +24,9 @@ LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # to
 def write(recordings: Sequence[Recording], file: Path) -> None:
     """Write the trace to `file`, in place of an earlier one; packets are written one by one, to save memory.
 
-    Raises UsageError for a time that the format cannot hold.
+    Raises UsageError for a time that the format cannot hold, and without the extra "trace".
     """
+    require("trace", "a trace for Perfetto")
     with replacing(file) as temporary, temporary.open("wb") as out:
         for packet in packets(recordings):
             content = packet.SerializeToString()

@@ -32,7 +32,7 @@ from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
 from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
-from stretto.trainer.evaluate import evaluate
+from stretto.trainer.evaluate import evaluate, predict
 from stretto.trainer.metrics import Metric
 
 State = dict[str, Tensor]
@@ -134,6 +134,12 @@ class Backend(ABC):
         metrics: Sequence[Metric],
     ) -> dict[str, float]:
         """As `stretto.trainer.evaluate.evaluate`, the same on every process."""
+
+    @abstractmethod
+    def predict(
+        self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[Any]
+    ) -> list[Any] | None:
+        """As `stretto.trainer.evaluate.predict`, on rank 0; None elsewhere."""
 
     @abstractmethod
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
@@ -272,6 +278,10 @@ class OneProcess(Backend):
     ) -> dict[str, float]:
         """Evaluate the whole model in this process."""
         return evaluate(Chain(*stages), specification, batches, metrics)
+
+    def predict(self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[Any]) -> list[Any]:
+        """Run the whole model in this process."""
+        return predict(Chain(*stages), specification, batches)
 
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """The given states: all stages are in this process."""

@@ -30,6 +30,7 @@ from stretto.stage.trainer_arguments import (
     check_heads,
     check_sharing,
     check_stage,
+    check_stepped,
     enable_training,
     refuse_lazy,
 )
@@ -236,6 +237,7 @@ class Construction:
             reducer = None if self._agreement is None else self._backend.reducer(self._of.sync)
             for builder, (stages, heads) in zip(builders, parts, strict=True):
                 built.append(builder.build(index, stages[index], heads[index], reducer))
+        self._check_optimizers(built, parts)
         warn_of_overshoot(self._of.method, [stage.place for stage in built if stage.place is not None])
         for stages, heads in parts:
             self._of.precision.convert([*stages, *heads])  # last, since nothing can be refused from here on
@@ -244,6 +246,17 @@ class Construction:
             for number in range(len(parts))
         ]
         return [stage.phases for stage in built]
+
+    def _check_optimizers(self, built: Sequence[BuiltStage], parts: Sequence[tuple[Any, Any]]) -> None:
+        holders: dict[int, set[tuple[int, int]]] = {}
+        for replica, modules in enumerate(parts):
+            for of_stages in modules:
+                for index, module in enumerate(of_stages):
+                    for parameter in () if module is None else module.parameters():
+                        holders.setdefault(id(parameter), set()).add((replica, index))
+        for number, (stage, *_) in enumerate(built):
+            if stage.optimizer is not None:
+                check_stepped(stage.optimizer, (number % len(parts), stage.index), holders)
 
     def _make_phases(
         self, settings: Sequence[tuple[PhaseSettings, PhaseSettings]], workers: int | None

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import reduce
@@ -25,7 +25,7 @@ from stretto.emulate.local_servers import LocalServers
 from stretto.emulate.reducer import EmulatedReducer
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
-from stretto.nn.batch import call, inputs_on, target_on
+from stretto.nn.batch import call, inputs_on, target_on, to_device
 from stretto.nn.buckets import align, tensors_of
 from stretto.nn.devices import pick_device_of, synchronizer
 from stretto.nn.preserve import evaluating
@@ -345,41 +345,84 @@ class SeveralProcesses(Backend):
 
         Replicas that shard their weights all take part, since none has whole weights without the others.
         """
-        homes, me = self._homes(stages), self.world.rank
-        last = self._placement.rank(0, self._home_of[len(stages) - 1])  # the rank that sums up
+        last = self._last_home(stages)  # the rank that sums up
         device, precision, tally = specification.device, specification.precision, Tally(metrics)
-        here = [stage for stage in stages if not isinstance(stage, RemoteStage)]
-        if self.replicas[0] > 0 and not self._sharded:
-            for _ in batches:  # draws as many random numbers as in replica 0
-                pass
-            batches = ()
-        with evaluating(here), torch.no_grad():
-            for x, y in batches:
-                given: tuple[Any, ...] = ()
-                examples = 0
-                if homes[0] == me:
-                    given = precision.inputs(inputs_on(x, device))
-                    examples = given[0].shape[0]
-                for index, home in enumerate(homes):
-                    before = homes[index - 1] if index else home
-                    if before != home and before == me:
-                        self._to(home).send(given, examples)
-                    if home == me:
-                        if before != home:
-                            examples, given = self._from(before, device).receive()
-                        with precision.forward(device), self.sharing.working():
-                            output = call(stages[index], given)
-                            given = output if isinstance(output, tuple) else (output,)
-                            if index == len(stages) - 1:
-                                target = target_on(y, device)
-                                tally.add(output, target, precision.loss(specification.loss), examples)
+        with self._evaluating(stages):
+            for x, y in self._read_here(batches):
+
+                def count(output: Any, examples: int, y: Any = y) -> None:
+                    tally.add(output, target_on(y, device), precision.loss(specification.loss), examples)
+
+                self._forward(stages, specification, x, count)
         sums = torch.tensor(tally.sums(), dtype=torch.float64)
-        for stage in here:
-            release(stage)
         self._settle()  # the broadcast below does not wait for messages in other replicas and parts
-        with reaching(last if last != me else (me + 1) % self.size):
+        with reaching(last if last != self.rank else (self.rank + 1) % self.size):
             dist.broadcast(sums, group_src=last, group=self.group)
         return tally.result(sums.tolist())
+
+    def predict(
+        self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[Any]
+    ) -> list[Any] | None:
+        """Run each batch through the stages of replica 0; its last stage's process sends the output to rank 0."""
+        last, me = self._last_home(stages), self.world.rank
+        outputs: list[Any] = []
+
+        def keep(output: Any, _: int) -> None:
+            if me == last:
+                outputs.append(to_device(specification.precision.outputs(output), self.cpu))
+
+        with self._evaluating(stages):
+            for x in self._read_here(batches):
+                self._forward(stages, specification, x, keep)
+                if last != 0 and me == last:
+                    self._to(0).send(*_as_message(outputs.pop()))
+                elif last != 0 and me == 0:
+                    single, output = self._from(last, specification.device).receive()
+                    output = tuple([part.cpu().clone() for part in output])  # each in memory of its own
+                    outputs.append(output[0] if single else output)
+        self._settle()
+        return outputs if me == 0 else None
+
+    def _last_home(self, stages: Sequence[nn.Module]) -> int:
+        # The rank of replica 0 whose last stage's outputs count.
+        return self._placement.rank(0, self._home_of[len(stages) - 1])
+
+    def _read_here(self, batches: Iterable[Any]) -> Iterator[Any]:
+        # The batches that this process's replica runs: all, or none.
+        for batch in batches:  # draws as many random numbers as in replica 0
+            if not self.replicas[0] or self._sharded:
+                yield batch
+
+    @contextmanager
+    def _evaluating(self, stages: Sequence[nn.Module]) -> Iterator[None]:
+        here = [stage for stage in stages if not isinstance(stage, RemoteStage)]
+        with evaluating(here), torch.no_grad():
+            yield
+        for stage in here:
+            release(stage)
+
+    def _forward(
+        self, stages: Sequence[nn.Module], specification: Specification, x: Any, use: Callable[[Any, int], None]
+    ) -> None:
+        """Run a batch through the stages, each in its process; the last one's calls use(output, examples)."""
+        homes, me, device = self._homes(stages), self.world.rank, specification.device
+        given: tuple[Any, ...] = ()
+        examples = 0
+        if homes[0] == me:
+            given = specification.precision.inputs(inputs_on(x, device))
+            examples = given[0].shape[0]
+        for index, home in enumerate(homes):
+            before = homes[index - 1] if index else home
+            if before != home and before == me:
+                self._to(home).send(given, examples)
+            if home == me:
+                if before != home:
+                    examples, given = self._from(before, device).receive()
+                with specification.precision.forward(device), self.sharing.working():
+                    output = call(stages[index], given)
+                    given = output if isinstance(output, tuple) else (output,)
+                    if index == len(stages) - 1:
+                        use(output, examples)
 
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """Send replica 0's states to rank 0: for each stage its names, as bytes of text, then its tensors."""
@@ -513,3 +556,14 @@ class SeveralProcesses(Backend):
         if rank not in self._inboxes:
             self._inboxes[rank] = Inbox(ChannelEnd(self.group, rank, 0, "a message", self.status), device)
         return self._inboxes[rank]
+
+
+def _as_message(output: Any) -> tuple[tuple[Tensor, ...], int]:
+    """The tensors of an output, and 1 if it is one tensor, 0 if it is a tuple. Raises UsageError for anything else."""
+    tensors = output if isinstance(output, tuple) else (output,)
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise UsageError(
+            f"predict: the model's output is a {type(output).__name__}: between processes a tensor, or a tuple of "
+            "them, can be sent; predict on one process, or have the last stage return tensors"
+        )
+    return tensors, int(isinstance(output, Tensor))

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a model over batches."""
+"""Loss and accuracy of a model over batches, and its outputs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.losses import Loss, mean_and_weight
-from stretto.nn.batch import IGNORED, call, inputs_on, target_on
+from stretto.nn.batch import IGNORED, call, inputs_on, target_on, to_device
 from stretto.nn.preserve import evaluating
 from stretto.stage.trainer_specification import Specification
 from stretto.trainer.metrics import Metric, MetricTally
@@ -76,6 +76,20 @@ def evaluate(
                 output = call(model, tensors)
                 tally.add(output, target, precision.loss(specification.loss), tensors[0].shape[0])
     return tally.result()
+
+
+@torch.no_grad()
+def predict(model: nn.Module, specification: Specification, batches: Iterable[Any]) -> list[Any]:
+    """The model's output for each batch of inputs, on the CPU, as the loss would get it."""
+    device, precision = specification.device, specification.precision
+    outputs: list[Any] = []
+    with evaluating([model]):
+        for x in batches:
+            tensors = precision.inputs(inputs_on(x, device))
+            with precision.forward(device):
+                output = call(model, tensors)
+            outputs.append(to_device(precision.outputs(output), torch.device("cpu")))
+    return outputs
 
 
 def countable(output: Any, target: Any) -> bool:

@@ -98,7 +98,10 @@ class MinibatchSplitter:
     def _refuse_none(self, x: Any) -> None:
         reader = "a head that reads it is" if self._head_reads_x else "stage 0 is"
         name, where = ("x", reader) if x is None and self.reads_x else ("y", "a loss is")
-        raise UsageError(f"{name} is None in this process, where {where}: every process passes the same batches")
+        raise UsageError(
+            f"{name} is None in this process, where {where}: give step(x, y) both; "
+            "every process passes the same batches"
+        )
 
     def _refuse_few(self, examples: int) -> None:
         if examples < self.parts:

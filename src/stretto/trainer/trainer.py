@@ -16,7 +16,7 @@ from stretto.losses import Loss, understand
 from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods import method as find_method
-from stretto.nn.batches import Batches
+from stretto.nn.batches import Batches, InputBatches
 from stretto.nn.chain import Chain
 from stretto.nn.seeding import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
@@ -428,6 +428,63 @@ class Trainer:
             self._backend.refresh(self._stages, self.rules)
             return self._backend.evaluate(self.stages, self.specification, given, measured)
 
+    def predict(self, batches: Iterable[Batch]) -> list[Any] | None:
+        """The model's output for each batch of inputs x, on the CPU, in evaluation mode, with the current weights.
+
+        A batch is what `step` takes as x; a DataLoader of pairs goes as `predict(x for x, _ in loader)`. Drains nothing
+        (but a parameter server). Under "bf16" outputs are float32, as the loss gets them. On several processes this is
+        a collective, and the outputs, tensors or tuples of them, are on rank 0, None elsewhere.
+        """
+        given = InputBatches("predict", batches)
+        self._pause()
+        with self._backend.together(), given.explaining_misfits():
+            self._backend.refresh(self._stages, self.rules)
+            return self._backend.predict(self.stages, self.specification, given)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer | None]:
+        """Each stage's optimizer; None for one that has nothing to train, or lives in another process.
+
+        With precision="bf16" they step the float32 masters. On a parameter server it is that of the shard in this
+        process.
+        """
+        return [self._stages[index].stepping if index in self._stages else None for index in range(len(self.stages))]
+
+    @property
+    def lr(self) -> list[float | list[float] | None]:
+        """Each stage's learning rate now; a list where its optimizer has several groups, None where there is none.
+
+        A rate that the method changes for delays within its step (`pipemare`) is the optimizer's own here.
+        """
+        return [None if optimizer is None else _rates(optimizer) for optimizer in self.optimizers]
+
+    @property
+    def updates(self) -> list[int | None]:
+        """How many updates each stage has finished; None for one that lives in another process."""
+        return [self._stages[index].updates if index in self._stages else None for index in range(len(self.stages))]
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of the gradients of this process's stages at their last updates, before `clip` shrinks them.
+
+        It is measured where `clip` needs it; clip=math.inf only measures. None without `clip`, and before the first
+        update. Reading it waits for the device.
+        """
+        norms = [stage.gradient_norms for stage in self._stages.values() if stage.gradient_norms is not None]
+        if self.clip is None or not norms:
+            return None
+        return math.hypot(*[float(torch.linalg.vector_norm(each.double())) for each in norms])
+
+    def __repr__(self) -> str:
+        parameters = dict.fromkeys(parameter for stage in self.stages for parameter in stage.parameters())
+        count = f"{sum(parameter.numel() for parameter in parameters):,}"
+        where = f"{self.processes} processes, this is rank {self.rank}" if self.processes > 1 else "one process"
+        return (
+            f"Trainer({self.method}: {_counted(len(self.stages), 'stage')} on "
+            f"{_counted(self.schedule.num_workers, 'worker')}, {where}, {count} parameters"
+            f"{' here' if self.processes > 1 else ''}, {self.device}, {_counted(self._entered, 'step')} done)"
+        )
+
     def together(self) -> AbstractContextManager[None]:
         """The context for other work that all processes do at the same time: an error in one of them ends all."""
         return self._backend.together()
@@ -583,3 +640,15 @@ class Trainer:
             for (stage, _), state in zip(loads, before, strict=True):
                 stage.load_state_dict(state, "the state before")
             raise
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> float | list[float] | None:
+    given = [group.get("lr") for group in optimizer.param_groups]
+    rates = [float(rate) for rate in given if rate is not None]  # some optimizers find their rate themselves
+    if len(rates) < len(given):
+        return None
+    return rates[0] if len(rates) == 1 else rates
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

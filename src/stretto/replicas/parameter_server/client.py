@@ -63,6 +63,11 @@ class ServedAgreement(Agreement):
         """Whether this replica may make the next update now."""
         return self._link.is_next
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of this replica's shard."""
+        return self._link.own[1].optimizer
+
     def step(self) -> None:
         """Push the gradients and take the changed weights, in place of an optimizer's step.
 

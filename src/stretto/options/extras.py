@@ -1,0 +1,16 @@
+"""What Stretto can do without and asks for by name: packages of the extras in pyproject.toml."""
+
+from importlib.util import find_spec
+
+from stretto.errors import UsageError
+
+EXTRAS = {"report": ("altair", "vl_convert", "jinja2"), "trace": ("perfetto",)}
+
+
+def require(extra: str, what: str) -> None:
+    """Raise UsageError where a package of this extra is not installed; imports nothing. `what` needs it."""
+    missing = [package for package in EXTRAS[extra] if find_spec(package) is None]
+    if missing:
+        raise UsageError(
+            f'{what} needs {" and ".join(missing)}, which a plain installation lacks: pip install "stretto[{extra}]"'
+        )

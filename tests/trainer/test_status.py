@@ -1,0 +1,196 @@
+"""What a Trainer says of itself while it trains, and its outputs: optimizers, rates, updates, norms, predict, repr."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import stretto
+from laws.networks import features, labels
+from runtime import replicated, scripts
+from runtime.processes import launch
+from stretto.errors import UsageError
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+HALVED = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
+
+
+def stages():
+    torch.manual_seed(0)
+    return [nn.Linear(6, 5).double(), nn.Tanh(), nn.Linear(5, 4).double()]
+
+
+def make(method="backprop", optimizer=SGD, **options):
+    if method.startswith("greedy"):
+        options["example"] = batches(1)[0][0]
+    return stretto.Trainer(stages(), cross_entropy, optimizer, method, device="cpu", **options)
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(1)
+    return [(features(generator, 8, 6), labels(generator, 8)) for _ in range(count)]
+
+
+def whole_gradient(trainer, x, y):
+    model = nn.Sequential(*stages())
+    model.load_state_dict(trainer.model.state_dict())
+    cross_entropy(model(x), y).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_optimizers_by_stage():
+    trainer = make()
+    first, none, last = trainer.optimizers
+    assert none is None
+    assert first.param_groups[0]["params"] == list(trainer.stages[0].parameters())
+    assert last.param_groups[0]["params"] == list(trainer.stages[2].parameters())
+
+
+@pytest.mark.parametrize("method", ["backprop", "pb", "greedy(head=linear)"])
+def test_rates_and_updates_go_on_with_the_steps(method):
+    trainer = make(method, scheduler=HALVED)
+    assert trainer.lr[0] == trainer.lr[2] == 0.1
+    assert trainer.updates == [0, 0, 0]
+    for x, y in batches(4):
+        trainer.step(x, y)
+    trainer.flush()
+    assert trainer.lr[0] == trainer.lr[2] == 0.025
+    assert trainer.updates == [4, 4, 4]
+
+
+def test_rates_of_groups():
+    def two(params):
+        return torch.optim.SGD([{"params": params[:1], "lr": 0.3}, {"params": params[1:]}], lr=0.2)
+
+    assert make(optimizer=two).lr == [[0.3, 0.2], None, [0.3, 0.2]]
+
+
+def test_rates_of_a_parameter_server_are_its_shards():
+    sync = stretto.ParameterServer(staleness=1)
+    trainer = make("pb", scheduler=HALVED, mesh=stretto.Mesh(data=2), sync=sync)
+    for x, y in batches(4):
+        trainer.step(x, y)
+    trainer.flush()
+    made = trainer.updates[0] * 2  # by both replicas
+    assert trainer.lr[0] == 0.1 * 0.5 ** (made // 2)
+
+
+def test_the_norm_is_that_of_the_whole_gradient_before_it_is_shrunk():
+    (x, y), *_ = batches(1)
+    for clip in (math.inf, 1e-3):
+        trainer = make(clip=clip)
+        assert trainer.grad_norm is None
+        gradients = whole_gradient(trainer, x, y)
+        trainer.step(x, y)
+        expected = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+        assert trainer.grad_norm == pytest.approx(expected, rel=1e-12)
+    trainer = make()
+    trainer.step(x, y)
+    assert trainer.grad_norm is None
+
+
+@pytest.mark.parametrize("method", ["backprop", "1f1b", "pb", "greedy(head=linear)"])
+def test_a_norm_that_is_only_measured_changes_nothing(method):
+    plain, measured = make(method), make(method, clip=math.inf)
+    for x, y in batches(5):
+        plain.step(x, y)
+        measured.step(x, y)
+    plain.flush()
+    measured.flush()
+    for one, other in zip(plain.model.parameters(), measured.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert measured.grad_norm > 0
+
+
+# -- predict ----------------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_the_models():
+    trainer = stretto.Trainer(scripts.stages(3), cross_entropy, SGD, "pb", example=scripts.batches(1)[0][0])
+    data = scripts.batches(3)
+    for x, y in data:
+        trainer.step(x, y)
+    assert trainer.stages[0].training
+    before = trainer.stages[0][1].running_mean.clone()
+    outputs = trainer.predict(x.numpy() if n == 1 else x for n, (x, _) in enumerate(data))
+    assert trainer.stages[0].training
+    assert torch.equal(before, trainer.stages[0][1].running_mean)
+    model = trainer.model.eval()
+    for (x, _), output in zip(data, outputs, strict=True):
+        assert torch.equal(model(x), output)
+        assert not output.requires_grad
+    assert trainer.predict([]) == []
+
+
+def test_outputs_under_bf16_are_float32():
+    torch.manual_seed(0)
+    trainer = stretto.Trainer([nn.Linear(6, 5), nn.Linear(5, 4)], cross_entropy, SGD, precision="bf16")
+    (output,) = trainer.predict([torch.randn(3, 6)])
+    assert output.dtype == torch.float32
+
+
+def test_outputs_of_several_tensors():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, 2 * x
+
+    trainer = stretto.Trainer(
+        [nn.Linear(6, 5), Two()], lambda output, y: cross_entropy(output[0] + output[1], y), SGD, device="cpu"
+    )
+    ((one, other),) = trainer.predict([torch.randn(3, 6)])
+    assert torch.equal(2 * one, other)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            torch.zeros(3, 6),
+            r"predict: batches=Tensor \[3, 6\].*: give an iterable of batches of inputs, such as \[x\]",
+        ),
+        (np.zeros((3, 6)), "predict: batches=ndarray"),
+        ([(torch.zeros(3, 6), torch.zeros(3))], r"cannot take batch 0, x .*TypeError.*predict\(x for x, y in loader\)"),
+        ([torch.zeros(3, 6).double(), torch.zeros(3, 7).double()], r"cannot take batch 1, x Tensor \[3, 7\]"),
+        (["text"], "predict: batch 0 is 'text'"),
+        (7, "predict: batches=7"),
+    ],
+)
+def test_what_predict_cannot_take(given, message):
+    with pytest.raises(UsageError, match=message):
+        make().predict(given)
+
+
+@pytest.mark.parametrize(("method", "precision"), [("pb", None), ("zb-v", None), ("backprop", "bf16")])
+def test_processes_predict_the_same(method, precision):
+    emulated, *_ = scripts.predicted(method, precision, workers=2)
+    first, other = launch(2, "runtime.scripts:predicted", method, precision)
+    assert other[0] is None
+    assert all(torch.equal(a, b) for a, b in zip(first[0], emulated, strict=True))
+    for (_, updates, rates, text), rank in ((first, 0), (other, 1)):
+        assert sorted(updates, key=str) == [6, 6, None, None]
+        assert [rate is None for rate in rates] == [number is None for number in updates]
+        assert f"2 processes, this is rank {rank}" in text
+
+
+@pytest.mark.parametrize("sync", ["all-reduce", "fully-shard"])
+def test_the_first_replica_predicts(sync):
+    emulated = replicated.predicted("all-reduce", 2)
+    first, *others = launch(4, "runtime.replicated:predicted", sync, 2)
+    assert others == [None] * 3
+    assert all(torch.equal(a, b) for a, b in zip(first, emulated, strict=True))
+
+
+# -- repr -------------------------------------------------------------------------------------------------------
+
+
+def test_what_it_says_of_itself():
+    trainer = make("pb(predict=step)", workers=2)
+    (x, y), *_ = batches(1)
+    trainer.step(x, y)
+    assert repr(trainer) == (
+        "Trainer(pb(predict=step): 3 stages on 2 workers, one process, 59 parameters, cpu, 1 step done)"
+    )
