@@ -76,8 +76,13 @@ def compare(
         settings; each makes what no other one does, and has all in its report. The runs of one that is lost are
         made by others. Needs optuna: the extra "sweep".
     """
+    from stretto.methods import method
+
     chosen = parts or {"": settings}
     for swept in chosen.values():
+        for name in swept.methods:
+            if name != "all":
+                method(name)  # a mistyped one is told before torch is imported
         check_jobs(swept, jobs)
         check_timeout(swept, timeout)
     sweeps = sweeps_of(config, chosen, output.out, selection)

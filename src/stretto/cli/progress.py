@@ -33,7 +33,7 @@ class Lines(Silent):
 
     def __init__(self, title: str, total: int, done: int) -> None:
         self.title, self.total, self.done = title, total, done
-        self._note = ""
+        self._note, self._before = "", done
 
     def advance(self, steps: int) -> None:
         """Count steps; print a line if they complete a tenth of the work, but the last: `end` does, with what it is."""
@@ -43,7 +43,7 @@ class Lines(Silent):
 
     def end(self) -> None:
         """Print the last line, if all the work is done."""
-        if self.total and self.done >= self.total:
+        if self.done >= self.total and self.done > self._before:
             self._print()
 
     def _print(self) -> None:

@@ -1,10 +1,11 @@
 """stretto train: one run, emulated in one process or on several."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -108,6 +109,9 @@ def train(
         Go on from the newest checkpoint that is whole, on any number of workers. Ctrl-C and SIGTERM leave one after the
         step that is under way, also without --checkpoint-every; the second time they end the run at once.
     """
+    from stretto.methods import method
+
+    method(settings.method)  # a mistyped one is told before torch is imported
     if settings.workers is not None and not output.dry_run:
         fork_server.prepare()
     import torch
@@ -228,8 +232,20 @@ def tell_result(folder: Path, rank: int, trace: Path | None, output: Output, *, 
     if output.json:
         print_json(result)
     else:
-        output.say("\n".join(f"{key:<17} {value}" for key, value in result.items() if value is not None))
+        output.say("\n".join(f"{key:<17} {in_words(key, value)}" for key, value in result.items() if value is not None))
+    if result["status"] == "diverged":
+        print(f"stretto: the loss was not finite after step {result['steps']}: try a smaller --lr", file=sys.stderr)
+        return 1
     return 0
+
+
+def in_words(key: str, value: Any) -> str:
+    """A value of a run's summary as people read it: three digits, compute with its unit."""
+    if not isinstance(value, float):
+        return f"{value}"
+    from stretto.report import units
+
+    return units.flops(value) if key.endswith("_flops") else f"{value:.3g}"
 
 
 @contextmanager
