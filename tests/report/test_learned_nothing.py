@@ -9,11 +9,11 @@ from stretto.report.metric import VALIDATION_LOSS
 from stretto.report.panel import panel
 from stretto.report.record import Record
 from stretto.report.summary import summarize
-from stretto.report.terminal import table
 from stretto.report.tuning import tuning_rows
 from stretto.report.verdict import verdict
 
 from .synthetic import make_page, run
+from .test_terminal import shown
 
 STUCK = run([2.3, 2.31, 2.3], method="greedy", seed=1)
 FINE = run([2.3, 1.0, 0.9], method="greedy", seed=0)
@@ -71,9 +71,10 @@ def test_the_page_counts_and_lists_it():
 
 def test_tuning_and_terminal_show_it_beside_the_diverged():
     assert {row["run"] for row in tuning_rows([PLAIN, STUCK], VALIDATION_LOSS) if row["value"] is None} == {STUCK.id}
-    heads = [str(column.header) for column in table(summarize([PLAIN, STUCK])).columns]
-    assert "learned\nnothing" in heads
-    assert "learned\nnothing" not in [str(column.header) for column in table(summarize([PLAIN])).columns]
+    text = shown([PLAIN, STUCK, run([2.3], method="pb", status="diverged", diverged_at=2)])
+    assert "Failed: 1 diverged, 1 learned nothing." in text
+    assert text.count("1/1") == 2
+    assert "ailed" not in shown([PLAIN])
 
 
 def test_the_verdict_of_such_runs_only():

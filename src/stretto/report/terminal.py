@@ -47,10 +47,9 @@ def _columns(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
         ]
     if any(summary.test_bleu is not None for summary in summaries):  # what translations are published with
         judged[1] = ("test\nBLEU", [units.bleu(summary.test_bleu) for summary in summaries])
-    stuck = [f"{summary.learned_nothing}/{summary.runs}" for summary in summaries]
+    head = "\nfailed" if any(summary.learned_nothing for summary in summaries) else "di-\nverged"
     return [
-        ("di-\nverged", [f"{summary.diverged}/{summary.runs}" for summary in summaries]),
-        *([("learned\nnothing", stuck)] if any(summary.learned_nothing for summary in summaries) else []),
+        (head, [f"{summary.failed}/{summary.runs}" for summary in summaries]),
         ("train\nloss", [units.number(summary.best_train_loss) for summary in summaries]),
         *judged,
         *_own(summaries),
@@ -75,7 +74,10 @@ def _own(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
 def _caption(summaries: Sequence[MethodSummary]) -> str:
     if not summaries:
         return "No runs."
+    diverged, stuck = (sum(count) for count in zip(*((s.diverged, s.learned_nothing) for s in summaries), strict=True))
+    failed = f"\nFailed: {diverged} diverged, {stuck} learned nothing." if stuck else ""
     return (
         f"Test and compute are those of the run with the best {summaries[0].metric.label}.\n"
         "± seeds: standard deviation over seeds at the best configuration."
+        f"{failed}"
     )

@@ -154,7 +154,7 @@ def _quality(summaries: Sequence[MethodSummary]) -> str:
     value, best = ranked[0]
     test = best.test_accuracy if is_accuracy else best.test_loss
     tested = "" if test is None else f" ({form(test)} on test data)"
-    text = f"The best {best.metric.label} is {form(value)}{tested}, by {best.method}"
+    text = f"The best {best.metric.label} at the end of a run is {form(value)}{tested}, by {best.method}"
     if len(ranked) == 1:
         return f"{text}."
     reached, second = ranked[1]
