@@ -38,6 +38,8 @@ def test_the_picture_has_a_title_a_legend_and_every_run(records):
     spec = picture_spec(page)
     assert spec["title"]["text"] == ["Local parallelism on digits"]
     assert "validation accuracy ≥" in spec["title"]["subtitle"][0]
+    assert "hollow runs failed later" in spec["title"]["subtitle"][0]
+    assert "hollow" not in picture_spec(make_page((run([2.0, 1.0]),)))["title"]["subtitle"][0]
     assert spec["layer"][0]["encoding"]["color"]["legend"]["orient"] == "bottom"
     (rows,) = spec["datasets"].values()
     assert len(rows) == len(first_panel(records).arrivals)

@@ -52,7 +52,8 @@ def picture_spec(page: Page) -> dict[str, Any] | None:
     chart = None if panel is None else frontier_chart(panel, styles(names), HEIGHT, legend)
     if panel is None or chart is None:
         return None
-    under = [f"The runs' costs at {panel.goal}: further left is faster, lower is cheaper; hollow runs failed later"]
+    hollow = "; hollow runs failed later" * any(arrival.lost_later for arrival in panel.arrivals)
+    under = [f"The runs' costs at {panel.goal}: further left is faster, lower is cheaper{hollow}"]
     if panel.missing:
         under += textwrap.wrap(f"Not reached by {', '.join(panel.missing)}", LINE + 15)
     title = alt.TitleParams(
