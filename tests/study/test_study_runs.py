@@ -342,7 +342,7 @@ def test_the_same_settings_find_the_same_folder_again():
         ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
         ({"model_options": {"widht": 3}}, "no option 'widht'; did you mean 'width'"),
         ({"model_options": {"seed": 3}}, "seed is no option of a network"),
-        ({"model": "transformer"}, "take one of: mlp, cnn"),
+        ({"model": "transformer", "data": "digits"}, "take one of: mlp, cnn"),
         ({"methods": ("gredy",)}, "unknown method 'gredy': did you mean 'greedy'"),
         ({"methods": ("chunked(chunks=9)",)}, r"chunked(chunks=9) on 3 stages: use at most 3 chunks"),
         ({"methods": ("greedy(head=pooled)",)}, "head 'pooled' goes"),

@@ -67,8 +67,8 @@ def load(name: str, options: tuple[tuple[str, object], ...], _source: str = "") 
 
 
 def dataset(settings: runs.Settings) -> data.Dataset | UserData:
-    """The data set that the settings name, with their options."""
-    name = runs.known(settings.data)
+    """The data set that the settings name, with their options, or an embedded one that suits the network."""
+    name = runs.defaults_of(settings.model).data if settings.data is None else settings.data
     source = version_of(name) if is_given(name) else source_digest(name, "data") if is_function(name) else ""
     return load(name, tuple(sorted(settings.data_options.items())), source)
 
