@@ -43,6 +43,7 @@ class _Runner:
     steps: int = 0
 
 
+ENDING = 5.0  # seconds that a process without a run has to end by itself
 Take = Callable[[], Task | None]  # returns the next run to be made; None if there is none now
 OnSteps = Callable[[int], None]  # called with the number of steps made since the last call
 OnRun = Callable[[Task], None]  # called when a run has ended and is on the disk
@@ -115,11 +116,20 @@ def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -
                 if runner.pipe.poll() and not _receive(runner, on_steps, on_run, failures):
                     runners.remove(runner)
     finally:
-        for runner in runners:
-            runner.pipe.close()
-            runner.process.terminate()
-            runner.process.join()
+        end(runners)
     return failures
+
+
+def end(runners: list[_Runner]) -> None:
+    """End processes: those without a run by themselves, as they clean up then (torch.export leaves semaphores)."""
+    for runner in runners:
+        runner.pipe.close()
+        if runner.task is not None:
+            runner.process.terminate()
+    for runner in runners:
+        runner.process.join(ENDING)
+        runner.process.terminate()
+        runner.process.join()
 
 
 def _fill(runners: list[_Runner], take: Take, jobs: int) -> list[_Runner]:
