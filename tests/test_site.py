@@ -113,7 +113,8 @@ def test_commands_are_understood(command, tmp_path, monkeypatch, capsys):
     """`train` and `compare` say what they would do; `show` and `simulate` do it; of the others their verb exists."""
     for folder in ("studies", "experiments"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    write_files(ROOT / "CONTRIBUTING.md", tmp_path)
+    for page in (ROOT / "CONTRIBUTING.md", DOCS / "guide" / "own-model.md"):
+        write_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
     if words[0] in ("train", "compare"):

@@ -41,7 +41,7 @@ MISTAKES = {
     "compare --stages 99": "stages=99, but mlp has 8 blocks: use at most 8 stages",
     "compare --workers 9": "workers=9 for 8 stages: use at most 8 workers",
     "compare --model mpl --json": "unknown model 'mpl'; did you mean 'mlp'",
-    "compare --model transformer": "take one of: mlp, cnn",
+    "compare --model transformer --data digits": "take one of: mlp, cnn",
     "compare --model-options 3": "write --model-options.NAME VALUE",
     "compare --model-options.widht 3": "did you mean 'width'",
     "compare --model-options.width x": "width='x' must be a whole number",

@@ -118,8 +118,10 @@ def test_the_json_of_runs_that_diverge(capsys):
     content = strict(answer(capsys, *(word for word in STUDY if word not in ("--lr", "0.05")), *words).out)
     assert {each["status"] for each in content["runs"]} == {"diverged"}
     assert content["runs"][0]["train_loss"] is None
-    run = strict(answer(capsys, "train", *SMALL, "--lr", "1e12", "--json").out)
-    assert run["status"] == "diverged"
+    assert main(["train", *SMALL, "--lr", "1e12", "--json"]) == 1, "a single run that diverged has failed"
+    out, err = capsys.readouterr()
+    assert strict(out)["status"] == "diverged"
+    assert "try a smaller --lr" in err
 
 
 def test_a_half_finished_study_has_a_report(capsys, finished):

@@ -107,9 +107,9 @@ def shard_name(name):
 
 @pytest.fixture(autouse=True)
 def _an_optimizer_without_state(monkeypatch):
-    from stretto.cost import stage_prediction
+    from stretto import optimizers
 
-    monkeypatch.setitem(stage_prediction.OPTIMIZERS, "sgd", stage_prediction.Optimizer("sgd", 0, 5))
+    monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", optimizers.OPTIMIZERS["sgd"]._replace(states=0))
 
 
 @pytest.mark.parametrize("seed", range(64))

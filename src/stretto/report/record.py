@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from stretto.errors import UsageError
 
+LEAST_FALL = 0.05  # of the train loss, below which a run is stuck: losses of a sample move by some per cent
 STATUSES = ("finished", "diverged")
 SCORES = (
     "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "validation_bleu",
@@ -190,14 +191,17 @@ class Record:
 
     @property
     def learned_nothing(self) -> bool:
-        """Whether a finished run is no better on validation data at its end than at its first evaluation.
+        """Whether a finished run is no better at its end than at its first evaluation: it is stuck.
 
-        Its validation loss has not fallen. A classifier whose loss has risen because it is too sure of itself has
-        learned all the same: it is spared if it gives right answers to more than a tenth of what was wrong at first.
+        Neither its validation loss nor its train loss has fallen. A run that learned its training examples by heart has
+        learned. So has a classifier whose loss has risen because it is too sure of itself: it is spared if it gives
+        right answers to more than a tenth of what was wrong at first.
         """
         if self.diverged or self.validation_loss is None or len(self.points) < 2:
             return False
         first, accuracy = self.points[0], self.validation_accuracy
+        if self.train_loss is not None and self.train_loss < first.train_loss * (1 - LEAST_FALL):
+            return False
         began = first.validation_accuracy
         answers = accuracy is not None and began is not None and accuracy > began + ANSWERS * (1 - began)
         return self.validation_loss >= first.validation_loss and not answers

@@ -1,5 +1,6 @@
 """torch's agent for the workers of this machine, where one that cannot be started is one that has failed."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -34,7 +35,8 @@ class Agent(LocalElasticAgent):
         fork_server.prepare()  # the server that forked the former ones may have gone
         before = multiprocessing.active_children()
         try:
-            with fork_server.without_script():
+            of_script = any(getattr(each, "__module__", None) == "__main__" for each in worker_group.spec.args)
+            with contextlib.nullcontext() if of_script else fork_server.without_script():
                 started: dict[int, Any] = super()._start_workers(worker_group)
         except fork_server.LOST:
             self._unstarted = self._failure()
