@@ -68,7 +68,7 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class SimulatedNetwork:
     """A network whose stages' costs are the times, as `stretto train` takes it."""
 
     model: str | None = None
@@ -114,7 +114,7 @@ def simulate(
     *,
     pipeline: Annotated[Pipeline, Parameter(name="*")] = Pipeline(),
     times: Annotated[Times, Parameter(name="*")] = Times(),
-    network: Annotated[Network, Parameter(name="*")] = Network(),
+    network: Annotated[SimulatedNetwork, Parameter(name="*")] = SimulatedNetwork(),
     overlay: Path | None = None,
     cluster: str | None = None,
     output: Annotated[SimulateOutput, Parameter(name="*")] = SimulateOutput(),
@@ -156,7 +156,7 @@ def simulate(
             print(f"written to {file}")
 
 
-def durations_of(times: Times, network: Network, layout: Layout) -> "Durations":
+def durations_of(times: Times, network: SimulatedNetwork, layout: Layout) -> "Durations":
     """The time of every action: as given, or from a network. Raises UsageError where both are given."""
     if network.model is None:
         if network.data is not None:

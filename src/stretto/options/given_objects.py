@@ -15,7 +15,7 @@ _versions: dict[str, int] = {}
 _loaded: set[Path] = set()
 
 
-class Returning:
+class ObjectFactory:
     """A function that returns an object made before, for settings that name a function."""
 
     def __init__(self, value: Any, *, copied: bool) -> None:
@@ -89,7 +89,7 @@ def object_digest(value: Any) -> str:
     """Sixteen characters that differ once an object, or the file that a function is in, has changed."""
     from stretto.options.user_function import digest_of_files
 
-    if isinstance(value, Returning):
+    if isinstance(value, ObjectFactory):
         return value.digest
     function = inspect.unwrap(value) if callable(value) else value
     try:

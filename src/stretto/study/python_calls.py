@@ -14,7 +14,7 @@ from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
 from stretto.options.checks import of_kind, shown
-from stretto.options.given_objects import Returning, register, write_objects
+from stretto.options.given_objects import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
 from stretto.report import Record, summarize
 from stretto.report.metric import Metric, metrics_of
@@ -278,7 +278,7 @@ def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:
     if isinstance(value, str):
         return value
     if makes and isinstance(value, makes):
-        return register(what, Returning(value, copied=what == "model"))
+        return register(what, ObjectFactory(value, copied=what == "model"))
     if not callable(value):
         raise UsageError(f"{what}={shown(value)}: give a function, its result, or a name")
     return register(what, value)

@@ -124,7 +124,7 @@ class Speed:
         return sum(examples for _, examples in self.steps) / seconds if seconds else 0.0
 
 
-class Fit:
+class FitLoop:
     """One call of `Trainer.fit`, on each process."""
 
     def __init__(

@@ -20,7 +20,7 @@ class ProgressLine:
         self.done += 1
 
 
-class Lines(ProgressLine):
+class PrintedProgress(ProgressLine):
     """A line on stderr whenever another tenth is done; every so many steps where the total is unknown."""
 
     EVERY = 100
@@ -46,7 +46,7 @@ def progress_line(total: int | None, done: int, *, shown: bool) -> Iterator[Prog
 
     console = Console(file=sys.stderr, soft_wrap=False, highlight=False)
     if not console.is_terminal:
-        yield Lines(total, done)
+        yield PrintedProgress(total, done)
         return
     from rich import progress as rich
 
@@ -60,7 +60,7 @@ def progress_line(total: int | None, done: int, *, shown: bool) -> Iterator[Prog
     with rich.Progress(*columns, console=console) as bar:
         task = bar.add_task("fit", total=total, completed=done, text="")
 
-        class Bar(ProgressLine):
+        class DrawnProgress(ProgressLine):
             def advance(self, text: Callable[[], str], seconds_per_step: Callable[[], float]) -> None:
                 super().advance(text, seconds_per_step)
                 now = time.perf_counter()
@@ -68,7 +68,7 @@ def progress_line(total: int | None, done: int, *, shown: bool) -> Iterator[Prog
                     self.shown_at = now
                     bar.update(task, total=self.total, completed=self.done, text=text())
 
-        yield Bar(total, done)
+        yield DrawnProgress(total, done)
 
 
 def say(text: str) -> None:

@@ -34,7 +34,7 @@ from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
 from stretto.trainer.early_stop import EarlyStop
 from stretto.trainer.feed import Needs
-from stretto.trainer.fit import Callback, Fit, FitArguments
+from stretto.trainer.fit import Callback, FitArguments, FitLoop
 from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
 from stretto.trainer.weight_observer import Observer
@@ -324,7 +324,7 @@ class Trainer:
                 quiet=quiet,
             )
             needs = Needs(self._splitter.reads_x, self._splitter.reads_y, self._splitter.parts)
-            fit = Fit(self, self._backend, needs, train, validation, given)
+            fit = FitLoop(self, self._backend, needs, train, validation, given)
             history = fit.run()
         if fit.interrupted is not None:  # said here, since it parts no processes
             raise KeyboardInterrupt(fit.interrupted)
