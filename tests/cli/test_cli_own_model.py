@@ -255,5 +255,27 @@ def test_functions_that_fail(capsys, line, replaced, message):
     assert not Path("run").exists()
 
 
+def test_data_drawn_without_a_seed_are_the_same_in_every_process(capsys):
+    Path("own.py").write_text(OWN.replace(", generator=torch.Generator().manual_seed(seed)", ""))
+    words = [*WORDS, *FEW, "--method", "1f1b", "--stages", "2"]
+    alone = run(capsys, "train", *words, "--out", "alone", "--json")
+    two = run(capsys, "train", *words, "--out", "two", "--workers", "2", "--json")
+    assert alone["test_mae"] == two["test_mae"]
+
+
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+def test_data_that_differ_from_call_to_call_are_refused(capsys, workers):
+    """The calls of this process count: its first one resolves the settings, others are those of the run."""
+    counting = "import os, time\n" + OWN.replace("def data():\n", "def data():\n    SEED = time.time_ns() % 10**6\n")
+    Path("own.py").write_text(counting.replace("pair(24, 0)", "pair(24, SEED)"))
+    words = [*WORDS, *FEW, "--method", "1f1b", "--stages", "2", *workers]
+    if workers:
+        err = mistake(capsys, "train", *words, "--out", "run")
+        assert "gave other examples in process" in err
+        assert "let it return the same at each call" in err
+    else:
+        run(capsys, "train", *words, "--out", "run", "--json")  # called once
+
+
 def test_a_network_of_ones_own_needs_data(capsys):
     assert "data is missing: own.py:build" in mistake(capsys, "train", "--model", "own.py:build")

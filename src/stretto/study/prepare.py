@@ -1,6 +1,8 @@
 """From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from stretto import data, models
-from stretto.data.user_data import UserData, user_data
+from stretto.data.user_data import UserData, drawing_from, user_data
 from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
@@ -58,11 +60,26 @@ class Prepared:
         return self.stages.model_state(weights)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: with several, torch.sin of the same numbers may differ from process to process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @lru_cache(maxsize=4)
 def load(name: str, options: tuple[tuple[str, object], ...], _source: str = "") -> data.Dataset | UserData:
-    """Load a data set, or call the user's function for it; the last four are kept in memory."""
+    """Load a data set, or call the user's function for it; the last four are kept in memory.
+
+    The function is called with seeded generators and on one thread: every process has to come to the same examples.
+    """
     if is_function(name):
-        return user_data(call(name, "data", dict(options)), name)
+        with drawing_from(0), one_thread():
+            return user_data(call(name, "data", dict(options)), name)
     return data.load(name, **dict(options))
 
 
@@ -200,6 +217,7 @@ def with_optimizer(settings: S, methods: Sequence[Method]) -> S:
 def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
     """Build data, model, stages and trainer of a resolved run; `timeout` is the trainer's, in seconds."""
     loaded = dataset(settings)
+    refuse_other_examples(settings, loaded)
     batch_size = runs.known(settings.batch_size)
     if batch_size > len(loaded.train):
         raise UsageError(
@@ -234,6 +252,17 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
             f"batch_size={batch_size}: use --batch-size {pieces * replicas} or more, or fewer microbatches="
         )
     return Prepared(settings, loaded, model, trainer, stages)
+
+
+def refuse_other_examples(settings: runs.TrainSettings, loaded: data.Dataset | UserData) -> None:
+    """Raise UsageError if the user's data are not those with which the settings were resolved."""
+    resolved = settings.sources.get("examples")
+    if isinstance(loaded, UserData) and resolved not in (None, loaded.digest):
+        raise UsageError(
+            f"data {loaded.name} gave other examples in process {os.environ.get('RANK', '0')} (digest {loaded.digest}) "
+            f"than where the run began ({resolved}): let it return the same at each call, drawing from a generator "
+            "that it seeds"
+        )
 
 
 def stages_of(settings: runs.TrainSettings, model: models.Model, example: Any) -> list[nn.Module]:
