@@ -165,6 +165,8 @@ class Stream(IterableDataset):
         (Stream(), "which has no length"),
         (DataLoader(Stream()), "has no length and no rows"),
         (DataLoader(Items(), sampler=WeightedRandomSampler([1.0] * 10, 10)), "sampler="),
+        (DataLoader(Items(), sampler=RandomSampler(Items(), replacement=True)), "sampler="),
+        (DataLoader(Items(), sampler=RandomSampler(Items(), num_samples=4)), "sampler="),
         (DataLoader(Items(), batch_sampler=[[0, 1], [2, 3]]), "batch_sampler="),
         (TensorDataset(X[:0], Y[:0]), "mine: train is empty"),
         (Subset(Items(), [99]), "raised IndexError"),

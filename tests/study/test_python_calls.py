@@ -1,5 +1,6 @@
 """stretto.compare and stretto.train: studies and runs from a script, with objects instead of names."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import stretto
 from stretto import UsageError
 from stretto.study.comparison import RUN_KEYS
+from stretto.study.python_calls import digest_of_layers
 
 FEW = {"steps": 4, "batch_size": 8, "evaluations": 2, "jobs": 1, "quiet": True, "seeds": 1}
 
@@ -87,6 +89,12 @@ def test_functions_or_what_they_return(changed):
     assert 0 < run["mae"] < 10
     other = compared(**given, out="again").runs[0]
     assert other["test_loss"] == run["test_loss"], "nothing is trained twice in place"
+
+
+def test_a_module_of_bfloat16_has_a_digest():
+    made, other = build().bfloat16(), build().bfloat16()
+    assert len({digest_of_layers(made), digest_of_layers(list(made)), digest_of_layers(other)}) == 3
+    assert digest_of_layers(made) == digest_of_layers(copy.deepcopy(made))
 
 
 def test_the_order_of_jobs_changes_nothing():

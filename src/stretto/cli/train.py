@@ -196,17 +196,15 @@ def make_run(
     """
     from stretto.study.prepare import costs_of
     from stretto.study.run_processes import run_on_processes
-    from stretto.study.training_run import run, run_prepared
+    from stretto.study.training_run import counting, run, run_prepared
 
     settings, costs = prepared.settings, costs_of(prepared)
     title = f"{settings.model} on {settings.data}, {settings.method}"
-    done = 0
     with progress(title, known(settings.steps), silent=silent) as bar:
+        advance = counting(bar.advance)
 
         def on_step(step: int, loss: float | None) -> None:
-            nonlocal done
-            bar.advance(step - done)
-            done = step
+            advance(step, loss)
             if loss is not None:
                 bar.note(f"loss {loss:.4f}")
 

@@ -24,6 +24,7 @@ from torch.utils.data import (
 from stretto.data.dataset import Dataset, RowReader, Split
 from stretto.errors import UsageError
 from stretto.nn.batch import IGNORED, as_tensor
+from stretto.nn.tensor_hash import hash_of
 from stretto.options.checks import shown
 
 FORMS = (
@@ -253,7 +254,7 @@ def of_loader(loader: "DataLoader[Any]", where: str) -> RowReader:
         raise UsageError(f"{where}: a DataLoader of an IterableDataset has no length and no rows: {remedy}")
     if type(loader.batch_sampler) is not BatchSampler:
         raise UsageError(f"{where}: a DataLoader with batch_sampler={shown(loader.batch_sampler)}: {remedy}")
-    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+    if not only_shuffles(loader.sampler):
         raise UsageError(
             f"{where}: a DataLoader with sampler={shown(loader.sampler)}; a run draws the order of its examples from "
             f"its own seed: {remedy}"
@@ -262,6 +263,13 @@ def of_loader(loader: "DataLoader[Any]", where: str) -> RowReader:
         return split_of(loader.dataset, where)
     refuse_without_length(loader.dataset, where)
     return ItemSplit(loader.dataset, loader.collate_fn, where, loader.num_workers)
+
+
+def only_shuffles(sampler: Any) -> bool:
+    """Whether a sampler gives every example once, in order or shuffled: a run may then draw the order itself."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and getattr(sampler, "_num_samples", None) is None
+    return type(sampler) is SequentialSampler
 
 
 def refuse_without_length(items: Any, where: str) -> None:
@@ -314,8 +322,4 @@ def digest_of(split: RowReader) -> str:
 def add_to_digest(digest: Any, values: Any) -> None:
     """Add tensors, and the text of other objects, in nested tuples, lists and dicts, to a digest."""
     for leaf in tree_flatten(values)[0]:
-        if isinstance(leaf, Tensor):
-            digest.update(f"{leaf.dtype} {list(leaf.shape)}".encode())
-            digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        else:
-            digest.update(repr(leaf).encode())
+        digest.update((hash_of(leaf) if isinstance(leaf, Tensor) else repr(leaf)).encode())

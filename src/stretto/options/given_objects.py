@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,19 @@ _loaded: set[Path] = set()
 
 
 class ObjectFactory:
-    """A function that returns an object made before, for settings that name a function."""
+    """A function that returns an object made before, for settings that name a function.
 
-    def __init__(self, value: Any, *, copied: bool) -> None:
-        self._value, self._copied = value, copied
+    `digest` is the object's, "given" for data, whose examples have a digest of their own.
+    """
+
+    def __init__(self, value: Any, digest: str, *, copied: bool) -> None:
+        self._value, self.digest, self._copied = value, digest, copied
 
     def __call__(self) -> Any:
         """The object; a copy of it for each caller if it is one that training changes."""
         from copy import deepcopy
 
         return deepcopy(self._value) if self._copied else self._value
-
-    @property
-    def digest(self) -> str:
-        """A digest of a network; "given" for data, whose examples have a digest of their own."""
-        return content_digest(self._value) if self._copied else "given"
 
 
 def register(name: str, value: Any) -> str:
@@ -105,16 +103,7 @@ def object_digest(value: Any) -> str:
 
 
 def content_digest(value: Any) -> str:
-    """A digest of an object's contents: of a module its text and its weights, of others what pickle makes of them."""
-    digest = sha256()
-    for part in value if isinstance(value, list | tuple) else [value]:
-        state: Any = part.state_dict() if hasattr(part, "state_dict") else None
-        if isinstance(state, Mapping):
-            digest.update(repr(part).encode())
-            for name, tensor in state.items():
-                digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-        else:
-            import cloudpickle
+    """A digest of what pickle makes of an object."""
+    import cloudpickle
 
-            digest.update(cloudpickle.dumps(part))
-    return digest.hexdigest()[:16]
+    return sha256(cloudpickle.dumps(value)).hexdigest()[:16]

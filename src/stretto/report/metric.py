@@ -67,9 +67,9 @@ def own_metrics(records: Sequence[Record]) -> tuple[Metric, ...]:
     return tuple(Metric(name, name, higher=name in higher, whole=None, own=True) for name in names)
 
 
-def metric(name: str) -> Metric:
-    """The metric with this field name. Raises UsageError for an unknown one."""
-    known = {metric.name: metric for metric in METRICS}
+def metric(name: str, records: Sequence[Record] = ()) -> Metric:
+    """The metric with this name, also the user's own of these records. Raises UsageError for an unknown one."""
+    known = {metric.name: metric for metric in metrics_of(records)}
     if name not in known:
         raise UsageError(f"no metric is called {name!r}: {nearest(name, known)}")
     return known[name]

@@ -123,7 +123,7 @@ def _failures(records: Sequence[Record]) -> str:
 def _in_short(page: Page) -> str:
     """What was run, in a line: the model, the data and the number of runs."""
     runs = f"{len(page.records)} run{'s' * (len(page.records) != 1)}"
-    return "; ".join(text for text in (page.model.partition(";")[0], page.dataset.partition(":")[0], runs) if text)
+    return "; ".join(text for text in (page.model.partition(";")[0], page.dataset.partition(": ")[0], runs) if text)
 
 
 def _first(records: Sequence[Record], look: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:

@@ -219,6 +219,11 @@ class Record:
         return "learned nothing" if self.learned_nothing else "finished"
 
     @property
+    def metric_scores(self) -> dict[str, float]:
+        """The user's metrics under their names, and those on the test split as test_<name>."""
+        return {**self.metrics, **{f"test_{name}": value for name, value in self.test_metrics.items()}}
+
+    @property
     def configuration(self) -> str:
         """The same text for runs that differ in nothing but the seed."""
         return json.dumps([self.method, dict(self.options)], sort_keys=True, default=str)

@@ -52,16 +52,11 @@ def run_json(record: Record) -> dict[str, Any]:
     return (
         {key: values[key] for key in RUN_KEYS}
         | {"learned_nothing": record.learned_nothing}
-        | scores_of(record)
+        | record.metric_scores
         | {"options": {**parse(record.method)[1], **record.options}}
         | {"observed": record.observations[-1].to_json() if record.observations else None}
         | {"measured": [measurement.to_json() for measurement in record.measurements]}
     )
-
-
-def scores_of(record: Record) -> dict[str, float]:
-    """The user's metrics of a run under their names, and on the test split as test_<name>."""
-    return {**record.metrics, **{f"test_{name}": value for name, value in record.test_metrics.items()}}
 
 
 def default_jobs(workers: int | None) -> int:

@@ -1,7 +1,7 @@
 """Costs of the models that the command line plans for: built-in ones, published ones and the user's own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stretto.cost.layer_table import LayerCost, ModelCosts
@@ -83,7 +83,7 @@ def trainable(requested: "TrainSettings") -> Costed:
     from stretto.splitting import pieces
     from stretto.study.prepare import build_model, dataset, resolve
 
-    settings = resolve(requested)
+    settings = resolve(replace(requested, stages=1))  # more would be looked for in a cut of their own
     loaded, model = dataset(settings), build_model(settings)
     x, y = loaded.train.first(EXAMPLES)
     inputs = inputs_of(x)

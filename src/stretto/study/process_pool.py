@@ -22,7 +22,7 @@ from stretto.study.disk_errors import FullDiskError
 from stretto.study.prepare import costs_of, prepare
 from stretto.study.run_processes import REPORT_EVERY, run_on_processes
 from stretto.study.study import Task
-from stretto.study.training_run import run
+from stretto.study.training_run import counting, run
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,9 @@ def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
     failures = []
     try:
         while (task := take()) is not None:
-            done = 0
-
-            def on_step(step: int, _: float | None) -> None:
-                nonlocal done
-                on_steps(step - done)
-                done = step
-
+            on_step = counting(on_steps)
             reason = _attempt(task, on_step)
-            on_steps(known(task.settings.steps) - done)
+            on_step(known(task.settings.steps), None)
             if reason is None:
                 on_run(task)
             else:

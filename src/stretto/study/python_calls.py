@@ -2,14 +2,16 @@
 
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from stretto.data.user_data import add_to_digest
 from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
@@ -17,7 +19,7 @@ from stretto.options.checks import of_kind, shown
 from stretto.options.given_objects import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
 from stretto.report import Record, summarize
-from stretto.report.metric import Metric, metrics_of
+from stretto.report.metric import metric
 from stretto.report.panel import panel
 from stretto.report.terminal import table
 from stretto.runtime.launch import LaunchSettings
@@ -29,7 +31,7 @@ from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import claim, default_folder, summary
 from stretto.study.store import MODEL, read_run
 from stretto.study.study import open_study
-from stretto.study.training_run import run_prepared
+from stretto.study.training_run import counting, run_prepared
 
 SWEPT = ("methods", "lr", "batch_size", "seeds")
 
@@ -53,7 +55,7 @@ class FinishedStudy:
         compute, the seconds and the step of its arrival instead of those of its end. Raises UsageError for a metric
         that there is not.
         """
-        arrivals = panel(self.outcome.records, self._metric(metric_name), cut_off).arrivals
+        arrivals = panel(self.outcome.records, metric(metric_name, self.outcome.records), cut_off).arrivals
         reached = [(arrival.record, arrival.to_json()) for arrival in arrivals if not arrival.dominated]
         keys = ("step", "serial_flops", "total_flops", "seconds")
         return [run_json(record) | {key: arrival[key] for key in keys} for record, arrival in reached]
@@ -63,7 +65,7 @@ class FinishedStudy:
         if metric_name is None:
             chosen = [(s.metric, s.chosen) for s in summarize(self.outcome.records) if s.chosen is not None]
         else:
-            judged = self._metric(metric_name)
+            judged = metric(metric_name, self.outcome.records)
             chosen = [(judged, record) for record in self.outcome.records if judged.final(record) is not None]
         if not chosen:
             raise UsageError(f"none of the {len(self.outcome.records)} runs has finished with such a value")
@@ -96,12 +98,6 @@ class FinishedStudy:
         picture = self.outcome.report.with_name("frontier.svg")
         drawn = picture.read_text(encoding="utf-8") if picture.is_file() else ""
         return f"<pre>{escape(self.table())}</pre>{drawn}<p>{escape(str(self.outcome.report))}</p>"
-
-    def _metric(self, name: str) -> Metric:
-        measured = {metric.name: metric for metric in metrics_of(self.outcome.records)}
-        if name not in measured:
-            raise UsageError(f"no metric is called {shown(name)}: {nearest(str(name), measured)}")
-        return measured[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,8 +183,7 @@ def compare(
         study = open_study(several, None if out is None else Path(out))
         study = replace(study, tasks=tuple(replace(task, objects=objects) for task in study.tasks))
         if jobs != 1 or workers is not None:
-            with fork_server.without_script():
-                fork_server.prepare()
+            fork_server.prepare()
         for note in study.notes:
             print(note, file=sys.stderr)
         pending = sum(known(task.settings.steps) for task in study.pending)
@@ -254,10 +249,6 @@ def common(
     for name in others:
         if name not in known_settings:
             raise UsageError(f"unknown argument {name!r}: {nearest(name, known_settings)}")
-    named_metrics = tuple(
-        f"{name}={named(name, function)}{':higher' if getattr(function, 'higher_is_better', False) is True else ''}"
-        for name, function in (metrics or {}).items()
-    )
     axes: dict[str, Any] = {}
     if mesh is not None:
         of_kind("mesh", mesh, Mesh, "stretto.Mesh(data=2)")
@@ -267,7 +258,7 @@ def common(
         "data": named("data", data, makes=(tuple, list, Mapping)),
         "loss": named("loss", loss),
         "optimizer": named("optimizer", optimizer),
-        "metric": named_metrics,
+        "metric": tuple(f"{name}={named(name, function)}" for name, function in (metrics or {}).items()),
         **axes,
         **others,
     }
@@ -278,10 +269,20 @@ def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:
     if isinstance(value, str):
         return value
     if makes and isinstance(value, makes):
-        return register(what, ObjectFactory(value, copied=what == "model"))
+        is_model = what == "model"
+        return register(what, ObjectFactory(value, digest_of_layers(value) if is_model else "given", copied=is_model))
     if not callable(value):
         raise UsageError(f"{what}={shown(value)}: give a function, its result, or a name")
     return register(what, value)
+
+
+def digest_of_layers(model: Any) -> str:
+    """A digest of a module, or of several: of their texts and of the values of their states."""
+    modules = [model] if isinstance(model, nn.Module) else model
+    states = [[repr(module), *module.state_dict().items()] for module in modules if isinstance(module, nn.Module)]
+    digest = sha256()
+    add_to_digest(digest, states)
+    return digest.hexdigest()[:16]
 
 
 def listed(value: Any) -> tuple[Any, ...] | None:
@@ -306,15 +307,3 @@ def shown_progress(title: str, steps: int, *, quiet: bool) -> Any:
             yield lambda count: bar.advance(task, count)
 
     return shown_bar()
-
-
-def counting(advance: Callable[[int], None]) -> Callable[[int, float | None], None]:
-    """From a function that takes the number of new steps to one that is told the number of all."""
-    done = 0
-
-    def on_step(step: int, _: float | None) -> None:
-        nonlocal done
-        advance(step - done)
-        done = step
-
-    return on_step

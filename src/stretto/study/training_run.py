@@ -33,6 +33,18 @@ TRAIN_SAMPLE = 512  # training examples that train loss and accuracy are evaluat
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
 
+def counting(advance: Callable[[int], object]) -> OnStep:
+    """Call `advance` with the number of new steps, where the number of all is told."""
+    done = 0
+
+    def on_step(step: int, _: float | None) -> None:
+        nonlocal done
+        advance(step - done)
+        done = step
+
+    return on_step
+
+
 @dataclass
 class Progress:
     """The state of a run while it trains: with a trainer's checkpoint it is enough to go on.

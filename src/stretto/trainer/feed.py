@@ -10,10 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from stretto.data.dataset import RowReader, Split
-from stretto.data.user_data import TensorSplit, add_to_digest, digest_of, is_hugging_face, is_pair, pair_of, split_of
+from stretto.data.user_data import (
+    TensorSplit,
+    add_to_digest,
+    digest_of,
+    is_hugging_face,
+    is_pair,
+    only_shuffles,
+    pair_of,
+    split_of,
+)
 from stretto.errors import UsageError
 from stretto.nn.batch import first_size
 from stretto.nn.seeding import derive
@@ -289,15 +298,11 @@ def is_stream(data: Any) -> bool:
 
 def is_plain(loader: "DataLoader[Any]") -> bool:
     """Whether a DataLoader only shuffles or not, and cuts into batches: its Dataset may then be read by rows."""
-    sampler = loader.sampler
-    shuffles = (
-        type(sampler) is RandomSampler and not sampler.replacement and getattr(sampler, "_num_samples", None) is None
-    )
     return (
         not isinstance(loader.dataset, IterableDataset)
         and type(loader) is DataLoader
         and type(loader.batch_sampler) is BatchSampler
-        and (shuffles or type(sampler) is SequentialSampler)
+        and only_shuffles(loader.sampler)
     )
 
 

@@ -36,7 +36,7 @@ RESERVED = ("loss", "accuracy")  # keys that an evaluation has anyway
 
 
 def named_metrics(where: str, metrics: Mapping[str, Any] | None) -> list[Metric]:
-    """Metrics given by name, as functions or as `Metric`; a function's `higher_is_better` says the direction.
+    """Metrics of functions given by name; a function's `higher_is_better` says the direction.
 
     Raises UsageError for what cannot be called, and for names that an evaluation has anyway.
     """
