@@ -87,14 +87,14 @@ class SimulatedNetwork:
         """The MFLOP of every action, heads included. Raises UsageError for what `stretto train` could not train."""
         from stretto.measure.flops import durations
         from stretto.settings.runs import TrainSettings
-        from stretto.study.prepare import costs_of, prepare, resolve
+        from stretto.study.prepare import costs_of, prepare_trial, resolve
 
         assert self.model is not None, "only where a network is given"
         settings = TrainSettings(
             model=self.model, model_options=self.model_options, data=self.data, data_options=self.data_options,
             loss=self.loss, method=method, stages=stages,
         )  # fmt: skip
-        flops = costs_of(prepare(resolve(settings))).flops
+        flops = costs_of(prepare_trial(resolve(settings))).flops
         return durations({action: count / 1e6 for action, count in flops.items()})
 
 

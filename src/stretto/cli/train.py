@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,9 +117,8 @@ def train(
     import torch
 
     from stretto.runtime.world import place_in_job
-    from stretto.study.prepare import prepare, resolve
+    from stretto.study.prepare import prepare, prepare_trial, resolve
     from stretto.study.single_run import claim, default_folder
-    from stretto.trainer.backend import in_one_process
 
     rank, launched = place_in_job()  # torchrun or srun may have started several
     if launched > 1:
@@ -128,8 +127,7 @@ def train(
     place = processes.place(resolved.workers, launched=launched > 1)
     torch.set_num_threads(1)  # as in a study, so that the numbers are the same
     here = place is None and launched == 1 and not output.dry_run
-    with nullcontext() if here else in_one_process():
-        prepared = prepare(resolved, processes.patience)
+    prepared = (prepare if here else prepare_trial)(resolved, processes.patience)
     if output.dry_run:
         if rank == 0:
             print_settings(resolved, output)

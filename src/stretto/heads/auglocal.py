@@ -6,7 +6,6 @@ starts as a copy of that stage, and the copy of the last stage is the classifier
 has another shape than its stage's.
 """
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.heads.head import REMEDY, Site, Tensors, decline
 from stretto.heads.plain import Mean
+from stretto.nn import deferred
 from stretto.nn.batch import as_tuple
 from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
@@ -45,7 +45,7 @@ def auglocal(at: Site, *, depth: int = 2, coefficient: float = 0.5) -> nn.Module
         inputs = network.outputs[layer - 1]
         parts += [
             adapters_between(features, inputs, at.stage, layer),
-            copy.deepcopy(stages[layer]).to(features[0].device),
+            deferred.deep_copy(stages[layer]).to(features[0].device),
         ]
         features = network.outputs[layer]
     return Copies(parts)

@@ -8,13 +8,13 @@ update up to that one. So a stage with a worker of its own never waits for a rea
 results.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads.head import REMEDY, Site
+from stretto.nn import deferred
 from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
 from stretto.options.parse import parse
@@ -48,7 +48,7 @@ def solo(at: Site, *, every: int = 1) -> nn.Module:
             f"{at.shapes}; the last stage ends otherwise: use head='language', which every stage trains for itself. "
             f"{REMEDY}"
         )
-    return SharedReadout(copy.deepcopy(original).to(at.features[0].device))
+    return SharedReadout(deferred.deep_copy(original).to(at.features[0].device))
 
 
 def readout(stage: nn.Module) -> nn.Module | None:

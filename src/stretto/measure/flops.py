@@ -1,6 +1,5 @@
 """FLOPs of every action, counted on the real modules by torch's own counter."""
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from stretto.emulate import Emulator
+from stretto.nn import deferred
 from stretto.nn.batch import inputs_on, target_on
 from stretto.nn.flop_counter import counting
 from stretto.nn.seeding import PreservedGenerator
@@ -32,7 +32,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     """
     of, stages = trainer.specification, []
     alone = replace(trainer.rules, per_update=1)
-    for index, (module, head) in enumerate(copy.deepcopy(list(zip(trainer.stages, trainer.heads, strict=True)))):
+    for index, (module, head) in enumerate(deferred.deep_copy(list(zip(trainer.stages, trainer.heads, strict=True)))):
         phase = PhaseSettings(WEIGHTS[COUNTED_AS[of.method.weights]](module), None)
         stages.append(Counted(StageParts(index=index, module=module, head=head), of, alone, phase))
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do

@@ -1,6 +1,5 @@
 """What the layers of a model take on this machine: medians of repeats in which layers and batch sizes take turns."""
 
-import copy
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from stretto.cost.layer_table import Affine, Measured, ModelCosts
 from stretto.errors import UsageError
 from stretto.measure.fit import fit
 from stretto.measure.layer_flops import Loss
+from stretto.nn import deferred
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, timed
 from stretto.runtime.process_memory import keep_memory
@@ -73,7 +73,7 @@ def with_times(
     keep_memory()
     samples: Samples = defaultdict(list)
     device = device_of(layers)
-    copies = [prepared(layer, optimizer) for layer in copy.deepcopy(list(layers))]
+    copies = [prepared(layer, optimizer) for layer in deferred.deep_copy(list(layers))]
     with undisturbed([layer.module for layer in copies], device), torch.enable_grad():
         for layer in copies:
             layer.module.train()

@@ -25,3 +25,4 @@ class Model:
     loss: Loss
     description: str
     module: nn.Module | None = None
+    drawn: bool = True  # whether a seed decides any of its weights

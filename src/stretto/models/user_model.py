@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.models.hugging_face import example_of, hugging_face_model
 from stretto.models.model import Loss, Model
 from stretto.nn.seeding import derive
 from stretto.options.checks import shown
-from stretto.options.user_function import call
+from stretto.options.user_function import call, is_model_folder
 
 RETURNED = (
     "an nn.Module, a list of layers, or (module, example) with one input batch, a tensor, a tuple or a dict of tensors"
@@ -20,9 +21,13 @@ RETURNED = (
 def user_model(text: str, options: Mapping[str, Any] | None = None) -> tuple[nn.Module | list[nn.Module], Any]:
     """Call the function `package.module:function` or `path/to/file.py:function` with its options.
 
-    Returns the module, or the layers, and the example input that the function returned with it, or None. Raises
-    UsageError if there is no such function, if it raises an error, or if it returns anything but RETURNED.
+    Returns the module, or the layers, and the example input that the function returned with it, or None. Of hf:FOLDER,
+    the model with placeholders for its weights. Raises UsageError if there is no such function, if it raises an error,
+    or if it returns anything but RETURNED.
     """
+    if is_model_folder(text):
+        model, _ = hugging_face_model(text, options or {})
+        return model, example_of(model)
     result = call(text, "model", options or {})
     model, example = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     layers = list(model) if isinstance(model, list | tuple | nn.ModuleList) else None
@@ -39,6 +44,18 @@ def is_example(example: Any) -> bool:
         return all(isinstance(part, Tensor) for part in example.values())
     parts: Sequence[Any] = example if isinstance(example, tuple) else (example,)
     return example is None or all(isinstance(part, Tensor) for part in parts)
+
+
+def build_folder_model(text: str, options: Mapping[str, Any], loss: Loss, data: str, seed: int) -> Model:
+    """The Hugging Face model of hf:FOLDER, with placeholders for its weights. Raises UsageError if it is none."""
+    module, weights = hugging_face_model(text, options, seed)
+    size = sum(p.numel() for p in module.parameters())
+    given = ", ".join(f"{option} {value}" for option, value in options.items())
+    name = f"{text} ({type(module).__name__}{', ' if given else ''}{given})"
+    origin = "its files" if not weights.drawn else "its files and a seed" if weights.stored else "a seed"
+    return Model(
+        text, [module], loss, f"{name} for {data}: {size:,} parameters, from {origin}", module, bool(weights.drawn)
+    )
 
 
 def build_user_model(text: str, options: Mapping[str, Any], loss: Loss, data: str, seed: int) -> Model:

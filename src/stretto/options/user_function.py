@@ -13,10 +13,17 @@ from stretto.errors import UsageError, nearest
 from stretto.options.given_objects import is_given, object_digest
 from stretto.options.import_object import import_object
 
+FOLDER = "hf:"
+
 
 def is_function(text: str) -> bool:
-    """Whether a setting names a function, package.module:function or path/to/file.py:function."""
+    """Whether a setting names something of the user's: package.module:function, path/to/file.py:function, hf:FOLDER."""
     return ":" in text
+
+
+def is_model_folder(text: str) -> bool:
+    """Whether a setting names the folder of a Hugging Face model, hf:FOLDER."""
+    return text.startswith(FOLDER)
 
 
 def call(text: str, what: str, options: Mapping[str, Any]) -> Any:
@@ -62,8 +69,12 @@ def error_place(error: BaseException) -> str:
 def source_digest(text: str, what: str = "model") -> str:
     """Sixteen characters that differ once the function's file, or one beside it that it imports, has been edited.
 
-    Raises UsageError, which calls it `what`, if there is no such function.
+    Of a model's folder, once its files are others. Raises UsageError, which calls it `what`, if there is none such.
     """
+    if is_model_folder(text):
+        from stretto.models.hugging_face import digest_of_folder
+
+        return digest_of_folder(text)
     value = import_object(text, what)
     if is_given(text):
         return object_digest(value)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.nn import deferred
 from stretto.nn.flop_counter import counting
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.shapes import describe
@@ -77,7 +78,7 @@ def flops(pieces: Sequence[nn.Module], names: Sequence[str], inputs: Inputs) -> 
     """
     counted: list[int] = []
     tensors = inputs
-    with undisturbed(pieces, device_of(pieces)), torch.no_grad():
+    with undisturbed(pieces, device_of(pieces)), torch.no_grad(), deferred.faked(pieces):
         for piece, name in zip(pieces, names, strict=True):
             with counting() as counter:
                 tensors = output_tensors(attempt(piece, name, tensors))

@@ -36,6 +36,14 @@ class Stages(list[nn.Module]):
         self._model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
         self._names = names_in(self._model, self)
 
+    def name_in_model(self, key: str) -> str | None:
+        """The name in the model of a weight "<stage>.<name>"; None for one that an earlier stage has, too (tied)."""
+        names = self._names.get(key.replace("_orig_mod.", ""))  # torch.compile adds this prefix
+        if names is None:
+            raise UsageError(f"{key!r} is no weight of these {len(self)} stages: {nearest(key, self._names)}")
+        first = next(other for other, others in self._names.items() if others == names)
+        return names[0] if names and first == key.replace("_orig_mod.", "") else None
+
     def model_state(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights that `trainer.gather()` returned, under the names that `model.load_state_dict` takes.
 

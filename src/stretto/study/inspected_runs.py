@@ -11,7 +11,7 @@ from stretto.report.inspection import InspectedRun, build_inspection
 from stretto.report.record import Record
 from stretto.settings.runs import known
 from stretto.study.disk_errors import writing
-from stretto.study.prepare import prepare
+from stretto.study.prepare import prepare_trial
 from stretto.study.report_page import delays, names
 from stretto.study.study import Study
 
@@ -26,7 +26,7 @@ def inspect_study(study: Study) -> tuple[InspectedRun, ...]:
 
 def inspected(study: Study, record: Record) -> InspectedRun:
     """Describe a run: its stages, its heads, and the delay of its gradients by stage."""
-    prepared = prepare(next(task.settings for task in study.tasks if task.settings.id == record.id))
+    prepared = prepare_trial(next(task.settings for task in study.tasks if task.settings.id == record.id))
     trainer = prepared.trainer
     kind = trainer.method.head
     heads = ["" if head is None else description(head) if kind == "auto" else kind for head in trainer.heads]

@@ -8,7 +8,7 @@ from stretto.errors import ScheduleError, UsageError
 from stretto.methods import BASELINE, METHODS, method
 from stretto.methods.cure import Correction, Place, Prediction
 from stretto.settings.runs import CompareSettings
-from stretto.study.prepare import Prepared, prepare, resolve, with_optimizer
+from stretto.study.prepare import Prepared, prepare_trial, resolve, with_optimizer
 
 ALL = "all"
 NOT_COMPARED = ("name", "summary", "options", "planning")  # fields of a method that do not change what it does
@@ -73,7 +73,7 @@ def in_order(written: tuple[str, ...], named: Iterator[str], added: list[str]) -
 def attempt(settings: CompareSettings, name: str) -> Prepared:
     """Prepare a run of a method at every batch size and return the first. Raises UsageError if it cannot train."""
     only = replace(settings, methods=(name,), lr=settings.lr and settings.lr[:1], seeds=1)
-    prepared = [prepare(run) for run in only.runs()]
+    prepared = [prepare_trial(run) for run in only.runs()]
     return prepared[0]
 
 

@@ -26,7 +26,7 @@ from stretto.simulate.network import no_bytes
 from stretto.simulate.timeline_recordings import recordings as simulated_recordings
 from stretto.stage.stage import Target, head_loss
 from stretto.study.model_costs import outputs
-from stretto.study.prepare import Prepared, prepare, stages_of
+from stretto.study.prepare import Prepared, prepare_trial, stages_of
 from stretto.study.single_run import traced
 from stretto.study.store import RUN, read_run
 from stretto.tracing import Recording, read_recordings
@@ -123,7 +123,7 @@ def overlaid(folder: Path, cluster: Cluster | None = None) -> tuple[list[Recordi
         raise UsageError(f"no run in {folder}: name a folder that stretto train --trace has written")
     run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder))
     traced(folder)
-    recordings, prepared = recordings_of(folder, run), prepare(run)
+    recordings, prepared = recordings_of(folder, run), prepare_trial(run)
     trainer = prepared.trainer
     schedule, full = trainer.schedule, trainer.schedule.drain + 1
     starts = turn_starts(recordings[0], schedule)

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -20,17 +20,19 @@ from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.methods import Method, method
 from stretto.models.greedy_decode import find_bleu
-from stretto.models.user_model import build_user_model
+from stretto.models.user_model import build_folder_model, build_user_model
+from stretto.nn import deferred
 from stretto.nn.chain import Chain
 from stretto.optim import cosine, scale_for_batch, warmup
 from stretto.optim.by_name import make_optimizer, optimizer_row
 from stretto.options.given_objects import is_given, version_of
 from stretto.options.import_object import import_object
-from stretto.options.user_function import call, is_function, source_digest
+from stretto.options.user_function import call, is_function, is_model_folder, source_digest
 from stretto.replicas import find as find_sync
 from stretto.report.record import Point, Record
 from stretto.settings import runs
 from stretto.splitting import Stages, divide, pieces
+from stretto.trainer.backend import in_one_process
 from stretto.trainer.metrics import Metric, named_metric
 from stretto.trainer.trainer import Trainer
 
@@ -49,6 +51,7 @@ class Prepared:
     model: models.Model
     trainer: Trainer
     stages: Sequence[nn.Module]
+    computing: AbstractContextManager[Any] = field(default_factory=nullcontext)  # in which the trainer computes
 
     def named(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gathered weights under the names that `load_state_dict` of a user's own module takes, without heads.
@@ -95,7 +98,8 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
     options: dict[str, Any] = dict(settings.model_options)
     loaded = dataset(settings)
     if is_function(settings.model):
-        return build_user_model(settings.model, options, loss_of(settings, loaded), loaded.name, seed)
+        build = build_folder_model if is_model_folder(settings.model) else build_user_model
+        return build(settings.model, options, loss_of(settings, loaded), loaded.name, seed)
     if "seed" in options:
         raise UsageError("model_options: seed is no option of a network; the seed of a run decides its weights")
     suited = loaded.for_networks() if isinstance(loaded, UserData) else loaded
@@ -110,6 +114,8 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
 
 def same_weights(settings: runs.Settings) -> bool:
     """Whether a network has the same initial weights under seeds 0 and 1."""
+    if is_model_folder(settings.model):
+        return not build_model(settings).drawn
     states = [[layer.state_dict() for layer in build_model(settings, seed).layers] for seed in (0, 1)]
     pairs = zip(tree_flatten(states[0])[0], tree_flatten(states[1])[0], strict=True)
     return all(torch.equal(one, other) for one, other in pairs if isinstance(one, Tensor))
@@ -214,7 +220,16 @@ def with_optimizer(settings: S, methods: Sequence[Method]) -> S:
     return replace(settings, optimizer=built_on.lower())
 
 
-def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
+def prepare_trial(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
+    """As `prepare`, for a trainer that only shows what the run will be, and counts its FLOPs: in this process alone.
+
+    Weights that have placeholders stay without values, so that there need be no room for them.
+    """
+    with in_one_process():
+        return prepare(settings, timeout, trial=True)
+
+
+def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool = False) -> Prepared:
     """Build data, model, stages and trainer of a resolved run; `timeout` is the trainer's, in seconds."""
     loaded = dataset(settings)
     refuse_other_examples(settings, loaded)
@@ -229,21 +244,23 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
     model = build_model(settings, settings.seed)
     example, _ = loaded.train.first(batch_size)
     stages = stages_of(settings, model, example)
-    trainer = Trainer(
-        stages,
-        model.loss,
-        optimizer(settings),
-        settings.method,
-        example=example,
-        scheduler=scheduler(settings),
-        clip=settings.clip,
-        workers=settings.stage_workers,
-        mesh=settings.mesh,
-        sync=settings.sync,
-        seed=settings.seed,
-        precision=None if settings.precision == "float32" else settings.precision,
-        timeout=timeout,
-    )
+    computing = deferred.without_values(stages) if trial and deferred.placeholders(stages) else nullcontext()
+    with computing:
+        trainer = Trainer(
+            stages,
+            model.loss,
+            optimizer(settings),
+            settings.method,
+            example=example,
+            scheduler=scheduler(settings),
+            clip=settings.clip,
+            workers=settings.stage_workers,
+            mesh=settings.mesh,
+            sync=settings.sync,
+            seed=settings.seed,
+            precision=None if settings.precision == "float32" else settings.precision,
+            timeout=timeout,
+        )
     pieces, replicas = trainer.schedule.per_turn, settings.data_parallel
     if batch_size < pieces * replicas:
         of_replicas = f" for each of {replicas} replicas" if replicas > 1 else ""
@@ -251,7 +268,7 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600) -> Prepared:
             f"method {settings.method} cuts a minibatch into {pieces} micro-batches{of_replicas}, and "
             f"batch_size={batch_size}: use --batch-size {pieces * replicas} or more, or fewer microbatches="
         )
-    return Prepared(settings, loaded, model, trainer, stages)
+    return Prepared(settings, loaded, model, trainer, stages, computing)
 
 
 def refuse_other_examples(settings: runs.TrainSettings, loaded: data.Dataset | UserData) -> None:
@@ -287,7 +304,8 @@ def stages_of(settings: runs.TrainSettings, model: models.Model, example: Any) -
 def costs_of(prepared: Prepared) -> Costs:
     """The costs of a step of a prepared run, counted on its first batch."""
     x, y = prepared.dataset.train.first(runs.known(prepared.settings.batch_size))
-    return measure(prepared.trainer, x, y, prepared.settings.accounting)
+    with prepared.computing:
+        return measure(prepared.trainer, x, y, prepared.settings.accounting)
 
 
 def optimizer(settings: runs.TrainSettings) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:

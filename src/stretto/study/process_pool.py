@@ -19,7 +19,7 @@ from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import known
 from stretto.study.disk_errors import FullDiskError
-from stretto.study.prepare import costs_of, prepare
+from stretto.study.prepare import costs_of, prepare_trial
 from stretto.study.run_processes import REPORT_EVERY, run_on_processes
 from stretto.study.study import Task
 from stretto.study.training_run import counting, run
@@ -96,7 +96,7 @@ def _make(task: Task, on_step: Callable[[int, float | None], None]) -> None:
     if task.settings.workers is None:
         run(task.settings, task.folder, on_step)
     else:
-        costs = costs_of(prepare(task.settings))
+        costs = costs_of(prepare_trial(task.settings))
         place = LaunchSettings(workers=task.settings.workers, timeout=task.timeout)
         run_on_processes(task.settings, task.folder, on_step, place, costs, objects=task.objects)
 

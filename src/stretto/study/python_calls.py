@@ -26,10 +26,10 @@ from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known
 from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
-from stretto.study.prepare import costs_of, prepare, resolve
+from stretto.study.prepare import costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import claim, default_folder, summary
-from stretto.study.store import MODEL, read_run
+from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import open_study
 from stretto.study.training_run import counting, run_prepared
 
@@ -121,6 +121,9 @@ class FinishedRun(Mapping[str, Any]):
         """The trained weights, as `load_state_dict` of the module takes them."""
         from safetensors.torch import load_file
 
+        parts = sorted((self.folder / FOLDER).glob("*.safetensors"))
+        if parts:  # of a Hugging Face model
+            return {name: tensor for part in parts for name, tensor in load_file(part).items()}
         return load_file(self.folder / MODEL)
 
     def __repr__(self) -> str:
@@ -223,7 +226,7 @@ def train(
     )  # fmt: skip
     folder = default_folder(resolved) if out is None else Path(out)
     if claim(folder, resolved, resume=resume):
-        prepared = prepare(resolved)
+        prepared = (prepare if workers is None else prepare_trial)(resolved)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
             on_step = counting(advance)

@@ -18,7 +18,7 @@ from stretto.settings.runs import TrainSettings
 from stretto.simulate import simulate
 from stretto.study.disk_errors import writing
 from stretto.study.prediction import full_turns, predict, recordings_of
-from stretto.study.prepare import Prepared, costs_of, prepare
+from stretto.study.prepare import Prepared, costs_of, prepare_trial
 from stretto.study.store import versions
 from stretto.study.study import Study, Task, record_of, sample
 from stretto.tracing import Recording
@@ -64,7 +64,7 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
     Traced runs are compared with predictions: from costs on a `cluster` alone, or else from their own action times.
     """
     settings = study.settings
-    prepared = {method: prepare(sample(settings, method)) for method in settings.methods}
+    prepared = {method: prepare_trial(sample(settings, method)) for method in settings.methods}
     first = next(iter(prepared.values()))
     workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
     automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
@@ -118,7 +118,7 @@ def prepared_for(run: TrainSettings, prepared: Mapping[str, Prepared]) -> Prepar
     """The prepared run of the same method if it has the same shapes and axes; else this run, prepared."""
     candidate = prepared[run.method]
     same = all(getattr(candidate.settings, key) == getattr(run, key) for key in PREPARED_ALIKE)
-    return candidate if same else prepare(run)
+    return candidate if same else prepare_trial(run)
 
 
 def traced_runs(study: Study, prepared: Mapping[str, Prepared]) -> Iterator[TracedRun]:

@@ -22,6 +22,7 @@ from stretto.tracing import Recording
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
 HEADS = "heads.safetensors"
+FOLDER = "model"  # of a run: a Hugging Face model as from_pretrained reads it
 
 
 class RunWriter:
@@ -88,16 +89,21 @@ class RunWriter:
             for recording in recordings:
                 recording.write(self._partial)
 
+    @property
+    def model_folder(self) -> Path:
+        """The folder for a model in several files."""
+        return self._partial / FOLDER
+
     def finish(self, run: Mapping[str, Any], weights: Mapping[str, Tensor], heads: Mapping[str, Tensor]) -> None:
         """Write run.json and the weights, flush all files to the disk, and rename the folder.
 
-        `heads` are weights with a file of their own; none if it is empty.
+        `heads` are weights with a file of their own. Neither file is written if it would be empty.
         """
         from safetensors.torch import save
 
         with writing(self.folder):
             for file, state in ((MODEL, weights), (HEADS, heads)):
-                if state or file == MODEL:
+                if state:
                     tensors = {key: value.detach().cpu().clone() for key, value in state.items()}
                     (self._partial / file).write_bytes(save(tensors))
             (self._partial / RUN).write_text(json.dumps(run, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -132,7 +138,7 @@ def discard(folder: Path) -> None:
 
 def replace_into(written: Path, folder: Path) -> None:
     """Flush the files of a folder to the disk, then rename it to `folder`, which is replaced."""
-    for path in written.iterdir():
+    for path in (path for path in written.rglob("*") if path.is_file()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
     shutil.rmtree(folder, ignore_errors=True)

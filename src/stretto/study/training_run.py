@@ -16,12 +16,16 @@ from torch import Tensor
 
 from stretto.data import forever
 from stretto.measure import Costs
+from stretto.models.hugging_face import write_surroundings
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import derive
+from stretto.options.user_function import is_model_folder
 from stretto.processes.stop_request import StopRequest
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.settings.runs import TrainSettings, known, parse_metric
+from stretto.splitting import Stages
 from stretto.study.checkpoints import Checkpoints
+from stretto.study.disk_errors import writing
 from stretto.study.measurements import Bleu, Measurer, ObservationWindows
 from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
 from stretto.study.store import RunWriter, versions
@@ -142,13 +146,30 @@ def run_prepared(
             writer.event("order", stages=order.to_json())
         writer.event(record.status, step=progress.steps, **progress.final)
         writer.traces(recordings)
-        weights = trainer.gather()  # a collective: when it returns, every process has written its files
+        weights = write_or_gather(prepared, writer)  # a collective: afterwards every process has written its files
         if weights is not None:
-            writer.finish(
-                run_json(prepared, costs, progress, record), prepared.named(weights), heads_in(prepared, weights)
-            )
+            writer.finish(run_json(prepared, costs, progress, record), *weights)
             checkpoints.clear()
     return record
+
+
+def write_or_gather(prepared: Prepared, writer: RunWriter) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+    """On rank 0 the trained weights, and those of heads, for files of their own; None elsewhere.
+
+    Of a Hugging Face model each process writes its own stages, as a folder that from_pretrained reads.
+    """
+    if not is_model_folder(prepared.settings.model):
+        weights = prepared.trainer.gather()
+        return None if weights is None else (prepared.named(weights), heads_in(prepared, weights))
+    stages, module = prepared.stages, prepared.model.module
+    assert isinstance(stages, Stages)
+    assert module is not None
+    with writing(writer.folder):
+        heads = prepared.trainer.write_weights(writer.model_folder, stages.name_in_model)
+        if heads is None:
+            return None
+        write_surroundings(prepared.settings.model, module, writer.model_folder)
+    return {}, heads
 
 
 def heads_in(prepared: Prepared, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -141,6 +141,11 @@ class Backend(ABC):
     ) -> list[Any] | None:
         """As `stretto.trainer.evaluate.predict`, on rank 0; None elsewhere."""
 
+    @property
+    @abstractmethod
+    def writes(self) -> bool:
+        """Whether this process writes its stages' weights: the first of those that have the same."""
+
     @abstractmethod
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """The states of all processes' stages, by stage, on rank 0; None elsewhere. `states` are this process's."""
@@ -282,6 +287,11 @@ class OneProcess(Backend):
     def predict(self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[Any]) -> list[Any]:
         """Run the whole model in this process."""
         return predict(Chain(*stages), specification, batches)
+
+    @property
+    def writes(self) -> bool:
+        """True."""
+        return True
 
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """The given states: all stages are in this process."""

@@ -1,6 +1,5 @@
 """Builds what a Trainer trains with. Mistakes in its arguments are found here, before anything is trained."""
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +13,7 @@ from stretto.heads import build as build_head
 from stretto.heads.head import Network
 from stretto.heads.solo import readers_of_readout
 from stretto.mesh import Placement
-from stretto.nn import memory_limit, tied_weights
+from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import inputs_on
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
@@ -112,6 +111,8 @@ class Construction:
             remote = RemoteStage(index, homes[index])
             here = self._backend.holds(homes[index])
             known.append(build_stage(stage, index, self._of.seed) if here or isinstance(stage, nn.Module) else remote)
+            if here:
+                deferred.fill(known[-1])
             self.stages.append(known[-1].to(self._of.device) if here else remote)
         return known
 
@@ -230,7 +231,7 @@ class Construction:
             "choose fewer replicas, or processes of their own (--workers)",
         )
         for replica in self._backend.replicas[1:]:  # only emulated replicas
-            parts.append(copy.deepcopy(parts[0]))
+            parts.append(deferred.deep_copy(parts[0]))
             builders.append(first_builder.of_replica(replica, tied_weights.find(parts[-1][0])))
         built: list[BuiltStage] = []
         for index in stages_here:

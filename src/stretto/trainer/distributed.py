@@ -424,9 +424,14 @@ class SeveralProcesses(Backend):
                     if index == len(stages) - 1:
                         use(output, examples)
 
+    @property
+    def writes(self) -> bool:
+        """Whether this is the first part of replica 0."""
+        return self.replicas[0] == 0 and self._part == 0
+
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """Send replica 0's states to rank 0: for each stage its names, as bytes of text, then its tensors."""
-        if self.replicas[0] > 0 or self._part > 0:
+        if not self.writes:
             return None
         if not self.is_first:
             out = self._to(0)

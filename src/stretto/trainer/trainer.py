@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from stretto.trainer.feed import Needs
 from stretto.trainer.fit import Callback, FitArguments, FitLoop
 from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
+from stretto.trainer.weight_files import write_index, write_part
 from stretto.trainer.weight_observer import Observer
 
 Batch = Any  # stretto.nn.batch.FORMS
@@ -537,6 +539,34 @@ class Trainer:
             return None
         state = {key: value for weights in gathered.values() for key, value in weights.items()}
         return dict(sorted(state.items(), key=lambda item: item[0].startswith("heads.")))
+
+    def write_weights(
+        self, folder: str | os.PathLike[str], names: Callable[[str], str | None] | None = None
+    ) -> dict[str, Tensor] | None:
+        """Write the trained weights as safetensors, each process its own stages: none needs room for all.
+
+        The folder gets model-00001-of-00004.safetensors for each stage and model.safetensors.index.json; all processes
+        have to see it. `names` gives each weight that `gather` would name its name in the files, or None to leave it
+        out. Returns the weights of heads as `gather` does, on rank 0; None elsewhere. A collective.
+        """
+        check_path("write_weights: folder", folder)
+        self._pause()
+        with self._backend.together():
+            self._backend.refresh(self._stages, self.rules)
+            states = {index: self._weights_of(index) for index in self._stages}
+            written: dict[int, State] = {}
+            for index, state in states.items():
+                weights = {key: value for key, value in state.items() if not key.startswith("heads.")}
+                heads = {key: value for key, value in state.items() if key.startswith("heads.")}
+                sizes = {}
+                if self._backend.writes:
+                    sizes = write_part(Path(folder), index, len(self.stages), weights, names)
+                written[index] = heads | sizes
+            gathered = self._backend.gather(written)  # when it returns, all have written
+            if gathered is None:
+                return None
+            write_index(Path(folder), gathered)
+        return {key: value for state in gathered.values() for key, value in state.items() if key.startswith("heads.")}
 
     def _weights_of(self, index: int) -> State:
         parts = ((f"{index}.", self.stages[index]), (f"heads.{index}.", self.heads[index]))

@@ -1,0 +1,123 @@
+"""Parameters whose values are read, or drawn, only in the process that holds their stage.
+
+A placeholder has a shape and a dtype, and takes one number of memory: all its elements are the same one. A model of
+placeholders can be split, and its stages counted, without room for its weights.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.weak import WeakIdKeyDictionary
+
+from stretto.nn.preserve import unique
+
+M = TypeVar("M")
+
+
+class Source(Protocol):
+    """Where a model's values come from."""
+
+    def fill(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give placeholders of the model their values: `parameter.data` becomes a tensor of its own."""
+
+
+_sources = WeakIdKeyDictionary()  # parameter -> Source, of each placeholder
+
+
+def defer(model: nn.Module, source: Source) -> None:
+    """Put a placeholder on the CPU in place of each parameter on the meta device; ties stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                if id(parameter) not in made:
+                    value = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+                    made[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
+                    _sources[made[id(parameter)]] = source
+                module._parameters[name] = made[id(parameter)]
+
+
+def placeholders(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The placeholders among the parameters of modules, each once."""
+    found = {id(p): p for module in modules for p in module.parameters() if p in _sources}
+    return list(found.values())
+
+
+def fill(module: nn.Module) -> None:
+    """Give the placeholders of a module their values."""
+    waiting = placeholders([module])
+    for source in {id(_sources[p]): _sources[p] for p in waiting}.values():
+        source.fill([p for p in waiting if _sources[p] is source])
+    for parameter in waiting:
+        del _sources[parameter]
+
+
+def deep_copy(modules: M) -> M:
+    """A deep copy of a module, or of several in lists and tuples: with values where these have placeholders."""
+    found = unique([module for module in tree_flatten(modules)[0] if isinstance(module, nn.Module)])
+    memo = {
+        id(tensor): as_fake(tensor, tensor.fake_mode)
+        for _, _, tensor in held(found)
+        if isinstance(tensor, FakeTensor)  # its own copy warns
+    }
+    waiting = [(parameter, parameter.data, _sources[parameter]) for parameter in placeholders(found)]
+    for parameter, _, source in waiting:
+        source.fill([parameter])
+    try:
+        return copy.deepcopy(modules, memo)
+    finally:
+        for parameter, value, _ in waiting:
+            parameter.data = value
+
+
+def without_values(modules: Sequence[nn.Module]) -> FakeTensorMode:
+    """Exchange all parameters and buffers for fake tensors; return the mode in which the modules compute with them.
+
+    There is no way back.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[int, Tensor] = {}
+    for own, name, tensor in held(modules):
+        if id(tensor) not in fakes:
+            fakes[id(tensor)] = as_fake(tensor, mode)
+        own[name] = fakes[id(tensor)]
+    return mode
+
+
+@contextmanager
+def faked(modules: Sequence[nn.Module]) -> Iterator[bool]:
+    """If modules have placeholders, compute without numbers in this block; whether that is so."""
+    if not placeholders(modules):
+        yield False
+        return
+    before = held(modules)
+    try:
+        with without_values(modules):
+            yield True
+    finally:
+        for own, name, tensor in before:
+            own[name] = tensor
+
+
+def held(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str, Tensor]]:
+    """The tensors that modules hold: each in which dict, under which name."""
+    return [
+        (own, name, tensor)
+        for module in unique(modules)
+        for own in (module._parameters, module._buffers)
+        for name, tensor in own.items()
+        if tensor is not None
+    ]
+
+
+def as_fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    """A tensor's fake, of the same kind; that of a placeholder is as if it had a value."""
+    with mode:
+        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake

@@ -1,0 +1,51 @@
+"""Weights as safetensors, a file a stage, with an index as Hugging Face's folders have it."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stretto.files.whole_files import write_whole
+
+INDEX = "model.safetensors.index.json"
+SIZE = "bytes of "  # before a name: its tensor's size, as rank 0 is told
+
+
+def file_of(stage: int, num_stages: int) -> str:
+    """The name of a stage's file."""
+    return f"model-{stage + 1:05d}-of-{num_stages:05d}.safetensors"
+
+
+def write_part(
+    folder: Path, stage: int, num_stages: int, weights: Mapping[str, Tensor], names: Callable[[str], str | None] | None
+) -> dict[str, Tensor]:
+    """Write the file of a stage; return the bytes of each tensor in it, under its name behind SIZE."""
+    named = {key if names is None else names(key): value for key, value in weights.items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in named.items() if name is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.clone() if shares(value) else value for name, value in tensors.items()},
+              folder / file_of(stage, num_stages), metadata={"format": "pt"})  # fmt: skip
+    return {SIZE + name: torch.tensor(value.nbytes) for name, value in tensors.items()}
+
+
+def shares(tensor: Tensor) -> bool:
+    """Whether a tensor is a part of a larger storage, which safetensors would refuse."""
+    return tensor.untyped_storage().nbytes() != tensor.nbytes
+
+
+def write_index(folder: Path, written: Mapping[int, Mapping[str, Tensor]]) -> None:
+    """Write the index of all stages' files, from what `write_part` returned for each stage."""
+    sizes = {
+        (stage, key.removeprefix(SIZE)): int(size)
+        for stage, state in written.items()
+        for key, size in state.items()
+        if key.startswith(SIZE)
+    }
+    index = {
+        "metadata": {"total_size": sum(sizes.values())},
+        "weight_map": {name: file_of(stage, len(written)) for stage, name in sizes},
+    }
+    write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
