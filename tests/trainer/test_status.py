@@ -1,11 +1,13 @@
 """What a Trainer says of itself while it trains, and its outputs: optimizers, rates, updates, norms, predict, repr."""
 
+import json
 import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -14,6 +16,7 @@ from laws.networks import features, labels
 from runtime import replicated, scripts
 from runtime.processes import launch
 from stretto.errors import UsageError
+from stretto.runtime.process_memory import CLEAR, forget_most_held
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 HALVED = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
@@ -194,3 +197,44 @@ def test_what_it_says_of_itself():
     assert repr(trainer) == (
         "Trainer(pb(predict=step): 3 stages on 2 workers, one process, 59 parameters, cpu, 1 step done)"
     )
+
+
+@pytest.mark.skipif(not CLEAR.exists(), reason="only Linux can forget a process's peak")
+def test_peak_memory_is_the_most_that_was_held():
+    trainer = make()
+    forget_most_held()
+    (before,) = trainer.peak_memory()
+    held = torch.ones(2**25, dtype=torch.float64)
+    (after,) = trainer.peak_memory()
+    assert after > before + 0.9 * held.nbytes
+    del held
+    assert trainer.peak_memory() == [pytest.approx(after, rel=0.01)], "also when it is given back"
+    forget_most_held()
+    assert trainer.peak_memory()[0] < after - 2**27
+
+
+def test_weights_are_written_a_file_a_stage(tmp_path):
+    trainer = make("greedy")
+    for x, y in batches(3):
+        trainer.step(x, y)
+    heads = trainer.write_weights(tmp_path / "model")
+    gathered = trainer.gather()
+    assert heads.keys() == {name for name in gathered if name.startswith("heads.")}
+    assert all(torch.equal(value, gathered[name]) for name, value in heads.items())
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {
+        "0.weight": "model-00001-of-00003.safetensors", "0.bias": "model-00001-of-00003.safetensors",
+        "2.weight": "model-00003-of-00003.safetensors", "2.bias": "model-00003-of-00003.safetensors",
+    }  # fmt: skip
+    assert index["metadata"]["total_size"] == sum(p.nbytes for p in trainer.model.parameters())
+    written = {name: load_file(tmp_path / "model" / file)[name] for name, file in index["weight_map"].items()}
+    assert all(torch.equal(value, gathered[name]) for name, value in written.items())
+
+
+def test_weights_are_written_under_the_names_that_are_asked_for(tmp_path):
+    trainer = make()
+    trainer.write_weights(tmp_path, lambda name: None if name.endswith("bias") else f"net.{name}")
+    written = load_file(tmp_path / "model-00001-of-00003.safetensors")
+    assert written.keys() == {"net.0.weight"}
+    with pytest.raises(UsageError, match="write_weights: folder"):
+        trainer.write_weights(3)

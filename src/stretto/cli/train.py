@@ -236,11 +236,13 @@ def tell_result(folder: Path, rank: int, trace: Path | None, output: Output, *, 
 
 
 def in_words(key: str, value: Any) -> str:
-    """A value of a run's summary as people read it: three digits, compute with its unit."""
-    if not isinstance(value, float):
-        return f"{value}"
+    """A value of a run's summary as people read it: three digits, compute and memory with their units."""
     from stretto.report import units
 
+    if key == "peak_memory":
+        return ", ".join("unknown" if most is None else units.bytes_held(most) for most in value)
+    if not isinstance(value, float):
+        return f"{value}"
     return units.flops(value) if key.endswith("_flops") else f"{value:.3g}"
 
 

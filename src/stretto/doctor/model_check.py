@@ -1,6 +1,7 @@
 """`stretto doctor --model`: which modules of a model can be trained with which weights, and what else to know of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stretto.doctor.objections import MECHANISMS, Objection, concerns, restored, survey
 from stretto.errors import UsageError
 from stretto.methods import METHODS, Method, method
-from stretto.nn import tied_weights
+from stretto.nn import deferred, tied_weights
 from stretto.nn.batch import call, inputs_on, with_names_of
+from stretto.nn.preserve import device_of, undisturbed
 from stretto.nn.shapes import describe, trace
 from stretto.splitting import Stages, divide
 from stretto.splitting.lists import whole_list
@@ -81,19 +83,22 @@ def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Dia
 
     Raises UsageError for stages that do not fit the example.
     """
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    device = device_of([model])
     names = {id(part): name for name, part in model.named_modules()}
     enable_training(stages)
-    stage_inputs = [inputs_on(example, device), *trace(stages, example, device)]
     modules: list[ModuleFinding] = []
     objections: list[ModuleObjection] = []
-    for index, (stage, inputs) in enumerate(zip(stages, stage_inputs, strict=False)):
-        stage_modules, stage_objections = examine_stage(index, stage, inputs, names)
+    first = inputs = inputs_on(example, device)
+    for index, stage in enumerate(stages):
+        with deferred.filled([stage]):  # one at a time
+            (output,) = trace([stage], inputs, device, first=index)
+            stage_modules, stage_objections = examine_stage(index, stage, inputs, names)
         modules += stage_modules
         objections += stage_objections
+        inputs = output
     remarks = (*norms(model), *in_place(stages, names), *shared(stages))
     balance = (tuple(stages.shares), stages.uneven) if isinstance(stages, Stages) else ()
-    return Diagnosis(len(stages), describe(stage_inputs[0]), tuple(modules), tuple(objections), remarks, *balance)
+    return Diagnosis(len(stages), describe(first), tuple(modules), tuple(objections), remarks, *balance)
 
 
 def examine_stage(
@@ -207,7 +212,17 @@ def cut(model: nn.Module, num_stages: int | None, path: str | None, example: Any
         raise UsageError(f"path={path!r} says where the model can be cut: say in how many stages, too")
     if isinstance(model, nn.Sequential | nn.ModuleList) and whole_list(model):
         return list(model)
+    if example is not None and isinstance(output_of(model, example), Mapping):
+        return divide(model, 1, example=example)  # the tensors in a ModelOutput
     return [model]
+
+
+def output_of(model: nn.Module, example: Any) -> Any:
+    """The model's output for an example, in evaluation; None where it cannot take it, which `diagnose` reports."""
+    device = device_of([model])
+    with torch.no_grad(), undisturbed([model], device), deferred.faked([model]), suppress(Exception):
+        return call(model, inputs_on(example, device))
+    return None
 
 
 def example_of(shape: Sequence[int], model: nn.Module) -> Tensor:

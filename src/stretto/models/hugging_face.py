@@ -3,7 +3,6 @@
 No weight takes memory before the process that holds its stage reads it, or draws it.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
+from stretto.models.stored_weights import INDEX, StoredWeights, files_of
 from stretto.nn.deferred import defer
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.options.user_function import FOLDER
 
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-PICKLED = ("*.bin", "*.pt", "*.pth")
+CONFIG = "config.json"
 SAMPLES, SAMPLE = 64, 65536  # pieces of a file of weights that its digest reads, and the bytes of one
 TO_BE_LEFT = "_is_hf_initialized"  # a tensor with this attribute set is left alone by transformers
 LARGE = 4096  # elements of a parameter that is read or drawn in its own process; what is smaller is there at once
+OLDEST = 5  # major version of transformers
 EXAMPLES, LENGTH = 2, 64  # of an example that stands in for data
 
 
@@ -54,7 +54,7 @@ def hugging_face_model(text: str, options: Mapping[str, Any], seed: int = 0) -> 
         generator.seed(derive(seed, "model"))
         model: nn.Module = kind._from_config(config, dtype=torch.float32)
     stored = StoredWeights(folder, model)
-    stored.read_small(model)
+    stored.read_small()
     weights = Weights(model, stored, derive(seed, "weights"))
     defer(model, weights)
     return model, weights
@@ -76,9 +76,11 @@ def example_of(model: Any) -> dict[str, Tensor]:
 def configuration(folder: Path, options: Mapping[str, Any]) -> Any:
     """The configuration in a folder, with entries changed. Raises UsageError for one that cannot be read."""
     try:
-        from transformers import AutoConfig
+        from transformers import AutoConfig, __version__
     except ImportError as error:
         raise UsageError(f"model hf:{folder} needs transformers: pip install transformers ({error})") from None
+    if int(__version__.split(".")[0]) < OLDEST:
+        raise UsageError(f"model hf:{folder} needs transformers {OLDEST} or newer; {__version__} is installed")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -120,63 +122,6 @@ def large_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-class StoredWeights:
-    """The tensors in a folder's safetensors files, by the names of a model's state; empty without such files."""
-
-    def __init__(self, folder: Path, model: nn.Module) -> None:
-        self._folder = folder
-        self._file_of = files_of(folder)
-        self._stored_name = self._match(model) if self._file_of else {}
-
-    def __bool__(self) -> bool:
-        return bool(self._stored_name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._stored_name
-
-    def read(self, name: str, like: Tensor) -> Tensor:
-        """The tensor of this name, with the dtype of `like`. Raises UsageError if its shape is another."""
-        from safetensors import safe_open
-
-        stored = self._stored_name[name]
-        file = self._folder / self._file_of[stored]
-        with safe_open(file, framework="pt") as tensors:
-            value: Tensor = tensors.get_tensor(stored)
-            if value.shape != like.shape:
-                raise UsageError(
-                    f"{file}: {stored} is {list(value.shape)}, but the model that {self._folder / CONFIG} describes "
-                    f"has {list(like.shape)} there"
-                )
-            return torch.empty(like.shape, dtype=like.dtype).copy_(value)
-
-    def read_small(self, model: nn.Module) -> None:
-        """Read the tensors of a model's state that are on the CPU: norms, biases, statistics."""
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            if not tensor.is_meta and name in self:
-                tensor.data = self.read(name, tensor)
-
-    def _match(self, model: nn.Module) -> dict[str, str]:
-        # A base model's weights have no prefix; a model with a head may be made from those of its base, or the reverse.
-        state, prefix = model.state_dict(keep_vars=True), f"{getattr(model, 'base_model_prefix', '')}."
-        matched: dict[str, str] = {}
-        for stored in self._file_of:
-            for name in (stored, prefix + stored, stored.removeprefix(prefix)):
-                if name in state:
-                    matched[name] = stored
-                    break
-        found = {id(state[name]) for name in matched}
-        missing = [name for name, tensor in state.items() if id(tensor) not in found]
-        unknown = [stored for stored in self._file_of if stored not in matched.values()]
-        if missing and unknown:
-            raise UsageError(
-                f"the weights in {self._folder} do not fit {type(model).__name__}: {len(missing)} of its tensors are "
-                f"missing ({missing[0]}, ...), and {len(unknown)} are no part of it ({unknown[0]}, ...). Write the "
-                "folder anew, transformers.AutoModel...from_pretrained(FOLDER).save_pretrained(OTHER), or correct "
-                '"architectures" in config.json'
-            )
-        return matched
 
 
 class Weights:
@@ -243,39 +188,6 @@ def innermost_first(model: nn.Module) -> Iterator[tuple[str, Any, nn.Module]]:
         yield name, owner, module
 
     return visit("", model, model)
-
-
-def files_of(folder: Path) -> dict[str, str]:
-    """The file of each tensor in a folder's safetensors files; none where there are no such files.
-
-    Raises UsageError where the weights are in files that only pickle reads, and for an index that cannot be read.
-    """
-    from safetensors import safe_open
-
-    if (folder / INDEX).is_file():
-        try:
-            named: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
-            raise UsageError(f"{folder / INDEX} is damaged: {type(error).__name__}: {error}") from error
-        missing = sorted({file for file in named.values() if not (folder / file).is_file()})
-        if missing:
-            raise UsageError(f"{folder / INDEX} names {missing[0]}, which is not there: copy the folder whole")
-        return named
-    files = sorted(path for path in folder.glob("*.safetensors") if path.name != "heads.safetensors")
-    pickled = sorted(path.name for kind in PICKLED for path in folder.glob(kind))
-    if not files and pickled:
-        raise UsageError(
-            f"the weights in {folder} are in {pickled[0]}, which may hold code: write them as safetensors, "
-            "transformers.AutoModel...from_pretrained(FOLDER).save_pretrained(OTHER)"
-        )
-    found: dict[str, str] = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                found |= dict.fromkeys(tensors.keys(), path.name)
-        except Exception as error:  # safetensors has an error class of its own
-            raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    return found
 
 
 def write_surroundings(text: str, model: Any, folder: Path) -> None:

@@ -51,11 +51,14 @@ def placeholders(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 def fill(module: nn.Module) -> None:
     """Give the placeholders of a module their values."""
-    waiting = placeholders([module])
+    for parameter in _give_values(placeholders([module])):
+        del _sources[parameter]
+
+
+def _give_values(waiting: list[nn.Parameter]) -> list[nn.Parameter]:
     for source in {id(_sources[p]): _sources[p] for p in waiting}.values():
         source.fill([p for p in waiting if _sources[p] is source])
-    for parameter in waiting:
-        del _sources[parameter]
+    return waiting
 
 
 def deep_copy(modules: M) -> M:
@@ -66,14 +69,21 @@ def deep_copy(modules: M) -> M:
         for _, _, tensor in held(found)
         if isinstance(tensor, FakeTensor)  # its own copy warns
     }
-    waiting = [(parameter, parameter.data, _sources[parameter]) for parameter in placeholders(found)]
-    for parameter, _, source in waiting:
-        source.fill([parameter])
-    try:
+    with filled(found):
         return copy.deepcopy(modules, memo)
+
+
+@contextmanager
+def filled(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Placeholders of modules have their values in this block, and give the memory back after it."""
+    waiting = placeholders(modules)
+    before = [parameter.data for parameter in waiting]
+    _give_values(waiting)
+    try:
+        yield
     finally:
-        for parameter, value, _ in waiting:
-            parameter.data = value
+        for parameter, one_number in zip(waiting, before, strict=True):
+            parameter.data = one_number
 
 
 def without_values(modules: Sequence[nn.Module]) -> FakeTensorMode:

@@ -1,20 +1,26 @@
-"""Memory of a training process: what it keeps from step to step, and the most that tensors took."""
+"""Memory of a training process: what it keeps from step to step, and the most that it or its tensors took."""
 
 import ctypes
 import json
 import platform
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from stretto.files.temporary_folders import scratch
+from stretto.nn.devices import HOST
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's malloc.h calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
 LARGEST_MMAP_THRESHOLD = 32 * 2**20  # bytes; glibc takes no more
 NEVER = 2**31 - 1  # bytes; the most an int holds
 CPU = 0  # as torch's profiler numbers devices
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # of Linux
+FORGET_PEAK = "5"  # written to CLEAR
 
 
 def keep_memory() -> bool:
@@ -29,6 +35,33 @@ def keep_memory() -> bool:
         return False
     libc = ctypes.CDLL(None)
     return bool(libc.mallopt(MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD) and libc.mallopt(TRIM_THRESHOLD, NEVER))
+
+
+def most_held(device: torch.device) -> int | None:
+    """The most bytes that this process has held since it started, or since `forget_most_held`; None if unknown.
+
+    On an accelerator those of tensors there, by torch's allocator; on the CPU the process's resident memory.
+    """
+    if device.type not in HOST:
+        return int(torch.accelerator.max_memory_allocated(device))
+    with suppress(OSError):  # not Linux
+        for line in STATUS.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
+def forget_most_held() -> None:
+    """Begin anew what `most_held` tells, on Linux and on accelerators; elsewhere it is since the process started."""
+    if torch.accelerator.is_available():
+        torch.accelerator.reset_peak_memory_stats()
+    with suppress(OSError):
+        CLEAR.write_text(FORGET_PEAK, encoding="ascii")
 
 
 @dataclass

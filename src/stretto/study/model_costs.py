@@ -170,11 +170,12 @@ def outputs(layers: "Sequence[nn.Module]", *inputs: "Tensor") -> "list[tuple[Ten
     """The output of each layer, one after the other; the layers stay as they are."""
     import torch
 
+    from stretto.nn import deferred
     from stretto.nn.batch import as_tuple
     from stretto.nn.preserve import device_of, undisturbed
 
     values: list[tuple[Tensor, ...]] = [inputs]
-    with torch.no_grad(), undisturbed(layers, device_of(layers)):
+    with torch.no_grad(), undisturbed(layers, device_of(layers)), deferred.faked(layers):
         for layer in layers:
             output = layer(*values[-1])
             values.append(as_tuple(output))
@@ -192,10 +193,10 @@ def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") 
     for index, feature in enumerate(features[:-1]):
         try:
             with torch.device(feature[0].device):
-                head = build("auto", index, feature, features[-1][0]).to(feature[0].dtype)
+                head = build("auto", index, feature[:1], features[-1][0]).to(feature[0].dtype)
         except UsageError:
             return None
-        costs = layer_costs([head], feature, loss=loss, target=target)
+        costs = layer_costs([head], feature[:1], loss=loss, target=target)
         rows.append(costs.layers[0].then(costs.layers[1]))
     return (*rows, rows[-1]) if rows else None
 

@@ -303,6 +303,8 @@ def stages_of(settings: runs.TrainSettings, model: models.Model, example: Any) -
 
 def costs_of(prepared: Prepared) -> Costs:
     """The costs of a step of a prepared run, counted on its first batch."""
+    if is_model_folder(prepared.settings.model) and isinstance(prepared.computing, nullcontext):
+        prepared = prepare_trial(prepared.settings)  # counting copies the stages: without values that takes no room
     x, y = prepared.dataset.train.first(runs.known(prepared.settings.batch_size))
     with prepared.computing:
         return measure(prepared.trainer, x, y, prepared.settings.accounting)

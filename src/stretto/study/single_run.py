@@ -55,6 +55,7 @@ def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]
         "status": record.status,
         "steps": last if record.diverged_at is None else record.diverged_at,
         "seconds_per_step": run["seconds_per_step"],
+        "peak_memory": run.get("peak_memory"),
         "train_loss": record.train_loss,
         "train_accuracy": record.train_accuracy,
         "validation_loss": record.validation_loss,

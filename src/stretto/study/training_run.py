@@ -22,6 +22,7 @@ from stretto.nn.seeding import derive
 from stretto.options.user_function import is_model_folder
 from stretto.processes.stop_request import StopRequest
 from stretto.report.record import Measurement, Observation, Point, Record
+from stretto.runtime.process_memory import forget_most_held
 from stretto.settings.runs import TrainSettings, known, parse_metric
 from stretto.splitting import Stages
 from stretto.study.checkpoints import Checkpoints
@@ -107,6 +108,7 @@ def run(
     process waits for another one longer than `timeout` seconds. A run that is asked to stop saves a checkpoint first if
     `keeps` is true or its settings save checkpoints anyway; it raises KeyboardInterrupt.
     """
+    forget_most_held()
     return run_prepared(
         prepare(settings, timeout), folder, on_step, trace=trace, costs=costs, resume=resume, keeps=keeps
     )
@@ -147,8 +149,9 @@ def run_prepared(
         writer.event(record.status, step=progress.steps, **progress.final)
         writer.traces(recordings)
         weights = write_or_gather(prepared, writer)  # a collective: afterwards every process has written its files
-        if weights is not None:
-            writer.finish(run_json(prepared, costs, progress, record), *weights)
+        memory = trainer.peak_memory()
+        if weights is not None and memory is not None:
+            writer.finish(run_json(prepared, costs, progress, record, memory), *weights)
             checkpoints.clear()
     return record
 
@@ -190,8 +193,10 @@ def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None
         writer.event("measurement", **measurement.to_json())
 
 
-def run_json(prepared: Prepared, costs: Costs, progress: Progress, record: Record) -> dict[str, Any]:
-    """The content of run.json."""
+def run_json(
+    prepared: Prepared, costs: Costs, progress: Progress, record: Record, peak_memory: Sequence[int]
+) -> dict[str, Any]:
+    """The content of run.json; `peak_memory` is in bytes, of each process."""
     settings = prepared.settings
     return {
         "settings": settings.to_json(),
@@ -202,6 +207,7 @@ def run_json(prepared: Prepared, costs: Costs, progress: Progress, record: Recor
         "accounting": costs.accounting,
         "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
         "seconds_per_step": record.seconds_per_step,
+        "peak_memory": [None if most < 0 else most for most in peak_memory],
         "record": {**record.to_json(), "points": [], "observations": [], "measurements": []},
     }
 
@@ -222,7 +228,8 @@ def train_until_done(
     settings, trainer = prepared.settings, prepared.trainer
     steps = known(settings.steps)
     evaluated = evaluation_steps(steps, known(settings.evaluations))
-    windows = ObservationWindows(trainer, steps) if trainer.processes == 1 else None  # they need all stages
+    observed = trainer.processes == 1 and not is_model_folder(settings.model)  # it takes all stages, and copies of them
+    windows = ObservationWindows(trainer, steps) if observed else None
     measurer, bleu, metrics = Measurer(prepared, evaluated), Bleu(prepared), metrics_of(settings)
     done, seed = progress.steps, derive(settings.seed, "batches")
     batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)

@@ -151,6 +151,10 @@ class Backend(ABC):
         """The states of all processes' stages, by stage, on rank 0; None elsewhere. `states` are this process's."""
 
     @abstractmethod
+    def collect(self, message: Tensor) -> list[Tensor]:
+        """The messages of all processes, by rank, on rank 0; an empty list elsewhere."""
+
+    @abstractmethod
     def save(
         self, path: str | os.PathLike[str], replicas: Sequence[Mapping[int, Mapping[str, Any]]], manifest: Manifest
     ) -> None:
@@ -296,6 +300,10 @@ class OneProcess(Backend):
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """The given states: all stages are in this process."""
         return dict(states)
+
+    def collect(self, message: Tensor) -> list[Tensor]:
+        """This process's message alone."""
+        return [message]
 
     def save(
         self, path: str | os.PathLike[str], replicas: Sequence[Mapping[int, Mapping[str, Any]]], manifest: Manifest

@@ -188,7 +188,7 @@ class SeveralProcesses(Backend):
         """The orders recorded by all processes' servers, joined on rank 0."""
         if self._servers is None:
             return None
-        orders = self._collect(as_tensor(json.dumps(self._servers.order().to_json()).encode()))
+        orders = self.collect(as_tensor(json.dumps(self._servers.order().to_json()).encode()))
         return Order.join(Order.of_json(json.loads(as_text(order))) for order in orders) if self.is_first else None
 
     def _loss_reducer(self) -> ReplicaReducer | None:
@@ -470,7 +470,7 @@ class SeveralProcesses(Backend):
                 known = contents.get(index) if self.replicas[0] else None
                 written[index] = checkpoint.write_stage(partial, index, state, replica=self.replicas[0], first=known)
         digests: dict[int, dict[str, Any]] = {}
-        for message in self._collect(as_tensor(json.dumps(written).encode())):
+        for message in self.collect(as_tensor(json.dumps(written).encode())):
             for stage, files in json.loads(as_text(message)).items():
                 digests.setdefault(int(stage), {}).update(files)
         if self.is_first:
@@ -491,8 +491,8 @@ class SeveralProcesses(Backend):
         self._settle()
         return own
 
-    def _collect(self, message: Tensor) -> list[Tensor]:
-        # The messages of all processes, by rank, on rank 0; an empty list elsewhere.
+    def collect(self, message: Tensor) -> list[Tensor]:
+        """Every process sends its own to rank 0."""
         if not self.is_first:
             self._to(0).send(message)
             self._settle()

@@ -26,6 +26,7 @@ from stretto.options.checks import path as check_path
 from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
 from stretto.replicas.resume_check import refuse_other
+from stretto.runtime.process_memory import most_held
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
 from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh
@@ -525,6 +526,18 @@ class Trainer:
         self._pause()
         with self._backend.together():
             return self._backend.record([phase.interpreter for phase in self._phases.values()], self.device)
+
+    def peak_memory(self) -> list[int] | None:
+        """The most bytes that each process has held since it started, by rank; on rank 0, None elsewhere. A collective.
+
+        On an accelerator those of tensors there; on the CPU all of the process's resident memory. -1 where the system
+        does not tell.
+        """
+        self._pause()
+        most = most_held(self.device)
+        with self._backend.together():
+            told = self._backend.collect(torch.tensor(-1 if most is None else most))
+        return [int(each) for each in told] if told else None
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.files.whole_files import write_whole
+from stretto.files.whole_files import replacing, write_whole
 
 INDEX = "model.safetensors.index.json"
 SIZE = "bytes of "  # before a name: its tensor's size, as rank 0 is told
@@ -25,9 +25,11 @@ def write_part(
     """Write the file of a stage; return the bytes of each tensor in it, under its name behind SIZE."""
     named = {key if names is None else names(key): value for key, value in weights.items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in named.items() if name is not None}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.clone() if shares(value) else value for name, value in tensors.items()},
-              folder / file_of(stage, num_stages), metadata={"format": "pt"})  # fmt: skip
+    alone = {name: value.clone() if shares(value) else value for name, value in tensors.items()}
+    with replacing(folder / file_of(stage, num_stages)) as file:
+        mode = file.stat().st_mode
+        save_file(alone, file, metadata={"format": "pt"})  # which nobody but this user could read
+        file.chmod(mode)
     return {SIZE + name: torch.tensor(value.nbytes) for name, value in tensors.items()}
 
 
