@@ -8,8 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import transformers
 
 import stretto
+from hugging_face_models import SMALL, TEXT
 from pages import write_files
 from stretto.cli import main
 
@@ -115,6 +117,10 @@ def test_commands_are_understood(command, tmp_path, monkeypatch, capsys):
         (tmp_path / folder).symlink_to(ROOT / folder)
     for page in (ROOT / "CONTRIBUTING.md", DOCS / "guide" / "own-model.md"):
         write_files(page, tmp_path)
+    if "hf:llama" in command:
+        config = transformers.LlamaConfig(**{**TEXT, **SMALL, "vocab_size": 256, "max_position_embeddings": 256})
+        config.architectures = ["LlamaForCausalLM"]
+        config.save_pretrained(tmp_path / "llama")
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
     if words[0] in ("train", "compare"):

@@ -69,12 +69,8 @@ def error_place(error: BaseException) -> str:
 def source_digest(text: str, what: str = "model") -> str:
     """Sixteen characters that differ once the function's file, or one beside it that it imports, has been edited.
 
-    Of a model's folder, once its files are others. Raises UsageError, which calls it `what`, if there is none such.
+    Raises UsageError, which calls it `what`, if there is no such function.
     """
-    if is_model_folder(text):
-        from stretto.models.hugging_face import digest_of_folder
-
-        return digest_of_folder(text)
     value = import_object(text, what)
     if is_given(text):
         return object_digest(value)

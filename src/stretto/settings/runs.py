@@ -30,7 +30,7 @@ class Settings:
     model: str = "mlp"
     """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder; or your own,
     path/to/file.py:function or package.module:function, which returns a module, a list of layers, or (module,
-    example)."""
+    example); or hf:FOLDER, a Hugging Face model's config.json with or without weights (safetensors)."""
     model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --model-options.width 256 --model-options.depth 4."""
     data: str | None = None

@@ -20,6 +20,7 @@ from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.methods import Method, method
 from stretto.models.greedy_decode import find_bleu
+from stretto.models.hugging_face import digest_of_folder
 from stretto.models.user_model import build_folder_model, build_user_model
 from stretto.nn import deferred
 from stretto.nn.chain import Chain
@@ -192,7 +193,10 @@ def number_of_stages(settings: runs.Settings, model: models.Model, loaded: data.
 
 def sources_of(settings: runs.Settings) -> dict[str, str]:
     """Digests of the user's functions and of the data that one of them returned."""
-    digests = {name: source_digest(text, name) for name, text in settings.functions.items()}
+    digests = {
+        name: digest_of_folder(text) if is_model_folder(text) else source_digest(text, name)
+        for name, text in settings.functions.items()
+    }
     loaded = dataset(settings)
     return digests | ({"examples": loaded.digest} if isinstance(loaded, UserData) else {})
 
