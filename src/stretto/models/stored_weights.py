@@ -22,7 +22,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth")
 
 
 @dataclass
-class Origin:
+class Recipe:
     """Where a tensor of a model comes from: stored tensors, and what makes it of them; None if it is the stored one.
 
     `sources` are (the converter's pattern, stored name); `key` is the name by which the converter knows them all.
@@ -39,20 +39,20 @@ class StoredWeights:
     def __init__(self, folder: Path, model: Any) -> None:
         self._folder, self._model = folder, model
         self._file_of = files_of(folder)
-        self._origins = self._match() if self._file_of else {}
+        self._recipes = self._match() if self._file_of else {}
         self._check_shapes()
 
     def __bool__(self) -> bool:
-        return bool(self._origins)
+        return bool(self._recipes)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._origins
+        return name in self._recipes
 
     def read(self, name: str, like: Tensor) -> Tensor:
         """The tensor of this name, with the dtype of `like`. Raises UsageError if its shape is another."""
-        origin = self._origins[name]
-        value = self._converted(origin)[name] if origin.converter is not None else self._stored(origin.sources[0][1])
-        self._check(origin, value.shape, like.shape)
+        recipe = self._recipes[name]
+        value = self._converted(recipe)[name] if recipe.converter is not None else self._stored(recipe.sources[0][1])
+        self._check(recipe, value.shape, like.shape)
         return torch.empty(like.shape, dtype=like.dtype).copy_(value)
 
     def read_small(self) -> None:
@@ -68,16 +68,16 @@ class StoredWeights:
         state = self._model.state_dict(keep_vars=True)
         for file in sorted(set(self._file_of.values())):
             with safe_open(self._folder / file, framework="pt") as tensors:
-                for name, origin in self._origins.items():
-                    stored = origin.sources[0][1]
-                    if origin.converter is None and self._file_of[stored] == file:
-                        self._check(origin, tensors.get_slice(stored).get_shape(), state[name].shape)
+                for name, recipe in self._recipes.items():
+                    stored = recipe.sources[0][1]
+                    if recipe.converter is None and self._file_of[stored] == file:
+                        self._check(recipe, tensors.get_slice(stored).get_shape(), state[name].shape)
 
-    def _check(self, origin: Origin, there: Sequence[int], here: Sequence[int]) -> None:
+    def _check(self, recipe: Recipe, there: Sequence[int], here: Sequence[int]) -> None:
         if list(there) != list(here):
-            stored = ", ".join(stored for _, stored in origin.sources)
+            stored = ", ".join(stored for _, stored in recipe.sources)
             raise UsageError(
-                f"{self._folder / self._file_of[origin.sources[0][1]]}: {stored} is {list(there)}, but the model that "
+                f"{self._folder / self._file_of[recipe.sources[0][1]]}: {stored} is {list(there)}, but the model that "
                 f"{self._folder / 'config.json'} describes has {list(here)} there"
             )
 
@@ -88,28 +88,28 @@ class StoredWeights:
             value: Tensor = tensors.get_tensor(name)
             return value
 
-    def _converted(self, origin: Origin) -> dict[str, Tensor]:
-        converter = copy.deepcopy(origin.converter)
-        for pattern, stored in origin.sources:
-            converter.add_tensor(origin.key, stored, pattern, partial(self._stored, stored))
-        made = converter.convert(origin.key, model=self._model, config=self._model.config)
+    def _converted(self, recipe: Recipe) -> dict[str, Tensor]:
+        converter = copy.deepcopy(recipe.converter)
+        for pattern, stored in recipe.sources:
+            converter.add_tensor(recipe.key, stored, pattern, partial(self._stored, stored))
+        made = converter.convert(recipe.key, model=self._model, config=self._model.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
-    def _match(self) -> dict[str, Origin]:
-        """The origin of each tensor of the model's state that the files have."""
+    def _match(self) -> dict[str, Recipe]:
+        """The recipe of each tensor of the model's state that the files have."""
         state = self._model.state_dict(keep_vars=True)
-        origins: dict[str, Origin] = {}
+        recipes: dict[str, Recipe] = {}
         unknown: list[str] = []
         for stored, name, pattern, converter in self._renamed(state):
             if name not in state:
                 unknown.append(stored)
                 continue
-            origin = origins.setdefault(name, Origin(converter, name))
-            origin.sources.append((pattern, stored))
+            recipe = recipes.setdefault(name, Recipe(converter, name))
+            recipe.sources.append((pattern, stored))
             if converter is not None:
                 first, *others = converter.target_patterns
-                origins |= {name.replace(first, other): origin for other in others}
-        found = {id(state[name]) for name in origins if name in state}
+                recipes |= {name.replace(first, other): recipe for other in others}
+        found = {id(state[name]) for name in recipes if name in state}
         missing = [name for name, tensor in state.items() if id(tensor) not in found]
         if missing and unknown:
             raise UsageError(
@@ -118,7 +118,7 @@ class StoredWeights:
                 "folder anew, transformers.AutoModel...from_pretrained(FOLDER).save_pretrained(OTHER), or correct "
                 '"architectures" in config.json'
             )
-        return origins
+        return recipes
 
     def _renamed(self, state: dict[str, Tensor]) -> Iterator[tuple[str, str, str, Any]]:
         """Each stored name with the model's, and the pattern and converter that make another tensor of it, if any."""
