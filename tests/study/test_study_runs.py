@@ -429,7 +429,7 @@ def test_evaluations_are_closer_together_at_the_start():
 
 def test_processes_are_not_more_than_runs(tmp_path, monkeypatch):
     started = []
-    start = process_pool._start
-    monkeypatch.setattr(process_pool, "_start", lambda: started.append(start()) or started[-1])
+    start = process_pool.fork_server.start
+    monkeypatch.setattr(process_pool.fork_server, "start", lambda work: started.append(start(work)) or started[-1])
     made(tmp_path / "study", replace(SETTINGS, lr=(0.1,), methods=("greedy",)), jobs=5)
     assert len(started) == 1

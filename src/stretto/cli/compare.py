@@ -153,6 +153,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
 def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, timeout: float | None) -> "Outcome":
     """Train the runs of a sweep that are not finished, and write its page."""
     from stretto import study
+    from stretto.study.report_page import PAGE
     from stretto.study.shared_queue import without_password
 
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
@@ -169,6 +170,8 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
     steps, ahead = (sum(known(task.settings.steps) for task in tasks) for tasks in (opened.tasks, pending))
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
+    if pending:
+        output.say(f"finished runs appear in {opened.out / PAGE}")
     title = f"{opened.settings.model} on {opened.settings.data}"
     with progress(title, steps, done=steps - ahead, silent=output.silent) as bar:
         ended = done
@@ -181,8 +184,9 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
         bar.note(f"{ended}/{runs} runs")
         command = shlex.join(["stretto", *map(without_password, sys.argv[1:])])
         outcome = study.compare(
-            opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command, storage=storage
-        )
+            opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command, storage=storage,
+            tell=lambda text: print(f"stretto: {text}", file=sys.stderr),
+        )  # fmt: skip
     show_outcome(outcome, output)
     for failure in outcome.failures:
         print(f"stretto: {failure.task.settings.id} could not be run: {failure.reason}", file=sys.stderr)

@@ -10,9 +10,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
+from stretto.errors import StrettoError
 from stretto.files import temporary_folders
 from stretto.processes import lifeline
 
@@ -54,6 +58,29 @@ def begin() -> None:
     lifeline.follow()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def start(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:
+    """Start a daemon that calls `work(pipe, *arguments)`; return it and the other end of its pipe.
+
+    Tried three times, because the fork server may end meanwhile. Raises StrettoError if none of them succeeds.
+    """
+    for last in (False, False, True):
+        prepare()
+        context = multiprocessing.get_context(method())
+        ours, theirs = context.Pipe()
+        process: BaseProcess = context.Process(target=work, args=(theirs, *arguments), daemon=True)  # type: ignore[attr-defined]
+        try:
+            with blocked(signal.SIGINT), without_script():
+                process.start()
+            break
+        except LOST as error:
+            ours.close()
+            if last:
+                raise StrettoError("no process can be started: the fork server has ended three times") from error
+        finally:
+            theirs.close()
+    return process, ours
 
 
 @contextlib.contextmanager

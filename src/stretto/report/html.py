@@ -14,13 +14,14 @@ from stretto.report.page import Page
 def build(page: Page, path: str | Path) -> Path:
     """Write the report to `path` and return it; a file that is there is replaced once the new one is complete.
 
-    Its first frontier stands beside it as frontier.svg and frontier.png, if it has a run to show; the page links to
-    them. The page loads nothing from elsewhere: its content security policy forbids it.
+    Its first frontier stands beside it as frontier.svg and frontier.png, if it has a run to show and the study is not
+    being made just now; the page links to them. The page loads nothing from elsewhere: its content security policy
+    forbids it.
     """
     from stretto.report.first_frontier import pictures
 
     text = render(page)
-    for name, content in pictures(page).items():
+    for name, content in ({} if page.progress else pictures(page)).items():
         with replacing(Path(path).with_name(name)) as temporary:
             temporary.write_bytes(content)
     return write(text, path)

@@ -8,6 +8,7 @@ from stretto.errors import UsageError
 from stretto.options.checks import is_among, shown
 from stretto.report.heading import Heading
 from stretto.report.prediction import PredictedRun
+from stretto.report.progress import StudyProgress
 from stretto.report.record import Record
 from stretto.report.turns import Timelines
 
@@ -42,6 +43,7 @@ class Page:
         default_factory=dict
     )  # {method: why it was not run}, where all methods were asked for
     command: str = ""  # the command line that ran the study
+    progress: StudyProgress | None = None  # of a study that is being made: its page loads itself again
 
     def __post_init__(self) -> None:
         if not is_among(self.accounting, ACCOUNTINGS):

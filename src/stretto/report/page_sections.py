@@ -25,6 +25,7 @@ from stretto.report.page import ACCOUNTINGS, Page
 from stretto.report.palette import Style, styles
 from stretto.report.panel import panels
 from stretto.report.picture import checked
+from stretto.report.progress import runs_told, time_told
 from stretto.report.record import Record, methods
 from stretto.report.settings import as_toml
 from stretto.report.speedup import baseline
@@ -60,7 +61,8 @@ def view(page: Page) -> dict[str, Any]:
         "verdict": sentences(records),
         "facts": _facts(page),
         "in_short": _in_short(page),
-        "first": _first(records, look, specs),
+        "unfinished": _unfinished(page),
+        "first": _first(page, look, specs),
         "legend": [{"method": name, "style": look[name]} for name in names],
         "frontiers": [
             frontier.section(metric, cutoffs, look, specs)
@@ -126,15 +128,30 @@ def _in_short(page: Page) -> str:
     return "; ".join(text for text in (page.model.partition(";")[0], page.dataset.partition(": ")[0], runs) if text)
 
 
-def _first(records: Sequence[Record], look: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:
+def _unfinished(page: Page) -> dict[str, Any] | None:
+    """What the page of an unfinished study says about it, and when to load it again; None if all runs are there."""
+    progress = page.progress
+    if progress is None and len(page.records) == page.planned:
+        return None
+    runs = runs_told(len(page.records), page.planned)
+    if progress is None:
+        return {"runs": runs}
+    return {
+        "runs": runs, "left": time_told(progress.seconds_left), "percent": units.percent(progress.share, 0),
+        "reload": round(progress.reload), "written": round(progress.written),
+        "mark": f"{len(page.records)}/{page.planned}",
+    }  # fmt: skip
+
+
+def _first(page: Page, look: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:
     """The frontier that stands first, with the names of its pictures; None if no run got better than it began."""
-    panel = first_frontier.first_panel(records)
+    panel = first_frontier.first_panel(page.records)
     if panel is None:
         return None
     place = specs.add("frontier-first", frontier.frontier_chart(panel, look, height=340))
     return {
         "goal": panel.goal, "missing": ", ".join(panel.missing), "lost": frontier.lost(panel), "place": place,
-        "pictures": [first_frontier.SVG, first_frontier.PNG] if place else [],
+        "pictures": [first_frontier.SVG, first_frontier.PNG] if place and not page.progress else [],
     }  # fmt: skip
 
 

@@ -2,18 +2,20 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stretto.options.parse import parse
-from stretto.report import Record, panels
+from stretto.report import Page, Record, panels
 from stretto.report.metric import metrics_of
 from stretto.settings.runs import known
+from stretto.study.live_page import LivePage
 from stretto.study.process_pool import Failure, OnRun, OnSteps, run_all
-from stretto.study.report_page import write_report
+from stretto.study.report_page import describe, write_report
 from stretto.study.shared_queue import SharedQueue, open_storage, storage_errors
 from stretto.study.study import Study, Task, claimed
 
@@ -74,20 +76,42 @@ def compare(
     on_run: OnRun = lambda _: None,
     command: str = "",
     storage: str | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Make the runs that are not finished, then the report.
 
-    With the URL of a `storage`, all processes that compare the same study with it share the runs.
+    With the URL of a `storage`, all processes that compare the same study with it share the runs. With `tell` there is
+    a page from early on, which is kept up to date; if that fails, `tell` is called with the reason, once.
     """
     number = default_jobs(study.settings.workers) if jobs is None else jobs
     opened = None if storage is None else open_storage(storage)
     with claimed(study, exclusive=opened is None):
-        if storage is None or opened is None:
-            failures = run_all(partial(next, iter(study.pending), None), number, on_steps, on_run)
-        else:
-            with storage_errors(storage), SharedQueue(opened, study) as queue:
-                failures = share(queue, number, on_steps, on_run)
-        return Outcome(study.records(), tuple(failures), write_report(study, command), study.left_out)
+        described = describe(study, command)
+        with live_page(study, described, tell, on_steps, shared=opened is not None) as advance:
+            if storage is None or opened is None:
+                failures = run_all(partial(next, iter(study.pending), None), number, advance, on_run)
+            else:
+                with storage_errors(storage), SharedQueue(opened, study) as queue:
+                    failures = share(queue, number, advance, on_run)
+        report = write_report(study, command, described=described)
+        return Outcome(study.records(), tuple(failures), report, study.left_out)
+
+
+@contextmanager
+def live_page(
+    study: Study, described: Page, tell: Callable[[str], None] | None, on_steps: OnSteps, *, shared: bool
+) -> Iterator[OnSteps]:
+    """Keep the page up to date, if there is somebody to `tell`; yields what is to be called with the steps made."""
+    if tell is None:
+        yield on_steps
+        return
+    with LivePage(study, described, tell, shared=shared) as page:
+
+        def advance(steps: int) -> None:
+            on_steps(steps)
+            page.advance(steps)
+
+        yield advance
 
 
 def share(queue: SharedQueue, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:

@@ -1,7 +1,6 @@
 """Runs at the same time, each in a process of one thread; if a process dies, only its run has failed."""
 
 import contextlib
-import multiprocessing
 import signal
 import time
 import traceback
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-from stretto.errors import StrettoError
 from stretto.options.given_objects import read_objects
 from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings
@@ -131,30 +129,10 @@ def _fill(runners: list[_Runner], take: Take, jobs: int) -> list[_Runner]:
     while sum(runner.task is not None for runner in runners) < jobs and (task := take()) is not None:
         idle = next((runner for runner in runners if runner.task is None), None)
         if idle is None:
-            idle = _start()
+            idle = _Runner(*fork_server.start(_work))
             runners.append(idle)
         _send(idle, task)
     return [runner for runner in runners if runner.task is not None]
-
-
-def _start() -> _Runner:
-    """Start a process that waits for runs. Tried three times, because the fork server may end meanwhile."""
-    for last in (False, False, True):
-        fork_server.prepare()
-        context = multiprocessing.get_context(fork_server.method())
-        ours, theirs = context.Pipe()
-        process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
-        try:
-            with fork_server.blocked(signal.SIGINT), fork_server.without_script():
-                process.start()
-            break
-        except fork_server.LOST as error:
-            ours.close()
-            if last:
-                raise StrettoError("no process can be started: the fork server has ended three times") from error
-        finally:
-            theirs.close()
-    return _Runner(process, ours)
 
 
 def _send(runner: _Runner, task: Task) -> None:

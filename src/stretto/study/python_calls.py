@@ -191,7 +191,7 @@ def compare(
             print(note, file=sys.stderr)
         pending = sum(known(task.settings.steps) for task in study.pending)
         with shown_progress(f"{len(study.tasks)} runs", pending, quiet=quiet) as advance:
-            outcome = make_runs(study, jobs=jobs, on_steps=advance)
+            outcome = make_runs(study, jobs=jobs, on_steps=advance, tell=lambda text: print(text, file=sys.stderr))
     return FinishedStudy(outcome, study.settings)
 
 

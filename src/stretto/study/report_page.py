@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto.cost import Cluster
@@ -58,22 +58,47 @@ class TracedRun:
         return compare_with_prediction(self.recorded, prediction, paused=paused, held=most_held(record))
 
 
-def write_report(study: Study, command: str = "", *, cluster: Cluster | None = None) -> Path:
+PAGE = "report.html"
+
+
+def write_report(
+    study: Study, command: str = "", *, cluster: Cluster | None = None, described: Page | None = None
+) -> Path:
     """Write report.html from the finished runs and return its path.
 
     Traced runs are compared with predictions: from costs on a `cluster` alone, or else from their own action times.
+    `described` is what `describe` returned, if it was called before.
     """
+    prepared = prepared_trials(study) if described is None else {}
+    page = describe(study, command, prepared) if described is None else described
+    traced = tuple(traced_runs(study, prepared))
+    page = replace(
+        page,
+        records=study.records(),
+        timelines=tuple(shown for run in traced if (shown := timelines(run.recorded)) is not None),
+        predicted=tuple(compared for run in traced if (compared := run.compared(cluster)) is not None),
+    )
+    with writing(study.out):
+        return build(page, study.out / PAGE)
+
+
+def prepared_trials(study: Study) -> dict[str, Prepared]:
+    """The sample run of each method, prepared."""
+    return {method: prepare_trial(sample(study.settings, method)) for method in study.settings.methods}
+
+
+def describe(study: Study, command: str = "", prepared: Mapping[str, Prepared] | None = None) -> Page:
+    """The page of a study without its runs: what is known before any of them is made."""
     settings = study.settings
-    prepared = {method: prepare_trial(sample(settings, method)) for method in settings.methods}
+    prepared = prepared_trials(study) if prepared is None else prepared
     first = next(iter(prepared.values()))
     workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
     automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
-    traced = tuple(traced_runs(study, prepared))
     heads = any(head is not None for run in prepared.values() for head in run.trainer.heads)
-    page = Page(
+    return Page(
         title=study.heading.text if study.heading else automatic,
         heading=study.heading,
-        records=study.records(),
+        records=(),
         planned=len(study.tasks),
         accounting=settings.accounting,
         accounting_note=NOTES[costs_of(first).accounting],
@@ -86,13 +111,9 @@ def write_report(study: Study, command: str = "", *, cluster: Cluster | None = N
         own_options={method: options_of(method) for method in prepared},
         delays={method: delays(run) for method, run in prepared.items()},
         processes=study.tasks[0].settings.workers or 0,
-        timelines=tuple(shown for run in traced if (shown := timelines(run.recorded)) is not None),
-        predicted=tuple(compared for run in traced if (compared := run.compared(cluster)) is not None),
         left_out=study.left_out,
         command=command,
     )
-    with writing(study.out):
-        return build(page, study.out / "report.html")
 
 
 def names(methods: Sequence[str]) -> str:
@@ -116,9 +137,10 @@ PREPARED_ALIKE = ("bounds", "data_parallel", "tensor", "space", "sync", "batch_s
 
 def prepared_for(run: TrainSettings, prepared: Mapping[str, Prepared]) -> Prepared:
     """The prepared run of the same method if it has the same shapes and axes; else this run, prepared."""
-    candidate = prepared[run.method]
-    same = all(getattr(candidate.settings, key) == getattr(run, key) for key in PREPARED_ALIKE)
-    return candidate if same else prepare_trial(run)
+    candidate = prepared.get(run.method)
+    if candidate is None or any(getattr(candidate.settings, key) != getattr(run, key) for key in PREPARED_ALIKE):
+        return prepare_trial(run)
+    return candidate
 
 
 def traced_runs(study: Study, prepared: Mapping[str, Prepared]) -> Iterator[TracedRun]:
