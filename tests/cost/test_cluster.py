@@ -11,7 +11,7 @@ from stretto.cost.cluster_file import names, parse, to_toml
 
 DEVICE = Device(
     memory=8e9, memory_bandwidth=1e10, peak={"float32": 1e11, "bfloat16": 2e11}, reduction_bandwidth=5e9,
-    price_per_hour=0.5,
+    price_per_hour=0.5, watts=65.0,
     rates={"linear": {"forward": Rate(per_call=1e-5, per_flop=1e-11, contention=1.3, residual=0.04)}},
 )  # fmt: skip
 NEAR, FAR, SEA = (Link(latency=a, bandwidth=b) for a, b in ((1e-5, 1e10), (1e-4, 1e8), (5e-2, 1e7)))
@@ -58,6 +58,8 @@ def test_who_stands_where():
     assert CLUSTER.crowded([0, 3, 4]) == (False, True, True)
     assert CLUSTER.price_per_hour([0, 1, 5]) == 1.5
     assert CLUSTER.price_per_hour([0, 6]) is None
+    assert CLUSTER.watts([0, 1, 5]) == 195
+    assert CLUSTER.watts([0, 6]) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_rates_and_defaults():
 def test_clusters_that_come_along_say_where_each_figure_is_from(name):
     cluster = find_cluster(name)
     figures = [f"devices.{device}.{key}" for device, each in cluster.devices.items()
-               for key in ("memory", "memory_bandwidth", "peak", "price_per_hour")
+               for key in ("memory", "memory_bandwidth", "peak", "price_per_hour", "watts")
                if getattr(each, key) is not None]  # fmt: skip
     figures += [f"links.{link}.{key}" for link in cluster.links for key in ("latency", "bandwidth")]
     for figure in figures:
@@ -133,6 +135,10 @@ TEXT = to_toml(CLUSTER)
         ("memory = 8000000000.0", "memory = true", r"devices.cpu.memory = True: a number belongs here"),
         ("memory = 8000000000.0", "mem = 8e9", r"devices.cpu.mem is no key of a cluster: did you mean 'memory'"),
         ("memory = 8000000000.0", "", r"devices.cpu.memory is missing: add it"),
+        ("watts = 65.0", "watts = -1", r"devices.cpu.watts = -1: it must be 0 or more; leave it out"),
+        ("watts = 65.0", "watts = nan", r"devices.cpu.watts = nan: it must be 0 or more"),
+        ("watts = 65.0", "watts = 'many'", r"devices.cpu.watts = 'many': a number belongs here"),
+        ("price_per_hour = 0.5", "price_per_hour = inf", r"devices.cpu.price_per_hour = inf: it must be 0 or more"),
         ("nodes = 2", "nodes = 0", r"groups\[0\].nodes = 0: it must be 1 or more"),
         ("nodes = 2", "nodes = 1.5", r"groups\[0\].nodes = 1.5: a whole number belongs here"),
         ('between = "far"', 'between = "fat"', r"groups\[0\].between = 'fat': there is no such link: .* 'far'"),

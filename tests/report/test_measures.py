@@ -18,7 +18,7 @@ RUNS = (
 
 def test_the_cost_is_that_of_the_best_evaluation():
     assert best_point(RUNS[0], VALIDATION_LOSS).step == 2
-    row, _ = section(summarize(RUNS), {})
+    row, _ = section(summarize(RUNS), {})["rows"]
     assert (row["best"], row["test"], row["serial"], row["step"]) == ("0.600", "0.700", "3.00 GFLOP", "step 3 of 3")
     assert row["range"] == "2.00 to 3.00 GFLOP over 2 seeds"
     assert row["spread"] == "0.141"
@@ -26,11 +26,11 @@ def test_the_cost_is_that_of_the_best_evaluation():
 
 
 def test_options_are_those_of_the_run_and_of_the_method():
-    row, _ = section(summarize(RUNS), {"backprop": ("head", "delay")})
+    row, _ = section(summarize(RUNS), {"backprop": ("head", "delay")})["rows"]
     assert (row["options"], row["names"]) == ("4", "lr, batch_size, head, delay")
-    (bare,) = section(summarize([run([2.0, 1.0], options={"batch_size": 8})]), {"backprop": ()})
+    (bare,) = section(summarize([run([2.0, 1.0], options={"batch_size": 8})]), {"backprop": ()})["rows"]
     assert (bare["options"], bare["names"]) == ("1", "batch_size")
-    (unknown,) = section(summarize([run([2.0, 1.0])]), {})
+    (unknown,) = section(summarize([run([2.0, 1.0])]), {})["rows"]
     assert unknown["options"] == "1 or more"
 
 
@@ -41,7 +41,7 @@ def test_the_table_of_methods_says_which_options_there_are():
 
 
 def test_a_method_that_only_failed_has_no_time():
-    _, row = section(summarize(RUNS), {})
+    _, row = section(summarize(RUNS), {})["rows"]
     assert (row["best"], row["serial"], row["range"], row["spread"], row["failed"]) == ("–", "–", "", "n/a", "1 of 1")
 
 

@@ -11,6 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 from stretto import UsageError
+from stretto.cost import find_cluster
+from stretto.measure.energy import EnergyMeter
 from stretto.nn.chain import Chain
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import (
@@ -57,7 +59,7 @@ def numbers(out):
 
     def timeless(value):
         if isinstance(value, dict):
-            return {key: timeless(each) for key, each in value.items() if "seconds" not in key}
+            return {key: timeless(each) for key, each in value.items() if "seconds" not in key and key != "joules"}
         return [timeless(each) for each in value] if isinstance(value, list) else value
 
     files = {}
@@ -244,10 +246,10 @@ def test_a_process_that_dies_costs_one_run(whole, tmp_path):
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     original, out = run, tmp_path / "study"
 
-    def breaks(settings, folder, on_step):
+    def breaks(settings, folder, on_step, **options):
         if settings.id == "backprop-lr0.1-b32-s0":
             raise RuntimeError("out of luck")
-        return original(settings, folder, on_step)
+        return original(settings, folder, on_step, **options)
 
     monkeypatch.setattr(process_pool, "run", breaks)
     advanced = []
@@ -288,6 +290,62 @@ def test_a_study_in_which_everything_diverges_has_a_report(tmp_path):
     outcome = made(tmp_path / "study", replace(SETTINGS, lr=(1e12,), methods=("backprop",)))
     assert [record.status for record in outcome.records] == ["diverged"]
     assert outcome.report.is_file()
+
+
+class CountedSteps:
+    """A counter of energy that grows by a joule whenever it is read."""
+
+    name = "steps"
+
+    def __init__(self):
+        self.read = 0
+
+    def joules(self):
+        self.read += 1
+        return float(self.read)
+
+
+def test_the_energy_of_a_run_stands_in_its_events(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_run, "energy_meter", lambda *_: EnergyMeter([CountedSteps()]))
+    outcome = made(tmp_path / "alone", replace(SETTINGS, methods=("backprop",), lr=(0.1,)))
+    (record,) = outcome.records
+    assert [point.joules for point in record.points] == [1.0, 2.0, 3.0]  # not those between pauses and starts
+    assert record.energy_source == "steps"
+    text = outcome.report.read_text(encoding="utf-8")
+    assert "measured (steps, of one device that did the work of all workers)" in text
+
+
+def test_the_energy_of_runs_side_by_side_is_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_run, "energy_meter", lambda *_: pytest.fail("measured"))
+    settings = resolve(SINGLE)
+    record = run(settings, tmp_path / "run", alone=False)
+    assert {point.joules for point in record.points} == {None}
+
+
+def test_a_run_that_goes_on_counts_its_energy_on():
+    before = training_run.Progress(joules_before=4.0, meter=EnergyMeter([CountedSteps()]))
+    before.meter.start()
+    before.meter.pause()
+    kept = before.to_json()
+    assert kept["joules"] == 5.0
+    after = training_run.Progress.from_json(kept)
+    assert after.joules is None  # nothing measures it any more
+    after.meter = EnergyMeter([CountedSteps()])
+    assert after.joules == 5.0
+    unknown = training_run.Progress.from_json(training_run.Progress().to_json())
+    unknown.meter = EnergyMeter([CountedSteps()])
+    assert unknown.joules is None  # of the steps before nothing is known
+
+
+def test_power_and_price_of_a_cluster(whole):
+    write_report(read_study(whole), cluster=find_cluster("8-nodes-of-8-h100"))
+    text = (whole / "report.html").read_text(encoding="utf-8")
+    part = text.split('<section id="measures">')[1].split("</section>")[0]
+    for told in ("<th>energy</th>", "<th>money</th>", "W on cluster", "an hour on cluster", "predicted to take there"):
+        assert told in part, told
+    write_report(read_study(whole), cluster=find_cluster("16-workstations"))
+    assert "<th>energy</th>" not in (whole / "report.html").read_text(encoding="utf-8")
+    write_report(read_study(whole))
 
 
 def test_one_process_at_a_time(whole):

@@ -170,8 +170,8 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
     steps, ahead = (sum(known(task.settings.steps) for task in tasks) for tasks in (opened.tasks, pending))
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
-    if pending:
-        output.say(f"finished runs appear in {opened.out / PAGE}")
+    if pending and not output.silent:
+        print(f"finished runs appear in {opened.out / PAGE}", file=sys.stderr)
     title = f"{opened.settings.model} on {opened.settings.data}"
     with progress(title, steps, done=steps - ahead, silent=output.silent) as bar:
         ended = done

@@ -60,9 +60,9 @@ class Device:
 
     `peak` is FLOP/s by dtype. `rates` is by sort of operator ("linear", "convolution", ...) and pass ("forward",
     "backward"; for optimizers "update"); a sort without a rate takes max(FLOPs / peak, bytes / memory_bandwidth), the
-    roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money.
-    `per_action` and `per_step` are the runtime's own seconds for each action and each step. Raises UsageError for
-    numbers out of range.
+    roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money,
+    `watts` its power while it trains. `per_action` and `per_step` are the runtime's own seconds for each action and
+    each step. Raises UsageError for numbers out of range.
     """
 
     memory: float
@@ -70,6 +70,7 @@ class Device:
     peak: Mapping[str, float]
     reduction_bandwidth: float | None = None
     price_per_hour: float | None = None
+    watts: float | None = None
     per_action: float = 0.0
     per_step: float = 0.0
     rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
@@ -79,7 +80,8 @@ class Device:
             check_positive(key, getattr(self, key), MEASURE)
         for key in ("per_action", "per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
-        check_not_negative("price_per_hour", self.price_per_hour, "leave it out if it is not known")
+        for key in ("price_per_hour", "watts"):
+            check_not_negative(key, getattr(self, key), "leave it out if it is not known")
         if not self.peak:
             raise UsageError(f"peak is empty: give FLOP/s of at least one dtype, float32 = 1e12; {MEASURE}")
         for dtype, value in self.peak.items():
@@ -309,8 +311,21 @@ class Cluster:
 
     def price_per_hour(self, workers: Iterable[int]) -> float | None:
         """The price of these workers together, an hour; None if the price of one is not known."""
-        prices = [self.device(worker).price_per_hour for worker in workers]
-        return None if any(price is None for price in prices) else sum(price or 0 for price in prices)
+        return sum_of_known(self.device(worker).price_per_hour for worker in workers)
+
+    def watts(self, workers: Iterable[int]) -> float | None:
+        """The power of these workers together; None if the power of one is not known."""
+        return sum_of_known(self.device(worker).watts for worker in workers)
+
+
+def sum_of_known(values: Iterable[float | None]) -> float | None:
+    """The sum; None if one of the values is not known."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 LINKED = ("within", "between")

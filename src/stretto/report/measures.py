@@ -4,14 +4,44 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stretto.report import units
+from stretto.report.expenses import Expenses, Tariff, by_source, expenses
 from stretto.report.metric import VALIDATION_ACCURACY, Metric
 from stretto.report.record import Point, Record
 from stretto.report.summary import MethodSummary
 
 
-def section(summaries: Sequence[MethodSummary], own_options: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """The rows of the table, one a method; `own_options` are the options of each method itself, where known."""
-    return [_row(summary, own_options.get(summary.method)) for summary in summaries]
+def section(
+    summaries: Sequence[MethodSummary],
+    own_options: Mapping[str, Sequence[str]],
+    tariffs: Mapping[str, Tariff] | None = None,
+    *,
+    emulated: bool = True,
+) -> dict[str, Any] | None:
+    """The table, its `rows` one a method; None without methods.
+
+    `own_options` are the options of each method itself, where known; `tariffs` what the workers of its best run take.
+    It has a column for energy, and for money, if any method has a figure; `sources` say where these are from.
+    """
+    if not summaries:
+        return None
+    spent = {
+        summary.method: _expenses(summary, (tariffs or {}).get(summary.method), emulated=emulated)
+        for summary in summaries
+    }
+    return {
+        "rows": [_row(summary, own_options.get(summary.method), spent[summary.method]) for summary in summaries],
+        "energy": any(each.joules is not None for each in spent.values()),
+        "money": any(each.money is not None for each in spent.values()),
+        "energy_sources": by_source((method, each.energy_source) for method, each in spent.items()),
+        "money_sources": by_source((method, each.money_source) for method, each in spent.items()),
+    }
+
+
+def _expenses(summary: MethodSummary, tariff: Tariff | None, *, emulated: bool) -> Expenses:
+    point = None if summary.chosen is None else best_point(summary.chosen, summary.metric)
+    if summary.chosen is None or point is None:
+        return Expenses()
+    return expenses(summary.chosen, point, tariff, emulated=emulated)
 
 
 def best_point(record: Record, metric: Metric) -> Point | None:
@@ -20,7 +50,7 @@ def best_point(record: Record, metric: Metric) -> Point | None:
     return min(valued, key=lambda item: metric.cost(item[0]))[1] if valued else None
 
 
-def _row(summary: MethodSummary, own: Sequence[str] | None) -> dict[str, Any]:
+def _row(summary: MethodSummary, own: Sequence[str] | None, spent: Expenses) -> dict[str, Any]:
     is_accuracy = summary.metric is VALIDATION_ACCURACY
     form = units.percent if is_accuracy else units.number
     point = None if summary.chosen is None else best_point(summary.chosen, summary.metric)
@@ -33,6 +63,8 @@ def _row(summary: MethodSummary, own: Sequence[str] | None) -> dict[str, Any]:
         "range": _range_of_costs(summary),
         "total": units.NONE if point is None else units.flops(point.total_flops),
         "seconds": units.NONE if point is None else units.seconds(point.seconds),
+        "energy": units.energy(spent.joules),
+        "money": units.number(spent.money),
         "step": "" if point is None or summary.chosen is None else _step(point, summary.chosen),
         **_options(summary, own),
         "spread": "n/a" if summary.spread is None else _spread(summary.spread, is_accuracy),

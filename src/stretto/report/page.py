@@ -6,6 +6,7 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.options.checks import is_among, shown
+from stretto.report.expenses import Tariff
 from stretto.report.heading import Heading
 from stretto.report.prediction import PredictedRun
 from stretto.report.progress import StudyProgress
@@ -36,6 +37,7 @@ class Page:
     pictures: Mapping[str, str] = field(default_factory=dict)  # method -> SVG of its schedule
     own_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # method -> names of the options it takes
     delays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # method -> its steady delay by stage
+    tariffs: Mapping[str, Tariff] = field(default_factory=dict)  # method -> that of its best run, where it is known
     processes: int = 0  # of each run; 0: emulated on one device, so that its seconds say nothing about the method
     timelines: tuple[Timelines, ...] = ()  # of the runs that were traced
     predicted: tuple[PredictedRun, ...] = ()  # the traced runs compared with predictions

@@ -76,7 +76,7 @@ def view(page: Page) -> dict[str, Any]:
         "baseline": baseline(names),
         "methods": [_summary(summary, own) for summary in summaries],
         "own": [metric.label for metric in own],
-        "measures": measures.section(summaries, page.own_options),
+        "measures": measures.section(summaries, page.own_options, page.tariffs, emulated=not page.processes),
         "judged_by": summaries[0].metric.label if summaries else "",
         "has_accuracy": _is_measured(records, VALIDATION_ACCURACY),
         "has_bleu": _is_measured(records, VALIDATION_BLEU),

@@ -25,7 +25,8 @@ class Point:
     Compute is in FLOP; `serial_flops` counts the examples of a batch and the workers of the schedule as parallel.
     `seconds` is the time its steps took by the clock: of an emulation, which runs every worker on one device,
     or of real processes. A point exists only where its
-    losses are finite: a run that has diverged makes no more points.
+    losses are finite: a run that has diverged makes no more points. `joules` is the energy of those steps, where it
+    was measured.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Point:
     validation_bleu: float | None = None
     train_accuracy: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)  # the user's, on the validation split
+    joules: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in self.metrics.items():
@@ -47,7 +49,7 @@ class Point:
             value = getattr(self, entry.name)
             if entry.name == "metrics":
                 continue
-            if value is None and entry.name in ("validation_accuracy", "validation_bleu", "train_accuracy"):
+            if value is None and entry.name in ("validation_accuracy", "validation_bleu", "train_accuracy", "joules"):
                 continue
             _check_number(value, f"{entry.name} of the evaluation at step {self.step}")
 
@@ -167,6 +169,7 @@ class Record:
     metrics: Mapping[str, float] = field(default_factory=dict)  # the user's, on the validation split at the end
     test_metrics: Mapping[str, float] = field(default_factory=dict)
     higher_is_better: tuple[str, ...] = ()  # of the metrics, those of which more is better
+    energy_source: str = ""  # what measured the joules of its evaluations; empty if nothing did
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 _FLOP = {1e18: "EFLOP", 1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP", 1e3: "kFLOP", 1.0: "FLOP"}
 _BYTES = {2.0**40: "TiB", 2.0**30: "GiB", 2.0**20: "MiB", 2.0**10: "KiB", 1.0: "B"}
 _TIME = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}
+_WATT_HOURS = {1e6: "MWh", 1e3: "kWh", 1.0: "Wh", 1e-3: "mWh", 1e-6: "µWh"}
 NONE = "–"
 
 
@@ -42,6 +43,19 @@ def bytes_held(value: float) -> str:
     """
     scale, name = byte_unit(value)
     return f"{number(value / scale)} {name}"
+
+
+def energy(joules: float | None) -> str:
+    """Energy in watt hours.
+
+    >>> energy(5400)
+    '1.50 Wh'
+    """
+    if joules is None:
+        return NONE
+    hours = joules / 3600
+    scale, name = next(((scale, name) for scale, name in _WATT_HOURS.items() if hours >= scale), (1e-6, "µWh"))
+    return f"{number(hours / scale)} {name}"
 
 
 def number(value: float | None) -> str:

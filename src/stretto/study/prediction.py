@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.layer_table import LayerCost
-from stretto.cost.step_prediction import Pricer, silent
+from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
@@ -77,6 +77,11 @@ def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluste
     return from_times if cluster is None else on_cluster(prepared, costs, heads, from_times, cluster)
 
 
+def seconds_per_step(prepared: Prepared, cluster: Cluster) -> float:
+    """The predicted seconds of a step in the long run on a cluster, from costs alone. Raises as `pricer_on`."""
+    return turn_seconds(pricer_on(prepared, *costs_of_stages(prepared), cluster))
+
+
 def on_cluster(
     prepared: Prepared,
     costs: ModelCosts,
@@ -85,6 +90,21 @@ def on_cluster(
     cluster: Cluster,
 ) -> RunPrediction:
     """Predict from costs: times of actions and messages on the cluster, the runtime's overhead included."""
+    pricer = pricer_on(prepared, costs, heads, cluster)
+    return replace(
+        from_times,
+        source=f"what its stages cost on the cluster {cluster.name!r}, without a run",
+        durations=lambda action: round(1e9 * pricer.seconds(action)),
+        network=pricer.workers.network(1e9),
+        sizes=pricer.size,
+    )
+
+
+def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost | None], cluster: Cluster) -> Pricer:
+    """The times of a run's actions and messages on the first workers of a cluster.
+
+    Raises UsageError where a stage is shared by several processes, or the cluster has too few workers.
+    """
     settings, trainer = prepared.settings, prepared.trainer
     schedule, placement = trainer.schedule, trainer.placement
     if settings.mesh.inside > 1:
@@ -102,16 +122,7 @@ def on_cluster(
     read = max((sum(p.numel() * p.element_size() for p in head.parameters()) for head in readouts), default=0)
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
     tied = {(tie.owner, tie.user): float(read) for tie in trainer.rules.ties if not tie.shares}
-    pricer = Pricer(
-        trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs))
-    )  # fmt: skip
-    return replace(
-        from_times,
-        source=f"what its stages cost on the cluster {cluster.name!r}, without a run",
-        durations=lambda action: round(1e9 * pricer.seconds(action)),
-        network=workers.network(1e9),
-        sizes=pricer.size,
-    )
+    return Pricer(trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs)))
 
 
 def overlaid(folder: Path, cluster: Cluster | None = None) -> tuple[list[Recording], Overlaid]:

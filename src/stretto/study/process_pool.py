@@ -64,7 +64,7 @@ def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
     try:
         while (task := take()) is not None:
             on_step = counting(on_steps)
-            reason = _attempt(task, on_step)
+            reason = _attempt(task, on_step, alone=True)
             on_step(known(task.settings.steps), None)
             if reason is None:
                 on_run(task)
@@ -75,10 +75,10 @@ def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
     return failures
 
 
-def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | None:
+def _attempt(task: Task, on_step: Callable[[int, float | None], None], *, alone: bool = False) -> str | None:
     traceback_file = task.folder.with_name(f"{task.folder.name}.failed.txt")
     try:
-        _make(task, on_step)
+        _make(task, on_step, alone=alone)
         traceback_file.unlink(missing_ok=True)
     except FullDiskError:
         raise
@@ -89,10 +89,10 @@ def _attempt(task: Task, on_step: Callable[[int, float | None], None]) -> str | 
     return None
 
 
-def _make(task: Task, on_step: Callable[[int, float | None], None]) -> None:
+def _make(task: Task, on_step: Callable[[int, float | None], None], *, alone: bool) -> None:
     read_objects(task.objects)
     if task.settings.workers is None:
-        run(task.settings, task.folder, on_step)
+        run(task.settings, task.folder, on_step, alone=alone)
     else:
         costs = costs_of(prepare_trial(task.settings))
         place = LaunchSettings(workers=task.settings.workers, timeout=task.timeout)

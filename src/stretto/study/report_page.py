@@ -1,6 +1,7 @@
 """The report of a study: gathers its runs, schedules, delays and traces into a page."""
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,14 +11,15 @@ from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.methods.table import builder
 from stretto.options.parse import parse
-from stretto.report import Page, Record, build
+from stretto.report import Page, Record, build, summarize
+from stretto.report.expenses import Tariff
 from stretto.report.prediction import PredictedRun, compare_with_prediction
 from stretto.report.turns import RecordedRun, timelines
 from stretto.schedule import draw
 from stretto.settings.runs import TrainSettings
 from stretto.simulate import simulate
 from stretto.study.disk_errors import writing
-from stretto.study.prediction import full_turns, predict, recordings_of
+from stretto.study.prediction import full_turns, predict, recordings_of, seconds_per_step
 from stretto.study.prepare import Prepared, costs_of, prepare_trial
 from stretto.study.store import versions
 from stretto.study.study import Study, Task, record_of, sample
@@ -71,10 +73,11 @@ def write_report(
     """
     prepared = prepared_trials(study) if described is None else {}
     page = describe(study, command, prepared) if described is None else described
-    traced = tuple(traced_runs(study, prepared))
+    traced, records = tuple(traced_runs(study, prepared)), study.records()
     page = replace(
         page,
-        records=study.records(),
+        records=records,
+        tariffs={} if cluster is None else tariffs(study, records, prepared, cluster),
         timelines=tuple(shown for run in traced if (shown := timelines(run.recorded)) is not None),
         predicted=tuple(compared for run in traced if (compared := run.compared(cluster)) is not None),
     )
@@ -114,6 +117,35 @@ def describe(study: Study, command: str = "", prepared: Mapping[str, Prepared] |
         left_out=study.left_out,
         command=command,
     )
+
+
+def tariffs(
+    study: Study, records: Sequence[Record], prepared: Mapping[str, Prepared], cluster: Cluster
+) -> dict[str, Tariff]:
+    """{method: what the workers of its best run take}; empty if the cluster has neither power nor price for them.
+
+    Raises UsageError if the cluster has too few workers, or an emulated run cannot be predicted there.
+    """
+    tasks = {task.settings.id: task.settings for task in study.tasks}
+    chosen = {summary.method: summary.chosen for summary in summarize(records) if summary.chosen is not None}
+    return {
+        method: found
+        for method, record in chosen.items()
+        if (found := tariff(tasks[record.id], prepared, cluster)) is not None
+    }
+
+
+def tariff(run: TrainSettings, prepared: Mapping[str, Prepared], cluster: Cluster) -> Tariff | None:
+    """What the workers of a run take on the first devices of a cluster; see `tariffs`."""
+    ready = prepared_for(run, prepared)
+    trainer = ready.trainer
+    own = (trainer.placement.replicas_of(worker) for worker in range(trainer.schedule.num_workers))
+    workers = range(run.workers) if run.workers else sorted(itertools.chain.from_iterable(own))
+    watts, price = cluster.watts(workers), cluster.price_per_hour(workers)
+    if watts is None and price is None:
+        return None
+    step = None if run.workers else seconds_per_step(ready, cluster)
+    return Tariff(cluster=f"cluster {cluster.name!r}", watts=watts, price_per_hour=price, seconds_per_step=step)
 
 
 def names(methods: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stretto.data import forever
 from stretto.measure import Costs
+from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import derive
@@ -23,6 +24,7 @@ from stretto.options.user_function import is_model_folder
 from stretto.processes.stop_request import StopRequest
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.runtime.process_memory import forget_most_held
+from stretto.runtime.world import is_one_machine
 from stretto.settings.runs import TrainSettings, known, parse_metric
 from stretto.splitting import Stages
 from stretto.study.checkpoints import Checkpoints
@@ -31,6 +33,7 @@ from stretto.study.measurements import Bleu, Measurer, ObservationWindows
 from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
 from stretto.study.store import RunWriter, versions
 from stretto.trainer.metrics import Metric, refuse_undefined
+from stretto.trainer.trainer import Trainer
 
 EVALUATION_BATCH = 128
 TRAIN_SAMPLE = 512  # training examples that train loss and accuracy are evaluated on
@@ -55,6 +58,7 @@ class Progress:
     """The state of a run while it trains: with a trainer's checkpoint it is enough to go on.
 
     `step_seconds` has one entry for each step that was made; `final` the losses and accuracies of a finished run.
+    `joules_before` is the energy up to the checkpoint that a run goes on from, None if it is not known.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -63,6 +67,14 @@ class Progress:
     step_seconds: list[float] = field(default_factory=list)
     diverged_at: int | None = None
     final: dict[str, Any] = field(default_factory=dict)
+    joules_before: float | None = 0.0
+    meter: EnergyMeter | None = None
+
+    @property
+    def joules(self) -> float | None:
+        """The energy of all steps, evaluations apart; None if it is not measured."""
+        measured = None if self.meter is None else self.meter.joules
+        return None if measured is None or self.joules_before is None else self.joules_before + measured
 
     @property
     def steps(self) -> int:
@@ -76,6 +88,7 @@ class Progress:
             "observations": [observation.to_json() for observation in self.observations],
             "measurements": [measurement.to_json() for measurement in self.measurements],
             "step_seconds": list(self.step_seconds),
+            "joules": self.joules,
         }
 
     @classmethod
@@ -86,6 +99,7 @@ class Progress:
             [Observation.from_json(observation) for observation in data["observations"]],
             [Measurement.from_json(measurement) for measurement in data.get("measurements", ())],
             list(data["step_seconds"]),
+            joules_before=data.get("joules"),
         )
 
 
@@ -99,6 +113,7 @@ def run(
     resume: bool = False,
     timeout: float = 600,
     keeps: bool = False,
+    alone: bool = True,
 ) -> Record:
     """Train as the (resolved) settings say and write run.json, events.jsonl and model.safetensors into `folder`.
 
@@ -106,11 +121,12 @@ def run(
     measured if they are not given, for which this process needs all stages. On several processes it is a collective:
     all train, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one. No
     process waits for another one longer than `timeout` seconds. A run that is asked to stop saves a checkpoint first if
-    `keeps` is true or its settings save checkpoints anyway; it raises KeyboardInterrupt.
+    `keeps` is true or its settings save checkpoints anyway; it raises KeyboardInterrupt. Energy is measured, where it
+    can be, if the run is `alone` on its machine.
     """
     forget_most_held()
     return run_prepared(
-        prepare(settings, timeout), folder, on_step, trace=trace, costs=costs, resume=resume, keeps=keeps
+        prepare(settings, timeout), folder, on_step, trace=trace, costs=costs, resume=resume, keeps=keeps, alone=alone
     )
 
 
@@ -123,6 +139,7 @@ def run_prepared(
     costs: Costs | None = None,
     resume: bool = False,
     keeps: bool = False,
+    alone: bool = True,
 ) -> Record:
     """As `run`, with a trainer that is there already and has not trained yet."""
     settings, trainer = prepared.settings, prepared.trainer
@@ -133,6 +150,7 @@ def run_prepared(
     with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
         saved, complaints = checkpoints.load(trainer) if resume else (None, [])
         progress = Progress() if saved is None else Progress.from_json(saved)
+        progress.meter = meter_of(trainer) if alone else None
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, RemoteStage)]
         where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
         writer.worker_event(
@@ -154,6 +172,12 @@ def run_prepared(
             writer.finish(run_json(prepared, costs, progress, record, memory), *weights)
             checkpoints.clear()
     return record
+
+
+def meter_of(trainer: Trainer) -> EnergyMeter | None:
+    """On the first process a meter of this machine's energy, if all processes are on it; None elsewhere."""
+    on_this_machine = trainer.processes == 1 or is_one_machine(os.environ)
+    return energy_meter(trainer.device, trainer.processes) if on_this_machine and trainer.rank == 0 else None
 
 
 def write_or_gather(prepared: Prepared, writer: RunWriter) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
@@ -233,6 +257,8 @@ def train_until_done(
     measurer, bleu, metrics = Measurer(prepared, evaluated), Bleu(prepared), metrics_of(settings)
     done, seed = progress.steps, derive(settings.seed, "batches")
     batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)
+    meter = progress.meter or EnergyMeter(())
+    meter.start()
     for step, (x, y) in zip(range(done + 1, steps + 1), batches, strict=False):
         before = time.perf_counter()
         if windows is not None:
@@ -241,6 +267,7 @@ def train_until_done(
         if step == steps or checkpoints.due(step):
             trainer.flush()
         progress.step_seconds.append(time.perf_counter() - before)
+        meter.tick()
         on_step(step, loss)
         if loss is not None and not math.isfinite(loss):
             progress.diverged_at = step
@@ -250,10 +277,12 @@ def train_until_done(
             progress.observations.append(observation)
             writer.event("observation", **observation.to_json())
         if step in evaluated:
-            point = evaluate(prepared, costs, step, sum(progress.step_seconds), bleu, metrics)
+            with meter.paused():
+                point = evaluate(prepared, costs, step, sum(progress.step_seconds), bleu, metrics)
             if point is None:
                 progress.diverged_at = step
                 return
+            point = replace(point, joules=progress.joules)
             progress.points.append(point)
             writer.event("evaluation", **point.to_json())
             writer.worker_event("evaluation", step=step, seconds=point.seconds)
@@ -359,5 +388,6 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
         seconds=sum(progress.step_seconds),
         seconds_per_step=statistics.median(steady or progress.step_seconds),
         higher_is_better=tuple(name for name, _, higher in named if higher),
+        energy_source="" if progress.meter is None or progress.joules is None else progress.meter.source,
         **progress.final,
     )
