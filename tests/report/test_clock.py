@@ -72,3 +72,24 @@ def test_no_time_at_all_is_no_ratio(seconds):
     (entry,) = clock_times(panel((timed(seconds, [0.1, 0.1, 0.1]),), TRAIN_LOSS, 0.6), ("backprop",))
     assert entry.arrival.at.seconds == 0
     assert entry.times is None
+
+
+def test_ratios_have_their_range_over_seeds():
+    records = (*RUNS, timed([6, 12, 18], [1.0, 0.6, 0.4], method="greedy", seed=1))
+    names = ("backprop", "greedy")
+    plain, greedy = clock_times(panel(records, TRAIN_LOSS, 0.6), names)
+    assert greedy.by_seed == (pytest.approx(18 / 7.2), pytest.approx(18 / 12))
+    assert greedy.spread == "1.5 to 2.5× over 2 seeds"
+    assert plain.by_seed == (1, 1)
+    text = re.search(r'<section id="clock">.*?</section>', render(make_page(records, processes=2)), re.S)[0]
+    assert "1.5 to 2.5× over 2 seeds" in text
+    assert "1.0× over 2 seeds" not in text  # nothing is told of backprop against itself
+    (alone,) = clock_times(panel(records[2:3], TRAIN_LOSS, 0.6), ("greedy",))
+    assert alone.spread == ""
+
+
+def test_a_seed_that_does_not_get_there_is_told():
+    records = (*RUNS, timed([6, 12, 18], [1.0, 0.9, 0.8], method="greedy", seed=1))
+    assert clock_times(panel(records, TRAIN_LOSS, 0.6), ("backprop", "greedy"))[1].spread == (
+        "only 1 of 2 seeds gets there with both"
+    )

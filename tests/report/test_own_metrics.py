@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from stretto.report import tuning
+from stretto.report.chart_store import ChartSpecs
 from stretto.report.cutoffs import choose
 from stretto.report.html import render
-from stretto.report.metric import METRICS, metrics_of
+from stretto.report.learning_curves import curve_charts, curve_rows
+from stretto.report.metric import METRICS, metrics_of, own_metrics
+from stretto.report.palette import styles
 from stretto.report.panel import panel, panels
 from stretto.report.record import Record
+from stretto.report.summary import summarize
 from stretto.study.comparison import Outcome
 
 from .synthetic import make_page, run
@@ -76,7 +81,7 @@ def test_the_json_has_their_frontier():
 
 def test_the_page_and_the_terminal_show_them():
     text = render(make_page(RUNS))
-    for part in ("<h3>F1</h3>", "A metric of yours: more is better.", "<h3>Mae</h3>", "<th>test f1</th>", "f1 ≥ 0.9",
+    for part in ("<h3>f1</h3>", "A metric of yours: more is better.", "<h3>mae</h3>", "<th>test f1</th>", "f1 ≥ 0.9",
                  "<td>0.900</td><td>0.888</td>", '<button type="button">val. mae</button>'):  # fmt: skip
         assert part in text, part
     assert re.search(r'id="frontier-f1-0"', text)
@@ -89,3 +94,39 @@ def test_runs_without_the_metric_are_left_out():
     f1 = metrics_of(mixed)[len(METRICS)]
     assert all("pb" in found.missing for found in panels(mixed, f1))
     assert "</html>" in render(make_page(mixed))
+
+
+def test_they_have_learning_curves_with_their_direction():
+    other = own([0.3, 0.7, 0.7], [8.0, 2.0, 1.0], method="backprop", seed=1)
+    summaries = summarize([*RUNS, other])
+    charts = curve_charts(summaries, styles(["backprop", "greedy"]))
+    assert [name for name in charts if name.startswith("own")] == [
+        f"own{index}-{across}" for index in (0, 1) for across in ("step", "examples", "serial")
+    ]
+    title = charts["own0-step"].to_dict()["layer"][0]["encoding"]["y"]["title"]
+    assert title == "f1 (more is better)"
+    assert charts["own1-step"].to_dict()["layer"][0]["encoding"]["y"]["title"] == "mae (less is better)"
+    means = [
+        row for row in curve_rows(summaries, own_metrics(RUNS)) if (row["method"], row["run"]) == ("backprop", "mean")
+    ]
+    assert [row["own0"] for row in means] == pytest.approx([0.2, 0.6, 0.8])
+    assert [row["own1"] for row in means] == pytest.approx([8.0, 3.0, 1.0])
+
+
+def test_a_metric_that_some_runs_lack_has_no_mean_there():
+    summaries = summarize([RUNS[0], run(LOSSES, method="backprop", seed=1)])
+    means = [row for row in curve_rows(summaries, own_metrics(RUNS)) if row["run"] == "mean"]
+    assert [row["own0"] for row in means] == [None] * 3
+
+
+def test_they_have_tuning_charts():
+    specs = ChartSpecs()
+    parts = tuning.section(RUNS, styles(["backprop", "greedy"]), specs)
+    assert [part["heading"] for part in parts] == ["Validation loss", "f1 (more is better)", "mae (less is better)"]
+    assert [each["method"] for each in parts[1]["charts"]] == ["backprop", "greedy"]
+    places = [each["place"] for part in parts for each in part["charts"]]
+    assert sorted(specs.to_json()["charts"]) == sorted(places)
+    text = render(make_page(RUNS)).split('<section id="tuning">')[1].split("</section>")[0]
+    assert "<h3>f1 (more is better)</h3>" in text
+    plain = render(make_page([run(LOSSES)])).split('<section id="tuning">')[1].split("</section>")[0]
+    assert "<h3>" not in plain

@@ -1,7 +1,7 @@
 """Training time to each cut-off by the clock, for studies whose workers were processes of their own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import altair as alt
@@ -13,7 +13,7 @@ from stretto.report.encodings import color, dash, data, shape
 from stretto.report.metric import Metric
 from stretto.report.palette import Style
 from stretto.report.panel import Arrival, Panel
-from stretto.report.speedup import NOT_REACHED, baseline
+from stretto.report.speedup import NOT_REACHED, baseline, best_by_seed, spread_over_seeds
 
 ROW_HEIGHT = 52  # pixels of a cut-off
 
@@ -25,13 +25,36 @@ class ClockTime:
     method: str
     arrival: Arrival | None  # None: never reached
     times: float | None  # backprop's seconds / this run's: above 1 is sooner. None: nothing to compare
+    by_seed: tuple[float, ...] = ()  # the same of each seed with which both methods get there
+    seeds: int = 0  # with which both methods were run
+
+    @property
+    def spread(self) -> str:
+        """The range of the ratio over seeds, in words, or why there is none; empty without a ratio."""
+        return "" if self.times is None else spread_over_seeds(self.by_seed, self.seeds)
 
 
 def clock_times(panel: Panel, methods: Sequence[str]) -> tuple[ClockTime, ...]:
     """One entry for each method, in order."""
     reference_method = baseline(methods)
-    reference = panel.soonest(reference_method) if reference_method is not None else None
-    return tuple(_against(reference, method, panel.soonest(method)) for method in methods)
+    if reference_method is None:
+        return tuple(ClockTime(method, panel.soonest(method), None) for method in methods)
+    reference = panel.soonest(reference_method)
+    return tuple(
+        replace(
+            _against(reference, method, panel.soonest(method)),
+            by_seed=_by_seed(panel, method, reference_method),
+            seeds=len(panel.seeds_of(method) & panel.seeds_of(reference_method)),
+        )
+        for method in methods
+    )
+
+
+def _by_seed(panel: Panel, method: str, reference: str) -> tuple[float, ...]:
+    """The ratio of the soonest runs of each seed, as in ClockTime."""
+    own, plain = (best_by_seed(panel, name, lambda arrival: arrival.at.seconds) for name in (method, reference))
+    pairs = [_against(plain[seed], method, own[seed]) for seed in sorted(own.keys() & plain.keys())]
+    return tuple(each.times for each in pairs if each.times is not None)
 
 
 def _against(reference: Arrival | None, method: str, arrival: Arrival | None) -> ClockTime:
@@ -48,24 +71,28 @@ def section(
     rows = []
     for goal, entries in by_goal.items():
         soonest = min((entry.arrival.at.seconds for entry in entries if entry.arrival is not None), default=None)
-        rows.append({"goal": goal, "cells": [_cell(entry, soonest) for entry in entries]})
+        rows.append(
+            {"goal": goal, "cells": [_cell(entry, soonest, entry.method == baseline(methods)) for entry in entries]}
+        )
     return {
         "label": metric.label,
+        "heading": metric.heading,
         "rows": rows,
         "place": specs.add(f"clock-{metric.name}", clock_chart(by_goal, styles)),
     }
 
 
-def _cell(entry: ClockTime, soonest: float | None) -> dict[str, Any]:
+def _cell(entry: ClockTime, soonest: float | None, is_baseline: bool) -> dict[str, Any]:
     if entry.arrival is None:
         return NOT_REACHED
     point = entry.arrival.at
     ratio = [] if entry.times is None else [f"{units.times(entry.times)} as soon"]
-    lines = [*ratio, f"step {units.number(point.step)}"]
+    spread = [] if is_baseline or not entry.spread else [entry.spread]
     later = entry.arrival.lost_later
     return {
         "head": units.seconds(point.seconds),
-        "lines": lines,
+        "lines": [*ratio, *spread],
+        "costs": [f"step {units.number(point.step)}"],
         "best": point.seconds == soonest,
         "missing": False,
         "later": later,

@@ -56,9 +56,11 @@ def log_axis(values: Sequence[float], title: str | None, margin: float = 0.08, m
     }
 
 
-def loss_axis(values: Sequence[float], title: str | None, margin: float = 0.05) -> dict[str, Any]:
-    """The `scale`, `axis` and `title` for losses: logarithmic if all are positive, else linear."""
-    if all(value > 0 for value in values):
+def loss_axis(
+    values: Sequence[float], title: str | None, margin: float = 0.05, *, linear: bool = False
+) -> dict[str, Any]:
+    """The `scale`, `axis` and `title` for losses: logarithmic if all are positive and not `linear`, else linear."""
+    if not linear and all(value > 0 for value in values):
         return log_axis(values, title, margin)
     return {"scale": alt.Scale(zero=False), "axis": alt.Axis(format=LABELS), "title": title}
 

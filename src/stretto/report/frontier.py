@@ -42,6 +42,7 @@ def section(metric: Metric, panels: Sequence[Panel], styles: Mapping[str, Style]
     """The part of the page on one metric: a chart for each cut-off, and the methods that do not reach it."""
     return {
         "label": metric.label,
+        "heading": metric.heading,
         "purpose": PURPOSE.get(metric.name) or OWN[metric.higher],
         "panels": [
             {

@@ -10,6 +10,7 @@ from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import LABELS, loss_axis
 from stretto.report.encodings import color, dash, data
+from stretto.report.metric import Metric, own_metrics
 from stretto.report.palette import Style
 from stretto.report.record import Point, Record
 from stretto.report.summary import MethodSummary
@@ -37,8 +38,12 @@ def configuration_note(summary: MethodSummary) -> str:
 def curve_charts(
     summaries: Sequence[MethodSummary], styles: Mapping[str, Style], height: int = 230
 ) -> dict[str, alt.LayerChart]:
-    """Six charts: train and validation loss against step, examples and serial compute. They share their data."""
-    rows = curve_rows(summaries)
+    """Train and validation loss, and the user's metrics, each against step, examples and serial compute.
+
+    {the quantity and what it is drawn against: its chart}. They share their data.
+    """
+    own = own_metrics([record for summary in summaries for record in summary.best_configuration])
+    rows = curve_rows(summaries, own)
     if not rows:
         return {}
     scale, unit = units.flop_unit(max(row["serial"] for row in rows))
@@ -47,25 +52,32 @@ def curve_charts(
     source = data(rows)
     across = {"step": "step", "examples": "examples", "serial": f"serial compute, {unit}"}
     charts: dict[str, alt.LayerChart] = {}
-    for loss, label in LOSSES.items():
+    hints = {name: name for name in LOSSES} | {own_field(index): metric.name for index, metric in enumerate(own)}
+    linear = {own_field(index) for index, metric in enumerate(own) if metric.higher}
+    for loss, label in (LOSSES | {own_field(index): metric.direction for index, metric in enumerate(own)}).items():
         values = [row[loss] for row in rows if row[loss] is not None]
-        y = alt.Y(f"{loss}:Q", **loss_axis(values, label)) if values else None
+        y = alt.Y(f"{loss}:Q", **loss_axis(values, label, linear=loss in linear)) if values else None
         for field, title in across.items():
             if y is not None:
                 x = alt.X(
                     f"{field}:Q", title=title, axis=alt.Axis(tickCount=5, labelExpr=SHORT), scale=alt.Scale(nice=False)
                 )
                 base = alt.Chart(source).encode(x=x, y=y, color=color(styles))
-                charts[f"{loss}-{field}"] = _chart(base, dash(styles), height)
+                charts[f"{loss}-{field}"] = _chart(base, dash(styles), height, hints)
     return charts
 
 
-def _chart(base: alt.Chart, dashes: alt.StrokeDash, height: int) -> alt.LayerChart:
+def own_field(index: int) -> str:
+    """The field of a row that has the user's metric of this number, whose name may be no name of a field."""
+    return f"own{index}"
+
+
+def _chart(base: alt.Chart, dashes: alt.StrokeDash, height: int, shown: Mapping[str, str]) -> alt.LayerChart:
     order = alt.Order("step:Q")
     seeds = base.transform_filter("datum.run != 'mean'").mark_line(strokeWidth=1, opacity=0.4)
     mean = base.transform_filter("datum.run == 'mean'").mark_line(strokeWidth=2.4)
-    hints = [alt.Tooltip("method:N"), alt.Tooltip("step:Q"), alt.Tooltip("train:Q", format=LABELS)]
-    hints.append(alt.Tooltip("validation:Q", format=LABELS))
+    hints = [alt.Tooltip("method:N"), alt.Tooltip("step:Q")]
+    hints += [alt.Tooltip(f"{name}:Q", title=title, format=LABELS) for name, title in shown.items()]
     dots = base.transform_filter("datum.run == 'mean'").mark_point(size=60, filled=True, opacity=0)
     layers = (
         seeds.encode(detail="run:N", order=order),
@@ -75,20 +87,20 @@ def _chart(base: alt.Chart, dashes: alt.StrokeDash, height: int) -> alt.LayerCha
     return alt.LayerChart(layer=layers).properties(width="container", height=height)
 
 
-def curve_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, Any]]:
+def curve_rows(summaries: Sequence[MethodSummary], own: Sequence[Metric] = ()) -> list[dict[str, Any]]:
     """One row for each evaluation of the best configurations' runs, and for the mean over seeds at common steps."""
     rows: list[dict[str, Any]] = []
     for summary in summaries:
         for record in summary.best_configuration:
-            rows += [_row(summary.method, record.id, point) for point in _thinned(record.points)]
-        rows += [_mean(summary.method, points) for points in _aligned(summary.best_configuration)]
+            rows += [_row(summary.method, record.id, point, own) for point in _thinned(record.points)]
+        rows += [_mean(summary.method, points, own) for points in _aligned(summary.best_configuration)]
     logarithmic = not any(row[loss] < 0 for row in rows for loss in LOSSES)
     if logarithmic:  # a loss of exactly 0 has no place on the axis
         rows = [{**row, **{loss: row[loss] or None for loss in LOSSES}} for row in rows]
     return rows
 
 
-def _row(method: str, run: str, point: Point) -> dict[str, Any]:
+def _row(method: str, run: str, point: Point, own: Sequence[Metric]) -> dict[str, Any]:
     return {
         "method": method,
         "run": run,
@@ -97,11 +109,15 @@ def _row(method: str, run: str, point: Point) -> dict[str, Any]:
         "serial": point.serial_flops,
         "train": point.train_loss,
         "validation": point.validation_loss,
+        **{own_field(index): metric.at(point) for index, metric in enumerate(own)},
     }
 
 
-def _mean(method: str, points: Sequence[Point]) -> dict[str, Any]:
-    row = _row(method, "mean", points[0])
+def _mean(method: str, points: Sequence[Point], own: Sequence[Metric]) -> dict[str, Any]:
+    row = _row(method, "mean", points[0], own)
+    for index, metric in enumerate(own):
+        values = [value for point in points if (value := metric.at(point)) is not None]
+        row[own_field(index)] = fmean(values) if len(values) == len(points) else None
     averages = {
         "serial": fmean(point.serial_flops for point in points),
         "train": fmean(point.train_loss for point in points),

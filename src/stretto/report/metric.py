@@ -25,6 +25,16 @@ class Metric:
         """Whether it is written in per cent."""
         return self.higher and self.whole == 1
 
+    @property
+    def heading(self) -> str:
+        """The label with a capital letter; that of a user's metric as it was written."""
+        return self.label if self.own else self.label[0].upper() + self.label[1:]
+
+    @property
+    def direction(self) -> str:
+        """The label, and which direction is better, for what is no loss and no accuracy."""
+        return f"{self.label} ({'more' if self.higher else 'less'} is better)" if self.own else self.heading
+
     def at(self, point: Point) -> float | None:
         """The value at one evaluation; None where it was not evaluated."""
         value: float | None = point.metrics.get(self.name) if self.own else getattr(point, self.name)

@@ -1,6 +1,6 @@
 """How much less serial compute than backprop each method needs to a cut-off, and how much more total compute."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from stretto.report.record import family
 NOT_REACHED = {
     "head": "not reached",
     "lines": [],
+    "costs": [],
     "best": False,
     "missing": True,
     "later": "",
@@ -35,18 +36,28 @@ class Speedup:
         """The range of the ratio over seeds, in words, or why there is none; empty without a ratio."""
         if self.serial is None:
             return ""
-        count, most = len(self.by_seed), self.seeds
-        if most < 2:
-            return "one seed" if most else "no seed in common"
-        if count < 2:
-            return f"only {count or 'none'} of {most} seeds gets there with both".replace("only none", "none")
-        seeds = f"{most} seeds" if count == most else f"{count} of {most} seeds"
-        return f"{_range(ratio for ratio, _ in self.by_seed)} over {seeds}"
+        return spread_over_seeds([ratio for ratio, _ in self.by_seed], self.seeds)
 
     @property
     def total_spread(self) -> str:
         """The range of `total` over the same seeds; empty with fewer than two."""
         return _range(total for _, total in self.by_seed) if self.total is not None and len(self.by_seed) > 1 else ""
+
+
+def spread_over_seeds(ratios: Sequence[float], seeds: int) -> str:
+    """The range of the ratios of seeds with which both methods get there, of `seeds` that both have, in words."""
+    count = len(ratios)
+    if seeds < 2:
+        return "one seed" if seeds else "no seed in common"
+    if count < 2:
+        return f"only {count or 'none'} of {seeds} seeds gets there with both".replace("only none", "none")
+    return f"{_range(ratios)} over {seeds if count == seeds else f'{count} of {seeds}'} seeds"
+
+
+def best_by_seed(panel: Panel, method: str, cost: Callable[[Arrival], Any]) -> dict[int, Arrival]:
+    """A method's arrival with the least cost, by seed."""
+    ordered = sorted(panel.of(method), key=cost, reverse=True)
+    return {arrival.record.seed: arrival for arrival in ordered}
 
 
 def _range(ratios: Iterable[float]) -> str:
@@ -77,15 +88,9 @@ def speedups(panel: Panel, methods: Sequence[str]) -> tuple[Speedup, ...]:
 
 def _by_seed(panel: Panel, method: str, reference: str) -> tuple[tuple[float, float], ...]:
     """Serial and total ratio of the runs with the least serial compute of each seed, as in Speedup."""
-    own, plain = _fastest_by_seed(panel, method), _fastest_by_seed(panel, reference)
+    own, plain = (best_by_seed(panel, name, lambda arrival: arrival.at.cost) for name in (method, reference))
     pairs = [_against(plain[seed], method, own[seed]) for seed in sorted(own.keys() & plain.keys())]
     return tuple((each.serial, each.total) for each in pairs if each.serial is not None and each.total is not None)
-
-
-def _fastest_by_seed(panel: Panel, method: str) -> dict[int, Arrival]:
-    """A method's arrival with the least serial compute, by seed."""
-    ordered = sorted(panel.of(method), key=lambda arrival: arrival.at.cost, reverse=True)
-    return {arrival.record.seed: arrival for arrival in ordered}
 
 
 def _against(reference: Arrival | None, method: str, arrival: Arrival | None) -> Speedup:
@@ -114,10 +119,14 @@ def _cell(entry: Speedup, best: float | None, is_baseline: bool) -> dict[str, An
     point = entry.arrival.at
     costs = [f"{units.flops(point.serial_flops)} serial", f"{units.flops(point.total_flops)} total"]
     if is_baseline:
-        head, lines = "1×", ["1× the total", *costs]
+        head, lines = "1×", ["1× the total"]
     elif entry.serial is None:
-        head, lines = units.flops(point.serial_flops), ["serial", *costs[1:]]
+        head, lines, costs = units.flops(point.serial_flops), ["serial"], costs[1:]
     else:
-        head, lines = units.times(entry.serial), [entry.spread, f"{units.times(entry.total)} the total", *costs]
+        head, lines, costs = (
+            units.times(entry.serial),
+            [entry.spread],
+            [f"{units.times(entry.total)} the total", *costs],
+        )
     is_best, later = entry.serial == best is not None, entry.arrival.lost_later
-    return {"head": head, "lines": lines, "best": is_best, "missing": False, "later": later}
+    return {"head": head, "lines": lines, "costs": costs, "best": is_best, "missing": False, "later": later}

@@ -11,7 +11,7 @@ from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import LABELS, linear_ticks, log_axis, log_domain, log_ticks
 from stretto.report.encodings import data, state
-from stretto.report.metric import VALIDATION_ACCURACY, Metric
+from stretto.report.metric import VALIDATION_ACCURACY, Metric, own_metrics
 from stretto.report.palette import Style
 from stretto.report.record import Record, methods
 from stretto.report.summary import judge
@@ -25,18 +25,32 @@ LABEL_WIDTH = 48  # pixels left of the plot, wide enough for the words "diverged
 
 
 def section(records: Sequence[Record], styles: Mapping[str, Style], specs: ChartSpecs) -> list[dict[str, Any]]:
-    """The part of the page on tuning: each method with the element of its chart."""
-    charts = tuning_charts(records, styles).items()
+    """The part of the page on tuning, by metric: that by which runs are chosen, then the user's own.
+
+    Each has its label, and each method with the element of its chart.
+    """
+    by_metric = [(metric, tuning_charts(records, styles, metric)) for metric in (judge(records), *own_metrics(records))]
     return [
-        {"method": method, "place": specs.add(f"tuning-{index}", chart)} for index, (method, chart) in enumerate(charts)
+        {
+            "heading": metric.direction,
+            "charts": [
+                {"method": method, "place": specs.add(f"tuning-{number}-{index}", chart)}
+                for index, (method, chart) in enumerate(charts.items())
+            ],
+        }
+        for number, (metric, charts) in enumerate(by_metric)
+        if charts
     ]
 
 
 def tuning_charts(
-    records: Sequence[Record], styles: Mapping[str, Style], height: int = 250
+    records: Sequence[Record], styles: Mapping[str, Style], metric: Metric | None = None, height: int = 250
 ) -> dict[str, alt.LayerChart]:
-    """{method: its chart}, all on the same axes; empty if no run has a positive learning rate among its options."""
-    metric = judge(records)
+    """{method: its chart}, all on the same axes; empty if no run has a positive learning rate among its options.
+
+    They show the `metric`, that by which runs are chosen unless said otherwise.
+    """
+    metric = judge(records) if metric is None else metric
     rows = tuning_rows(records, metric)
     if not rows:
         return {}
@@ -86,7 +100,7 @@ def _y_axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
     """An axis that leaves the top of the plot to the failed runs."""
     if not values:
         return {"scale": alt.Scale(domain=[0, 1]), "axis": None, "title": metric.label}
-    if min(values) > 0 and metric is not VALIDATION_ACCURACY:
+    if min(values) > 0 and not metric.higher:
         low, high = log_domain(values)
         scale = alt.Scale(type="log", domain=[low, high * (high / low) ** HEADROOM], nice=False)
         axis = alt.Axis(values=log_ticks(low, high), format=LABELS, minExtent=LABEL_WIDTH)
