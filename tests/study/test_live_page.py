@@ -41,7 +41,7 @@ def banner(study):
 
 def test_a_page_of_the_runs_that_are_finished(opened, described):
     assert PageWriter(opened, described).write_if_due(0.3, 200.0)
-    for told in ("<b>1 of 4 runs is finished</b>", "about 3 minutes left", "30 % of the steps", 'data-reload="5"'):
+    for told in ("<b>1 of 4 runs is finished</b>", "about 3 minutes left", "30 % of the steps", 'data-reload="15"'):
         assert told in banner(opened), told
     assert not (opened.out / "frontier.png").exists()  # pictures to share wait for the end
 

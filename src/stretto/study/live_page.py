@@ -24,6 +24,7 @@ from stretto.study.study import Study, record_of
 BEGIN = 5.0  # seconds after which a study that still runs gets a page
 TELL_EVERY = 1.0  # seconds from one message about the progress to the next, at least
 SHORTEST, SHARE = 5.0, 0.05  # seconds between two pages, at least; the share of a core that pages may take
+RELOAD = 15.0  # seconds after which the page loads itself again, at least: its charts are drawn anew each time
 LONGEST = 60.0  # seconds until the time left is written again, though no run has finished
 NICE, NICE_TO_TIMED = 5, 19  # niceness of the process; where runs have processes of their own, they are timed
 ENDING = 5.0  # seconds that the process has to end
@@ -151,7 +152,7 @@ class PageWriter:
             return False
         if len(records) == self._number and now < self._written + LONGEST:
             return False
-        progress = StudyProgress(share=share, seconds_left=seconds_left, reload=self._pause)
+        progress = StudyProgress(share=share, seconds_left=seconds_left, reload=max(RELOAD, self._pause))
         with writing(self._study.out):
             build(replace(self._described, records=records, progress=progress), self._study.out / PAGE)
         self._number, self._written = len(records), time.monotonic()
