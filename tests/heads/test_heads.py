@@ -70,7 +70,7 @@ def test_of_several_tensors_the_first_is_read():
 
 @pytest.mark.parametrize(("name", "given", "output", "parts"), [
     ("auto", (4, 5, 6), (4, 3),
-     ["stage 2 gives [4, 5, 6], the model gives [4, 3]", "head='pooled'", "head='sequence'"]),
+     ["stage 2 gives [4, 5, 6], the model gives [4, 3]", "head=pooled", "head=sequence"]),
     ("auto", (4, 5, 6, 6), (4, 3, 6, 6), ["none of the built-in heads fits", "heads=[module or None"]),
     ("auto", (4,), (4, 3), ["none of the built-in heads fits"]),
     ("linear", (4, 5, 6), (4, 3), ["head 'linear' goes [N, d] -> [N, K]", "stage 2 gives [4, 5, 6]"]),
@@ -88,6 +88,11 @@ def test_refusals_give_both_shapes_and_the_way_out(name, given, output, parts):
         build(name, 2, tensors(given), *tensors(output))
     for part in parts:
         assert part in str(error.value)
+
+
+def test_where_several_fit_the_message_says_how_to_name_one():
+    with pytest.raises(UsageError, match=r"as in 'greedy\(head=\.\.\.\)': head=pooled .* or head=sequence "):
+        build("auto", 0, tensors((2, 5, 4)), *tensors((2, 3)))
 
 
 def test_whole_numbers_have_no_head():

@@ -70,6 +70,20 @@ def test_what_is_named_is_refused(wrong, message):
     assert message in str(error.value)
 
 
+def test_all_that_are_refused_are_named_at_once():
+    methods = ("backprop", "pb-lwp-sc", "1f1b", "pb-sc", "nesterov")
+    with pytest.raises(UsageError) as error:
+        chosen(methods=methods, optimizer="adamw")
+    first, second = str(error.value).splitlines()
+    assert first.startswith("pb-lwp-sc, pb-sc: spike compensation wants torch.optim.SGD")
+    assert second.startswith("nesterov: method nesterov is built on torch.optim.NAdam")
+
+
+def test_what_no_method_can_do_is_said_once():
+    with pytest.raises(UsageError, match=r"^batch_size=5000"):
+        chosen(methods=("backprop", "1f1b", "greedy"), batch_size=(5000,))
+
+
 def test_a_study_of_all_is_found_again_and_remembers_what_was_left_out(tmp_path):
     small = replace(SETTINGS, stages=2, methods=("all", "backprop"), model_options={"depth": 2, "width": 4})
     outcome = compare(open_study(small, tmp_path / "s"), jobs=1)

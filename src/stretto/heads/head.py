@@ -87,7 +87,7 @@ class First(nn.Module):
         return output
 
 
-REMEDY = "You can give your own: heads=[module or None for each stage]"
+REMEDY = "You can give your own: heads=[module or None for each stage], or head=path/to/file.py:function"
 
 
 def decline(stage: int, num_stages: int) -> float:

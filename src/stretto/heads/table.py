@@ -17,6 +17,7 @@ from stretto.options.named import resolve
 from stretto.options.parse import parse
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
+UNFIT = "none of the built-in heads fits"
 ANYTHING = "the stage's output -> the model's output"
 HEADS: dict[str, HeadKind] = {
     "linear": HeadKind(lambda f, o: f == 2 and o == 2, plain.linear, "[N, d] -> [N, K]", plain=True),
@@ -101,8 +102,8 @@ def build(
     elif len(fitting) == 1 and first.is_floating_point():
         chosen = fitting[0]
     else:
-        names = " or ".join(f"head={key!r} ({kind.takes})" for key, kind in HEADS.items() if kind in fitting)
-        why = f"say {names}" if fitting else "none of the built-in heads fits"
+        names = " or ".join(f"head={key} ({kind.takes})" for key, kind in HEADS.items() if kind in fitting)
+        why = f"write one of them behind the method, as in 'greedy(head=...)': {names}" if fitting else UNFIT
         raise UsageError(f"cannot choose a head: {at.shapes}; {why}. {REMEDY}")
     head = chosen.build(at, **resolve(f"head {bare!r}", chosen.build, options))
     if not isinstance(head, nn.Module):

@@ -30,8 +30,7 @@ def choose(settings: CompareSettings) -> Choice:
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:
         resolved = resolve(with_optimizer(settings, [method(name) for name in named]))
-        for name in resolved.methods:
-            attempt(resolved, name)
+        refuse_misfits(resolved)
         return Choice(resolved, {})
     resolved = resolve(replace(settings, methods=named or (BASELINE,)))
     behaviors = {name: behavior(attempt(resolved, name)) for name in (resolved.methods if named else ())}
@@ -40,6 +39,23 @@ def choose(settings: CompareSettings) -> Choice:
         raise UsageError(f"no method can run on these settings: {next(iter(left_out.values()))}")
     order = tuple(in_order(settings.methods, iter(resolved.methods), added))
     return Choice(resolve(replace(resolved, methods=order)), left_out)
+
+
+def refuse_misfits(settings: CompareSettings) -> None:
+    """Raise UsageError, which names every method of the settings that cannot train on them, with the reason.
+
+    A reason that is not a method's own, as it holds for the first two alike, is said alone and at once.
+    """
+    misfits = dict[str, list[str]]()  # reason: methods
+    for index, name in enumerate(settings.methods):
+        try:
+            attempt(settings, name)
+        except (UsageError, ScheduleError) as error:
+            misfits.setdefault(str(error), []).append(name)
+            if len(settings.methods) == 1 or (index == 1 and len(misfits[str(error)]) == 2):
+                raise
+    if misfits:
+        raise UsageError("\n".join(f"{', '.join(names)}: {reason}" for reason, names in misfits.items()))
 
 
 def others(settings: CompareSettings, named: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
