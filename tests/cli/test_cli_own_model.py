@@ -102,6 +102,15 @@ def test_a_run_is_plain_training_and_its_weights_fit_the_users_module(capsys, me
         torch.testing.assert_close(saved[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("cut", [[], ["--stages", "2"], ["--stages", "2", "--bounds", "0,3,5"], ["--workers", "2"]])
+def test_the_weights_of_a_list_of_layers_are_named_as_in_a_sequential(capsys, cut):
+    Path("layers.py").write_text(f"{OWN}\n\ndef layers():\n    return list(build())\n")
+    words = ["--model", "layers.py:layers", *WORDS[2:], *FEW, "--method", "greedy", *cut]
+    run(capsys, "train", *words, "--out", "run", "--json")
+    assert load_file("run/model.safetensors").keys() == plain_training()[0].keys()
+    assert all(name.startswith("heads.") for name in load_file("run/heads.safetensors"))
+
+
 def test_two_processes_come_to_the_same(capsys):
     alone = run(capsys, "train", *WORDS, *FEW, "--method", "1f1b", "--out", "alone", "--stages", "2", "--json")
     two = run(capsys, "train", *WORDS, *FEW, "--method", "1f1b", "--out", "two", "--stages", "2", "--workers", "2",
@@ -197,6 +206,13 @@ def test_it_is_planned_simulated_and_examined(capsys):
     assert len(facts["workers"]) == 2
     assert facts["makespan"] > 0
     assert "every method's weights can be guaranteed" in said(capsys, "doctor", *words[:4])
+
+
+def test_the_plan_of_a_list_of_layers_ends_with_its_command(capsys):
+    Path("layers.py").write_text(f"{OWN}\n\ndef layers():\n    return list(build())\n")
+    words = ["--model", "layers.py:layers", *WORDS[2:-2]]
+    printed = said(capsys, "plan", *words, "--cluster", "8-a100", "--workers", "2")
+    assert f"\nstretto train --plan plan.toml {' '.join(words)}\n" in printed  # no Python beside it
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
     if "scaling" in facts:
         lines += ["", scaling_in_words(facts["scaling"])]
     if "command" in facts:
-        lines += ["", f"{facts['command']}, or"]
+        lines += ["", f"{facts['command']}, or" if "script" in facts else facts["command"]]
     if "script" in facts:
         processes = facts["chosen"]["workers"]
         lines += ["", f"torchrun --nproc-per-node {processes} your script, with", facts["script"]]

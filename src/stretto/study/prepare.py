@@ -57,11 +57,16 @@ class Prepared:
     def named(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gathered weights under the names that `load_state_dict` of a user's own module takes, without heads.
 
-        Those of other networks keep their names.
+        For a list of layers that is `nn.Sequential(*layers)`. Those of other networks keep their names.
         """
-        if self.model.module is None or not isinstance(self.stages, Stages):
+        if not self.is_users or not isinstance(self.stages, Stages):
             return dict(weights)
         return self.stages.model_state(weights)
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the network is the user's own, or a model's folder."""
+        return is_function(self.settings.model)
 
 
 @contextmanager
@@ -302,6 +307,8 @@ def stages_of(settings: runs.TrainSettings, model: models.Model, example: Any) -
             f"bounds={list(bounds)} for {settings.stages} stages of {blocks} blocks: give 0, where each further stage "
             f"begins, and {blocks}, each larger than the one before"
         )
+    if is_function(settings.model):
+        return divide(model.layers, list(bounds), example=example)
     return [Chain(*model.layers[start:stop]) for start, stop in pairwise(bounds)]
 
 

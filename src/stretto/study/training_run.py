@@ -201,7 +201,7 @@ def write_or_gather(prepared: Prepared, writer: RunWriter) -> tuple[dict[str, Te
 
 def heads_in(prepared: Prepared, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of heads, which a user's own module has no place for; those of other networks are in one file."""
-    return {} if prepared.model.module is None else {k: v for k, v in weights.items() if k.startswith("heads.")}
+    return {} if not prepared.is_users else {k: v for k, v in weights.items() if k.startswith("heads.")}
 
 
 def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None:
