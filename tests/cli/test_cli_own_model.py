@@ -211,7 +211,9 @@ def test_it_is_planned_simulated_and_examined(capsys):
 def test_the_plan_of_a_list_of_layers_ends_with_its_command(capsys):
     Path("layers.py").write_text(f"{OWN}\n\ndef layers():\n    return list(build())\n")
     words = ["--model", "layers.py:layers", *WORDS[2:-2]]
-    printed = said(capsys, "plan", *words, "--cluster", "8-a100", "--workers", "2")
+    options = ["--data-options.path", "a:b"]  # is no function
+    Path("own.py").write_text(OWN.replace("def data()", "def data(path)"))
+    printed = said(capsys, "plan", *words, *options, "--cluster", "8-a100", "--workers", "2")
     assert f"\nstretto train --plan plan.toml {' '.join(words)}\n" in printed  # no Python beside it
 
 

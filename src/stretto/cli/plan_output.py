@@ -1,5 +1,6 @@
 """What stretto plan writes and prints of the plan that it has found."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,10 +66,17 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "predicted": file["predicted"],
         "objective": file["objective"],
     }
-    if model.trained is not None and any(is_function(str(value)) for value in model.trained.values()):
-        named = ((key, value) for key, value in model.trained.items() if is_function(str(value)))
-        options = " ".join(f"--{key} {value}" for key, value in named)
-        facts["command"] = f"stretto train --plan {out} {options}"
+    trained = {} if model.trained is None else model.trained
+    functions = [(key, value) for key, value in trained.items() if isinstance(value, str) and is_function(value)]
+    if functions:
+        words = [
+            "stretto",
+            "train",
+            "--plan",
+            str(out),
+            *(word for key, value in functions for word in (f"--{key}", value)),
+        ]
+        facts["command"] = shlex.join(words)
     return facts if model.positions is None else facts | {"script": script(best, file["plan"]["bounds"])}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -216,7 +216,7 @@ def make_run(
 
 def tell_result(folder: Path, rank: int, trace: Path | None, output: Output, *, nodes: int) -> int:
     """Write the trace that was asked for and print what the run came to, in the one process that tells it."""
-    from stretto.study.single_run import summary, traced
+    from stretto.study.single_run import in_words, summary, traced
     from stretto.study.store import RUN, read_run
 
     if rank > 0 or (nodes > 1 and not (folder / RUN).is_file()):
@@ -228,22 +228,11 @@ def tell_result(folder: Path, rank: int, trace: Path | None, output: Output, *, 
     if output.json:
         print_json(result)
     else:
-        output.say("\n".join(f"{key:<17} {in_words(key, value)}" for key, value in result.items() if value is not None))
+        output.say(in_words(result))
     if result["status"] == "diverged":
         print(f"stretto: the loss was not finite after step {result['steps']}: try a smaller --lr", file=sys.stderr)
         return 1
     return 0
-
-
-def in_words(key: str, value: Any) -> str:
-    """A value of a run's summary as people read it: three digits, compute and memory with their units."""
-    from stretto.report import units
-
-    if key == "peak_memory":
-        return ", ".join("unknown" if most is None else units.bytes_held(most) for most in value)
-    if not isinstance(value, float):
-        return f"{value}"
-    return units.flops(value) if key.endswith("_flops") else f"{value:.3g}"
 
 
 @contextmanager

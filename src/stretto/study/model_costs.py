@@ -183,20 +183,25 @@ def outputs(layers: "Sequence[nn.Module]", *inputs: "Tensor") -> "list[tuple[Ten
 
 
 def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") -> tuple[LayerCost, ...] | None:
-    """The costs of an auxiliary head, with its loss, behind each layer; None if some layer can have none."""
+    """The costs of an auxiliary head, with its loss, behind each layer; None if some layer can have none.
+
+    One whose first tensor is a table without examples, as of rotary positions, can have none.
+    """
     import torch
 
     from stretto.heads import build
     from stretto.measure.layer_flops import layer_costs
 
     rows = []
-    for index, feature in enumerate(features[:-1]):
+    for index, (feature, *_) in enumerate(features[:-1]):  # the heads that are chosen unasked read the first tensor
+        if len(feature) != len(target):
+            return None
         try:
-            with torch.device(feature[0].device):
-                head = build("auto", index, feature[:1], features[-1][0]).to(feature[0].dtype)
+            with torch.device(feature.device):
+                head = build("auto", index, (feature,), features[-1][0]).to(feature.dtype)
         except UsageError:
             return None
-        costs = layer_costs([head], feature[:1], loss=loss, target=target)
+        costs = layer_costs([head], feature, loss=loss, target=target)
         rows.append(costs.layers[0].then(costs.layers[1]))
     return (*rows, rows[-1]) if rows else None
 

@@ -28,7 +28,7 @@ from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
 from stretto.study.prepare import costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
-from stretto.study.single_run import claim, default_folder, summary
+from stretto.study.single_run import claim, default_folder, in_words, summary
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import open_study
 from stretto.study.training_run import counting, run_prepared
@@ -127,7 +127,7 @@ class FinishedRun(Mapping[str, Any]):
         return load_file(self.folder / MODEL)
 
     def __repr__(self) -> str:
-        return "\n".join(f"{key:<17} {value}" for key, value in self.figures.items() if value is not None)
+        return in_words(self.figures)
 
 
 def compare(

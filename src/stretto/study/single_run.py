@@ -1,10 +1,12 @@
 """A single run, outside a study."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError
 from stretto.files.path_names import in_path
+from stretto.report import units
 from stretto.report.record import Record
 from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
@@ -69,3 +71,19 @@ def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]
         "serial_flops": record.serial_flops,
         "out": str(folder),
     }
+
+
+def in_words(figures: Mapping[str, Any]) -> str:
+    """A run's summary as people read it, a figure a line: three digits, compute and memory with units."""
+    known_figures = {key: value for key, value in figures.items() if value is not None}
+    width = max(map(len, known_figures))
+    return "\n".join(f"{key:<{width}} {with_unit(key, value)}" for key, value in known_figures.items())
+
+
+def with_unit(key: str, value: Any) -> str:
+    """A value of a run's summary as text."""
+    if key == "peak_memory":
+        return ", ".join("unknown" if most is None else units.bytes_held(most) for most in value)
+    if not isinstance(value, float):
+        return f"{value}"
+    return units.flops(value) if key.endswith("_flops") else f"{value:.3g}"
