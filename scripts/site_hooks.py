@@ -51,9 +51,11 @@ def exported(path: Path) -> list[str]:
 def outside_pages() -> dict[str, Path]:
     """The pages that lie outside docs/: path in the site to path in the repository."""
     readmes = [
-        path for folder in ("experiments", "benchmarks", "studies") for path in ROOT.glob(f"{folder}/**/README.md")
+        path
+        for folder in ("experiments", "benchmarks", "studies", "examples")
+        for path in ROOT.glob(f"{folder}/**/README.md")
     ]
-    found = [*readmes, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("examples/*.py")]
+    found = [*readmes, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("examples/**/*.py")]
     return {uri: path for path in sorted(found) if (uri := place(path)) is not None}
 
 

@@ -1,7 +1,9 @@
 """What the documents show must run as it stands."""
 
+import ast
 import contextlib
 import io
+import json
 import re
 import shlex
 import sys
@@ -77,6 +79,38 @@ def test_the_examples_run(example, capsys):
         assert count
     exec(compile(text, str(example), "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out.count("accuracy") == 4
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """Its cells in order, in one namespace and process, in a tenth of their steps; what stands last in a cell is shown.
+
+    No Jupyter takes part: what a notebook shows of a study is what it gives as HTML.
+    """
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "examples" / "own_problem.ipynb").read_text())["cells"]
+    found: dict[str, object] = {"__name__": "__main__"}
+    shown = []
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            text = re.sub(r"steps=(\d+)00", r"steps=\g<1>0", "".join(cell["source"])).replace(
+                "seeds=2", "seeds=2, jobs=1"
+            )
+            tree = ast.parse(text)
+            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "<cell>", "exec"), found)
+            if last is not None:
+                shown.append(eval(compile(ast.Expression(last.value), "<cell>", "eval"), found))
+    study, run, validation_maes = [value for value in shown if value is not None]
+    assert study.failed == {}
+    assert len(study.runs) == 8
+    html = study._repr_html_()
+    assert html.startswith("<pre>")
+    assert "overlapping" in html
+    assert "<svg" in html
+    assert found["by_hand"] == pytest.approx(run["test_mae"], rel=1e-5)
+    assert "test_mae" in repr(run)
+    assert len(validation_maes) == 8
 
 
 @pytest.mark.parametrize("page", sorted(METHOD_PAGES.glob("*.md")), ids=lambda path: path.stem)

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
 import tokenize
@@ -58,6 +59,9 @@ def write_text(folder):
     return folder
 
 
+WRITERS = {"fashion": write_clothes, "llama": write_text}
+
+
 def train(capsys, *words):
     assert main(["train", *words, *FEW]) == 0, capsys.readouterr().err
     out, err = capsys.readouterr()
@@ -109,7 +113,7 @@ def test_series(folder, capsys):
 @pytest.mark.parametrize("project", PROJECTS)
 def test_plain_training_goes_on_from_its_checkpoint(folder, project, capsys, monkeypatch):
     """Eight steps, and four with four more behind them: the same test."""
-    data = {"fashion": write_clothes, "llama": write_text}.get(project, lambda _: "")(folder / "data")
+    data = WRITERS[project](folder / "data") if project in WRITERS else None
     own = import_object(f"{project}/own.py:build")
     monkeypatch.setitem(sys.modules, "own", sys.modules[own.__module__])
     text = (folder / project / "plain.py").read_text()
@@ -125,6 +129,20 @@ def test_plain_training_goes_on_from_its_checkpoint(folder, project, capsys, mon
         tests.append(capsys.readouterr().out.splitlines()[-1])
     assert tests[0] == tests[2] != tests[1]
     assert tests[0].startswith("test loss")
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_commands_of_the_readme_are_understood(folder, project, capsys, monkeypatch):
+    monkeypatch.chdir(folder / project)
+    if project in WRITERS:
+        WRITERS[project](folder / "data")
+    commands = re.findall(r"^stretto (?:compare|train) .*$", Path("README.md").read_text(), re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        words = shlex.split(command.replace("FOLDER", str(folder / "data")))[1:]
+        if project == "llama":  # each method is tried, and transformers' models take seconds to trace
+            words = ["backprop" if "backprop," in word else word for word in words]
+        assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err
 
 
 def num_lines(path):

@@ -23,7 +23,9 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     *sorted(DOCS.glob("**/*.md")),
     *sorted(
-        path for folder in ("experiments", "benchmarks", "studies") for path in ROOT.glob(f"{folder}/**/README.md")
+        path
+        for folder in ("experiments", "benchmarks", "studies", "examples")
+        for path in ROOT.glob(f"{folder}/**/README.md")
     ),
 ]
 HOOKS = (ROOT / "scripts" / "site_hooks.py").read_text()  # imports the generator, which is not there
@@ -91,6 +93,45 @@ def test_drawings_are_those_of_the_schedules(name):
     assert (DOCS / "drawings" / f"{name}.svg").read_text() == getattr(drawings(), name)(), "python scripts/drawings.py"
 
 
+def texts_in(file):
+    """The text of each string in a Python file; what is put into it is a 0 byte, or a text of this file."""
+    tree = ast.parse(file.read_text())
+    known = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            known[node.targets[0].id] = node.value
+
+    def text(node):
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else ""
+        if isinstance(node, ast.JoinedStr):
+            return "".join(map(text, node.values))
+        inside = node.value if isinstance(node, ast.FormattedValue) else None
+        return text(known[inside.id]) if isinstance(inside, ast.Name) and inside.id in known else "\0"
+
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [text(n) for n in ast.walk(tree) if isinstance(n, ast.Constant | ast.JoinedStr) and n not in docstrings]
+
+
+QUOTED = [
+    quote
+    for bold in re.findall(r"^\*\*(\".*?\")\.?\*\*", (DOCS / "troubleshooting.md").read_text(), re.M)
+    for quote in re.findall(r'"([^"]+)"', bold)
+]
+
+
+@pytest.fixture(scope="module")
+def messages():
+    return [text for file in (ROOT / "src").glob("**/*.py") for text in texts_in(file)]
+
+
+@pytest.mark.parametrize("quote", QUOTED)
+def test_messages_on_the_page_of_troubles_are_those_of_the_code(quote, messages):
+    """Three dots stand for whatever a message says there."""
+    pattern = re.compile(".*".join(re.escape(part.strip()) for part in quote.split("...")), re.DOTALL)
+    assert any(pattern.search(text) for text in messages)
+
+
 def test_every_picture_is_on_a_page():
     shown = {
         (page.parent / link).resolve() for page in PAGES for link in LINK.findall(page.read_text()) if ".svg" in link
@@ -100,8 +141,8 @@ def test_every_picture_is_on_a_page():
 
 def shown_commands():
     """Commands of `text` blocks that need no file of the reader's; the remark after them begins after two spaces."""
-    for page in PAGES:
-        for language, block in FENCED.findall(page.read_text()):
+    for page in PAGES:  # those of examples have data of their own: test_projects.py
+        for language, block in () if "examples" in page.parts else FENCED.findall(page.read_text()):
             for line in block.splitlines() if language == "text" else ():
                 command = re.split(r"\s{2,}|\s+#", line.strip())[0]
                 if command.startswith("stretto ") and not re.search(

@@ -7,7 +7,7 @@ import torch
 from own import build, data
 from torch import Tensor, nn
 
-STEPS, BATCH, EVERY = 200, 32, 50
+STEPS, BATCH, EVERY = 100, 32, 50
 CHECKPOINT = Path("plain.pt")
 
 
