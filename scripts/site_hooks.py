@@ -118,7 +118,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     anchors.clear()
     for uri, path in outside_pages().items():
         if path.suffix == ".py":
-            files.append(File.generated(config, uri, content=f"# {path.name}\n\n```python\n{path.read_text()}```\n"))
+            files.append(
+                File.generated(
+                    config,
+                    uri,
+                    content=f"# {path.relative_to(ROOT / 'examples')}\n\n```python\n{path.read_text()}```\n",
+                )
+            )
         else:
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     for page in files.documentation_pages():

@@ -1,5 +1,8 @@
 """What torch.export cannot do is said before anything is trained, with the place and the remedy."""
 
+import io
+import logging
+
 import pytest
 import torch
 from branching_models import Branching, Counting, Moody, Tied
@@ -118,6 +121,15 @@ def test_torch_prints_nothing_before_the_message(capfd):
     said = capfd.readouterr()
     assert "said\n" in said.out
     assert said.err == ""
+
+
+def test_a_log_whose_stream_is_closed_stops_no_export(monkeypatch):
+    """A test runner that captured torch's first words, and a notebook, leave such handlers behind."""
+    stream = io.TextIOWrapper(io.BytesIO())
+    handler = logging.StreamHandler(stream)
+    monkeypatch.setattr(logging.getLogger("torch"), "handlers", [handler])
+    stream.close()
+    assert len(stretto.split(Plain(keep), 2, example=torch.randn(6, 4))) == 2
 
 
 def test_what_one_mode_alone_computes_in_vain():

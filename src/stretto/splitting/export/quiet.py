@@ -36,7 +36,12 @@ def output_held_back() -> Iterator[None]:
 
 
 def torch_handlers() -> "list[logging.StreamHandler[Any]]":
-    """The plain stream handlers of torch's loggers, which write to a terminal, each once."""
+    """The plain stream handlers of torch's loggers, which write to a terminal, each once.
+
+    One whose stream is closed has nothing to hold back, and cannot be given another: whoever captured torch's first
+    words, as a test runner does, has gone.
+    """
     loggers = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
     handlers = [handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers]
-    return [handler for handler in dict.fromkeys(handlers) if type(handler) is logging.StreamHandler]
+    plain = [handler for handler in dict.fromkeys(handlers) if type(handler) is logging.StreamHandler]
+    return [handler for handler in plain if not getattr(handler.stream, "closed", False)]
