@@ -119,6 +119,7 @@ def test_one_run_alone_and_on_processes():
     assert alone["test_mae"] == two["test_mae"]
     assert alone.weights().keys() == build().state_dict().keys()
     build().load_state_dict(two.weights())
+    assert f"test_mae         {two['test_mae']:.3g}\n" in repr(two), "three digits, in a column as wide as its names"
     assert stretto.train(build, data, **given, out="run2", workers=2)["test_mae"] == two["test_mae"], "it is read"
 
 
