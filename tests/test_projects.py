@@ -80,8 +80,8 @@ def test_fashion(folder, capsys):
 
 def test_llama(folder, capsys):
     text = str(write_text(folder / "text"))
-    words = ["--model", "llama/own.py:build", "--model-options.width", "8", "--model-options.layers", "2",
-             "--data", "llama/own.py:data", "--data-options.path", text, "--method", "1f1b"]  # fmt: skip
+    words = ["--model", "llama/own.py:build", "--model-options.width", "8", "--model-options.layers", "1",
+             "--data", "llama/own.py:data", "--data-options.path", text, "--stages", "2"]  # fmt: skip
     result, err = train(capsys, *words)
     assert result["status"] == "finished"
     assert err == "", "the tokenizer is trained quietly"
@@ -92,9 +92,8 @@ def test_llama(folder, capsys):
     import_object("llama/own.py:tokenizer")(folder / "text" / "train.txt")
     assert (folder / "llama" / "tokenizer.json").read_bytes() == tokenizer, "the same text gives the same tokenizer"
     assert main(["plan", *words[:-2], "--optimizer", "adamw", "--cluster", "8-a100", "--workers", "2", "--quiet"]) == 0
-    assert main(["train", "--plan", "plan.toml", *words[:2], *words[6:8], *FEW[:-1], "planned"]) == 0, (
-        "with the options"
-    )
+    assert main(["train", "--plan", "plan.toml", *words[:2], *words[6:8], "--dry-run"]) == 0
+    assert f'path = "{text}"' in capsys.readouterr().out, "options of functions are in the plan"
 
 
 def test_series(folder, capsys):
