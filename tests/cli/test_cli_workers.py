@@ -17,6 +17,7 @@ import torch
 from cli.kills import survives
 from cli.processes import alive, descendants, forks, gone, left, listening, start, wait_for
 from stretto.cli import main
+from stretto.nn.devices import name_of, pick_device
 from stretto.study import read_study
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -84,7 +85,7 @@ def test_the_numbers_of_emulation(capsys, tmp_path):
 
 
 def test_replicas(capsys, tmp_path, monkeypatch):
-    words = ("--method", "pb", "--data-parallel", "2", "--sync", "local-sgd(every=4)")
+    words = ("--method", "pb", "--data-parallel", "2", "--sync", "local-sgd(every=4)", "--threads", "2")
     alone = train(capsys, *words, "--out", "alone")
     assert main(["train", *SMALL, "--steps", "30", *words, "--out", "many", "--workers", "4"]) == 0
     told = capsys.readouterr().out
@@ -96,6 +97,7 @@ def test_replicas(capsys, tmp_path, monkeypatch):
     run = json.loads((tmp_path / "many" / "run.json").read_text())
     assert run["mesh"] == {"data": 2, "pipeline": 2, "tensor": 1, "height": 1, "width": 1}
     assert run["settings"]["sync"] == "local-sgd(every=4)"
+    assert (run["record"]["device"], run["record"]["threads"]) == (name_of(pick_device("auto")), 2)
     monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
     assert main(["report", "many", "--quiet"]) == 0
     assert "on 4 processes" in (tmp_path / "many" / "report.html").read_text()

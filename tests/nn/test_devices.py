@@ -157,6 +157,13 @@ def test_one_device_each_in_turn(monkeypatch):
     assert str(devices.pick_device_of("cpu", 1)) == "cpu"
 
 
+def test_a_number_that_no_accelerator_has(monkeypatch):
+    monkeypatch.setattr(devices, "accelerator", lambda: "meta")
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
+    with pytest.raises(UsageError, match="'meta:2' is not there: this machine has 'meta:0', 'meta:1', and 'cpu'"):
+        devices.pick_device("meta:2")
+
+
 def test_without_float64_auto_is_the_cpu(monkeypatch):
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: torch.device("mps"))
     assert str(devices.pick_device("auto")) == "cpu"

@@ -152,3 +152,13 @@ def test_nesterov_brings_its_optimizer_and_the_papers_beta():
     assert choose(CompareSettings(methods=("nesterov",))).settings.optimizer == "nadam"
     with pytest.raises(UsageError, match=r"built on torch\.optim\.NAdam"):
         choose(CompareSettings(methods=("pb", "nesterov")))
+
+
+def test_where_a_run_computes_is_shown_and_no_part_of_it():
+    there = with_defaults(TrainSettings(device="cuda:1", threads=4))
+    assert there.digest == with_defaults(TrainSettings()).digest
+    assert not {"device", "threads"} & there.to_json().keys()
+    assert there.to_show() == {**there.to_json(), "device": "cuda:1", "threads": 4}
+    assert with_defaults(TrainSettings()).to_show() == there.to_json()
+    swept = with_defaults(CompareSettings(device="cuda:1", threads=4)).runs()
+    assert {(run.device, run.threads) for run in swept} == {("cuda:1", 4)}

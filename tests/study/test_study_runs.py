@@ -8,12 +8,14 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from stretto import UsageError
 from stretto.cost import find_cluster
 from stretto.measure.energy import EnergyMeter
 from stretto.nn.chain import Chain
+from stretto.report.computed_on import several_devices
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import (
     compare,
@@ -453,6 +455,27 @@ def test_train_accuracy_counts_right_answers_to_the_first_512_training_examples(
     right = network(train.x[:512]).argmax(1) == train.y[:512]
     assert record.train_accuracy == pytest.approx(right.float().mean().item())
     assert record.train_accuracy != record.validation_accuracy
+
+
+def test_device_and_threads_are_recorded_and_do_not_make_another_run(tmp_path):
+    """A study goes on with other threads, and says that its seconds cannot be compared."""
+    seen = []
+    first = replace(SETTINGS, methods=("backprop",), lr=(0.05,), device="cpu")
+    before = torch.get_num_threads()
+    single = made(tmp_path, first, on_steps=lambda _: seen.append(torch.get_num_threads()))
+    assert several_devices(single.records) == ""
+    shutil.rmtree(tmp_path / "runs" / "backprop-lr0.05-b32-s0")
+    both = replace(first, threads=2)
+    assert open_study(both, tmp_path).settings.to_json() == open_study(first, tmp_path).settings.to_json()
+    assert both.digest == first.digest
+    again = made(tmp_path, both, on_steps=lambda _: seen.append(torch.get_num_threads()))
+    assert {1, 2} <= set(seen)
+    assert torch.get_num_threads() == before
+    told = [(record.device, record.threads) for record in (*single.records, *again.records)]
+    assert told == [("cpu", 1), ("cpu", 2)]
+    assert json.loads((tmp_path / "runs/backprop-lr0.05-b32-s0/run.json").read_text())["record"]["threads"] == 2
+    sentence = "Runs were computed on several devices: 1 on cpu, 1 thread; 1 on cpu, 2 threads."
+    assert several_devices((*single.records, *again.records)).startswith(sentence)
 
 
 def test_stages_workers_and_schedule_reach_the_trainer(tmp_path):

@@ -66,8 +66,8 @@ def compare(
         claim of a paper's figure, settings, and tables [small] and [full] that override them; [parts.NAME] where the
         figure has several sweeps. studies/ has those of the papers.
     jobs
-        Runs made at a time, in processes of one thread each; one a core unless said otherwise. With --workers, whose
-        processes a run has for itself, one.
+        Runs made at a time, each in a process of its own; unless said otherwise one a core, divided by --threads. With
+        --workers, whose processes a run has for itself, one.
     timeout
         With --workers, seconds that a worker waits for another (600 unless said otherwise); then the run has failed.
     storage
@@ -141,7 +141,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
 
     resolved = {name: study.resolve_study(sweep.settings) for name, sweep in sweeps.items()}
     if output.json and "" not in resolved:
-        print_json({"parts": {name: settings.to_json() for name, settings in resolved.items()}})
+        print_json({"parts": {name: settings.to_show() for name, settings in resolved.items()}})
         return 0
     for name, settings in resolved.items():
         if name:
@@ -198,7 +198,11 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
 def show_outcome(outcome: "Outcome", output: Output) -> None:
     """Print the table, and where the page is."""
     from stretto.report import summarize
+    from stretto.report.computed_on import several_devices
     from stretto.report.terminal import table
 
     output.say(table(summarize(outcome.records)))
+    several = several_devices(outcome.records)
+    if several:
+        output.say(several)
     output.say(f"report: {outcome.report}")

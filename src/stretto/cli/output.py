@@ -128,8 +128,8 @@ def writing_to(file: Path) -> Iterator[None]:
 def print_settings(settings: "Settings", output: Output) -> None:
     """The resolved configuration, in a form that can be given back as a file."""
     if output.json:
-        print_json(settings.to_json())
+        print_json(settings.to_show())
     else:
         from stretto.report.settings import as_toml
 
-        print(as_toml(settings.to_json()))
+        print(as_toml(settings.to_show()))

@@ -125,7 +125,7 @@ def train(
         settings = replace(settings, workers=settings.workers or launched)
     resolved = resolve(settings)
     place = processes.place(resolved.workers, launched=launched > 1)
-    torch.set_num_threads(1)  # as in a study, so that the numbers are the same
+    torch.set_num_threads(resolved.threads)  # as in a study, so that the numbers are the same
     here = place is None and launched == 1 and not output.dry_run
     prepared = (prepare if here else prepare_trial)(resolved, processes.patience)
     if output.dry_run:

@@ -39,10 +39,20 @@ def pick_device(device: str | torch.device) -> torch.device:
         return torch.device(accelerator() or "cpu")
     try:
         chosen = torch.device(device)
+        refuse_missing(chosen)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {device!r} cannot be used here: {error}. Try device='auto'") from error
+        why = f"{error}".splitlines()[0].rstrip(".")
+        raise UsageError(f"device {str(device)!r} cannot be used here: {why}. Try device='auto'") from error
     return chosen
+
+
+def refuse_missing(device: torch.device) -> None:
+    """Raise UsageError for an accelerator whose number is too high."""
+    kind = accelerator()
+    if device.type == kind and device.index is not None and device.index >= torch.accelerator.device_count():
+        there = ", ".join(f"'{kind}:{index}'" for index in range(torch.accelerator.device_count()))
+        raise UsageError(f"device {str(device)!r} is not there: this machine has {there}, and 'cpu'")
 
 
 def pick_device_of(device: str | torch.device, local_rank: int) -> torch.device:
@@ -70,6 +80,13 @@ def device_uuids(device: torch.device, processes: int = 1) -> list[str]:
     indices = [device.index or 0] if processes == 1 else range(min(processes, torch.accelerator.device_count()))
     uuids = [getattr(module.get_device_properties(index), "uuid", None) for index in indices]
     return [] if None in uuids else [str(uuid) for uuid in uuids]
+
+
+def name_of(device: torch.device) -> str:
+    """The product name of an accelerator; "cpu" for the CPU."""
+    if device.type in HOST:
+        return device.type
+    return str(torch.get_device_module(device).get_device_name(device))
 
 
 def synchronize(device: torch.device) -> None:

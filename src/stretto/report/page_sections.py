@@ -20,6 +20,7 @@ from stretto.report import (
     units,
 )
 from stretto.report.chart_store import ChartSpecs
+from stretto.report.computed_on import several_devices
 from stretto.report.metric import VALIDATION_ACCURACY, VALIDATION_BLEU, Metric, metrics_of, own_metrics
 from stretto.report.page import ACCOUNTINGS, Page
 from stretto.report.palette import Style, styles
@@ -60,6 +61,7 @@ def view(page: Page) -> dict[str, Any]:
         "title": page.title,
         "verdict": sentences(records),
         "facts": _facts(page),
+        "several_devices": several_devices(records),
         "in_short": _in_short(page),
         "unfinished": _unfinished(page),
         "first": _first(page, look, specs),

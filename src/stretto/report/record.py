@@ -166,6 +166,8 @@ class Record:
     serial_flops: float = 0.0
     seconds: float = 0.0
     seconds_per_step: float | None = None  # the median, once the pipeline is full
+    device: str | None = None  # the first process's: "cpu", or an accelerator's product name
+    threads: int | None = None  # of each process
     metrics: Mapping[str, float] = field(default_factory=dict)  # the user's, on the validation split at the end
     test_metrics: Mapping[str, float] = field(default_factory=dict)
     higher_is_better: tuple[str, ...] = ()  # of the metrics, those of which more is better

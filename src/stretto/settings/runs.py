@@ -26,6 +26,8 @@ class Settings:
 
     # settings of later versions, with their values unused: folders that were written before lack them
     added: ClassVar[Mapping[str, Any]] = {"loss": "auto", "metric": [], "sources": {}}
+    # where a run computes: not what it computes, and so no part of what makes it the same run
+    where: ClassVar[tuple[str, ...]] = ("device", "threads")
 
     model: str = "mlp"
     """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder; or your own,
@@ -96,6 +98,12 @@ class Settings:
     sync: str = "all-reduce"
     """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
     "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
+    device: str = "auto"
+    """Device to compute on: auto (an accelerator if there is one, else cpu), or as torch.device names it, with or
+    without a number. Of several processes, each takes an accelerator of its own unless there is a number. A run on
+    another device is no other run."""
+    threads: Annotated[int, WHOLE] = 1
+    """Threads of each process on the CPU. A run with more threads is no other run."""
     sources: Annotated[dict[str, str], Parameter(parse=False)] = field(default_factory=dict)
     """Digests of the user's functions, with what they import beside them, and of the user's data: what a setting names
     may have been edited since."""
@@ -118,9 +126,15 @@ class Settings:
         return None if self.workers is None else self.workers // (self.mesh.data * self.mesh.inside)
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain data, for JSON; without those of `added` that are not used."""
+        """The settings as plain data, for JSON, but for `where` the run computes and unused ones of `added`."""
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        values = {key: value for key, value in values.items() if key not in self.where}
         return {key: value for key, value in values.items() if key not in self.added or value != self.added[key]}
+
+    def to_show(self) -> dict[str, Any]:
+        """As `to_json`, with `where` the run computes if that was said: settings that can be given back."""
+        chosen = {name: getattr(self, name) for name in self.where if getattr(self, name) != getattr(Settings, name)}
+        return self.to_json() | chosen
 
     @property
     def digest(self) -> str:
@@ -133,7 +147,7 @@ class Settings:
 
         Functions that the settings name are refused, too, unless they are `trusted`: whoever reads settings calls them.
         """
-        names = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls) if field.name not in cls.where]
         missing = [name for name in names if name not in data and name not in cls.added]
         if missing:
             raise UsageError(f"{origin} lacks {', '.join(missing)}: it is no resolved configuration")
@@ -273,6 +287,7 @@ DEFAULTS = {
     "encoder-decoder": Defaults("adamw", 300, 10, (32,), rate=0, data="number-words"),
 }
 OWN = Defaults("sgd", 200, 20, (32,))  # a network of the user's
+MOST_THREADS = 1024  # more than a machine has cores
 MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
 
 
@@ -281,6 +296,8 @@ def check(settings: Settings) -> None:
     for name in ("steps", "examples", "evaluations", "stages", "workers", "reference_batch"):
         if getattr(settings, name) is not None:
             at_least_one(name, getattr(settings, name))
+    if not 1 <= settings.threads <= MOST_THREADS:
+        raise UsageError(f"threads={settings.threads}: choose a whole number from 1 to {MOST_THREADS}")
     refuse_float16(settings.precision)
     for name, choices in CHOICES.items():
         value = getattr(settings, name)

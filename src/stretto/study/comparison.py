@@ -61,11 +61,15 @@ def run_json(record: Record) -> dict[str, Any]:
     )
 
 
-def default_jobs(workers: int | None) -> int:
-    """How many runs to make at a time: one a core; one alone if each run has several processes, so that it is timed."""
+def default_jobs(workers: int | None, threads: int = 1) -> int:
+    """How many runs to make at a time: one a core, or fewer if each has several threads.
+
+    One alone if each run has several processes, so that it is timed.
+    """
     if workers is not None:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads)
 
 
 def compare(
@@ -83,7 +87,7 @@ def compare(
     With the URL of a `storage`, all processes that compare the same study with it share the runs. With `tell` there is
     a page from early on, which is kept up to date; if that fails, `tell` is called with the reason, once.
     """
-    number = default_jobs(study.settings.workers) if jobs is None else jobs
+    number = default_jobs(study.settings.workers, study.settings.threads) if jobs is None else jobs
     opened = None if storage is None else open_storage(storage)
     with claimed(study, exclusive=opened is None):
         described = describe(study, command)

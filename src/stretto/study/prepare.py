@@ -1,8 +1,8 @@
 """From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +24,9 @@ from stretto.models.hugging_face import digest_of_folder
 from stretto.models.user_model import build_folder_model, build_user_model
 from stretto.nn import deferred
 from stretto.nn.chain import Chain
+from stretto.nn.devices import EXAMPLES as DEVICES
+from stretto.nn.devices import pick_device
+from stretto.nn.threads import computing_with
 from stretto.optim import cosine, scale_for_batch, warmup
 from stretto.optim.by_name import make_optimizer, optimizer_row
 from stretto.options.given_objects import is_given, version_of
@@ -69,25 +72,15 @@ class Prepared:
         return is_function(self.settings.model)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: with several, torch.sin of the same numbers may differ from process to process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 @lru_cache(maxsize=4)
 def load(name: str, options: tuple[tuple[str, object], ...], _source: str = "") -> data.Dataset | UserData:
     """Load a data set, or call the user's function for it; the last four are kept in memory.
 
-    The function is called with seeded generators and on one thread: every process has to come to the same examples.
+    The function is called with seeded generators and on one thread: every process has to come to the same examples,
+    and with several threads torch.sin of the same numbers may differ from process to process.
     """
     if is_function(name):
-        with drawing_from(0), one_thread():
+        with drawing_from(0), computing_with(1):
             return user_data(call(name, "data", dict(options)), name)
     return data.load(name, **dict(options))
 
@@ -158,6 +151,7 @@ def resolve(settings: S) -> S:
         else:
             settings = replace(settings, data="digits")  # an unknown network is refused below
     runs.check(settings)
+    check_device(settings.device)
     metrics = metrics_of(settings)
     settings = replace(settings, metric=tuple(map(runs.with_direction, settings.metric, (m.higher for m in metrics))))
     model, loaded = build_model(settings), dataset(settings)
@@ -177,6 +171,12 @@ def resolve(settings: S) -> S:
     resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
     return resolved
+
+
+def check_device(name: str) -> None:
+    """Raise UsageError for a device that is not there, and for one that holds no numbers."""
+    if pick_device(name).type == "meta":
+        raise UsageError(f"device {name!r} holds shapes and no numbers: choose 'auto', or one such as {DEVICES}")
 
 
 def number_of_stages(settings: runs.Settings, model: models.Model, loaded: data.Dataset | UserData) -> int:
@@ -267,6 +267,7 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
             mesh=settings.mesh,
             sync=settings.sync,
             seed=settings.seed,
+            device=settings.device,
             precision=None if settings.precision == "float32" else settings.precision,
             timeout=timeout,
         )

@@ -1,4 +1,4 @@
-"""Runs at the same time, each in a process of one thread; if a process dies, only its run has failed."""
+"""Runs at the same time, each in a process of its own; if a process dies, only its run has failed."""
 
 import contextlib
 import signal
@@ -10,8 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
+from stretto.nn.threads import computing_with
 from stretto.options.given_objects import read_objects
 from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings
@@ -58,27 +57,23 @@ def run_all(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Fai
 
 
 def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     failures = []
-    try:
-        while (task := take()) is not None:
-            on_step = counting(on_steps)
-            reason = _attempt(task, on_step, alone=True)
-            on_step(known(task.settings.steps), None)
-            if reason is None:
-                on_run(task)
-            else:
-                failures.append(Failure(task, reason))
-    finally:
-        torch.set_num_threads(threads)
+    while (task := take()) is not None:
+        on_step = counting(on_steps)
+        reason = _attempt(task, on_step, alone=True)
+        on_step(known(task.settings.steps), None)
+        if reason is None:
+            on_run(task)
+        else:
+            failures.append(Failure(task, reason))
     return failures
 
 
 def _attempt(task: Task, on_step: Callable[[int, float | None], None], *, alone: bool = False) -> str | None:
     traceback_file = task.folder.with_name(f"{task.folder.name}.failed.txt")
     try:
-        _make(task, on_step, alone=alone)
+        with computing_with(task.settings.threads):
+            _make(task, on_step, alone=alone)
         traceback_file.unlink(missing_ok=True)
     except FullDiskError:
         raise
@@ -179,7 +174,6 @@ def _work(pipe: Connection) -> None:
     """What a process of the pool does: make the runs it is sent until the pipe closes."""
     fork_server.begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
     last = 0.0
 
     def on_step(step: int, _: float | None) -> None:

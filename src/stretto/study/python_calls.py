@@ -15,10 +15,12 @@ from stretto.data.user_data import add_to_digest
 from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
+from stretto.nn.threads import computing_with
 from stretto.options.checks import of_kind, shown
 from stretto.options.given_objects import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
 from stretto.report import Record, summarize
+from stretto.report.computed_on import several_devices
 from stretto.report.metric import metric
 from stretto.report.panel import panel
 from stretto.report.terminal import table
@@ -90,7 +92,8 @@ class FinishedStudy:
 
     def __repr__(self) -> str:
         failed = f", {len(self.outcome.failures)} failed" if self.outcome.failures else ""
-        return f"{len(self.outcome.records)} runs{failed}, {self.outcome.report}\n{self.table()}"
+        several = several_devices(self.outcome.records)
+        return f"{len(self.outcome.records)} runs{failed}, {self.outcome.report}\n{self.table()}{several}"
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -170,7 +173,8 @@ def compare(
         out: folder of the study; named after its settings unless given.
         jobs: runs made at a time; one a core unless given.
         quiet: show no progress.
-        settings: any other option of the command line, with its name there: `weight_decay=0.01`, `clip=1.0`.
+        settings: any other option of the command line, with its name there: `weight_decay=0.01`, `device="cpu"`,
+            `threads=4` (of each process, one unless given).
 
     Raises UsageError, before the first run, for what cannot work.
     """
@@ -231,7 +235,8 @@ def train(
         with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
             on_step = counting(advance)
             if workers is None:
-                run_prepared(prepared, folder, on_step, resume=resume, keeps=True)
+                with computing_with(resolved.threads):  # as on several processes
+                    run_prepared(prepared, folder, on_step, resume=resume, keeps=True)
             else:
                 objects = temporary / "objects"
                 write_objects(objects, resolved.functions.values())
@@ -263,7 +268,7 @@ def common(
         "optimizer": named("optimizer", optimizer),
         "metric": tuple(f"{name}={named(name, function)}" for name, function in (metrics or {}).items()),
         **axes,
-        **others,
+        **{name: str(value) if name == "device" else value for name, value in others.items()},
     }
 
 

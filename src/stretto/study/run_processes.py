@@ -120,7 +120,7 @@ def listen(end: int, on_step: OnStep, done: threading.Event) -> None:
 def work(job: Job) -> None:
     """Make this process's part of a run."""
     read_objects(job.objects)
-    torch.set_num_threads(1)  # as in emulation, so that the numbers are the same
+    torch.set_num_threads(job.settings.threads)  # as in emulation, so that the numbers are the same
     with job.progress.open("w", encoding="ascii") as pipe:
         first, last = os.environ.get("RANK") == "0", 0.0
 

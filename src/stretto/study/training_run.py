@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from stretto.data import forever
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
+from stretto.nn.devices import name_of
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import derive
 from stretto.options.user_function import is_model_folder
@@ -154,13 +156,19 @@ def run_prepared(
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, RemoteStage)]
         where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
         writer.worker_event(
-            "start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), **where, stages=stages
+            "start",
+            rank=trainer.rank,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            **where,
+            stages=stages,
+            device=name_of(trainer.device),
         )
         writer.event("start", id=settings.id, settings=settings.to_json())
         replay(progress, complaints, writer)
         with StopRequest() if keeps or checkpoints.every else nullcontext() as request:
             train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
-        record = make_record(settings, costs, progress)
+        record = make_record(prepared, costs, progress)
         order = trainer.order()
         if order is not None:  # in which a parameter server updated
             writer.event("order", stages=order.to_json())
@@ -366,9 +374,9 @@ def evaluation_steps(steps: int, evaluations: int) -> set[int]:
     return {max(1, math.ceil(steps * (i / evaluations) ** 2)) for i in range(1, evaluations + 1)}
 
 
-def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Record:
+def make_record(prepared: Prepared, costs: Costs, progress: Progress) -> Record:
     """The record of the run, as the report and `--json` show it."""
-    steps = progress.steps
+    settings, steps = prepared.settings, progress.steps
     steady = progress.step_seconds[known(settings.stages) :]  # with a full pipeline
     rate = {} if settings.lr is None else {"lr": settings.lr}
     options: dict[str, Any] = {**rate, "batch_size": settings.batch_size}
@@ -387,6 +395,8 @@ def make_record(settings: TrainSettings, costs: Costs, progress: Progress) -> Re
         serial_flops=costs.serial_after(steps),
         seconds=sum(progress.step_seconds),
         seconds_per_step=statistics.median(steady or progress.step_seconds),
+        device=name_of(prepared.trainer.device),
+        threads=torch.get_num_threads(),
         higher_is_better=tuple(name for name, _, higher in named if higher),
         energy_source="" if progress.meter is None or progress.joules is None else progress.meter.source,
         **progress.final,
