@@ -196,6 +196,36 @@ def test_a_file_does_not_say_what_is_called(capsys):
     assert "report:" in said(capsys, "inspect", "run", *WORDS)
 
 
+SLOW = """
+name = "slow"
+groups = [{ nodes = 1, workers = 2, device = "slow", within = "line" }]
+[devices.slow]
+memory = 1e9
+memory_bandwidth = 1e18
+peak = { float32 = 1e6 }
+[links.line]
+latency = 0.5
+bandwidth = 1e18
+"""
+
+
+@pytest.mark.parametrize("network", [WORDS[:-2], ["--model", "mlp", "--model-options.width", "8"]])
+def test_a_simulation_on_a_cluster_is_in_seconds(capsys, network):
+    """At 1 MFLOP/s the seconds are the MFLOP of one example, times the examples; a message takes half a second."""
+    Path("slow.toml").write_text(SLOW)
+    words = ["simulate", *network, "--method", "gpipe", "--stages", "2", "--microbatches", "1", "--json"]
+    flops = run(capsys, *words)
+    assert (flops["unit"], flops["batch_size"]) == ("MFLOP", None)
+    seconds = run(capsys, *words, "--cluster", "slow.toml", "--batch-size", "8", "--trace", "t.pftrace")
+    assert (seconds["unit"], seconds["batch_size"]) == ("s", 8)
+    for one, other in zip(flops["workers"], seconds["workers"], strict=True):
+        assert other["busy"] == pytest.approx(8 * one["busy"], rel=0.1)  # updates, and losses
+    assert seconds["makespan"] == pytest.approx(2 * 0.5 + sum(worker["busy"] for worker in seconds["workers"]))
+    assert seconds["steady_period"] == pytest.approx(seconds["makespan"])
+    assert Path("t.pftrace").stat().st_size > 0
+    assert f"{seconds['makespan']:.3g} s," in said(capsys, *words[:-1], "--cluster", "slow.toml", "--batch-size", "8")
+
+
 def test_it_is_planned_simulated_and_examined(capsys):
     words = WORDS[:-2]
     plan = run(capsys, "plan", *words, "--cluster", "8-a100", "--workers", "2", "--methods", "all", "--json")

@@ -98,6 +98,12 @@ def test_a_plan_in_a_v_trains_on_two_processes(capsys, tmp_path, cluster):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["method"] == told["chosen"]["method"]
 
 
+def test_a_published_network_with_batch_norm(capsys, cluster):
+    """Its costs are counted on the meta device, where buffers have no values."""
+    words = ("--model", "resnet18", "--dtype", "float32", "--workers", 2, "--methods", "backprop")
+    assert run(capsys, "plan", *words, "--cluster", cluster())["predicted_seconds"] > 0
+
+
 def test_a_method_that_wants_another_optimizer(capsys, cluster):
     words = ["plan", "--cluster", cluster(), "--methods", "nesterov"]
     assert "built on nadam, and the optimizer is 'sgd'" in mistake(capsys, *words)

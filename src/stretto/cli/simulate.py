@@ -16,7 +16,9 @@ from stretto.errors import UsageError
 from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, WHOLE, Option
 
 if TYPE_CHECKING:
+    from stretto.report.prediction import RunPrediction
     from stretto.simulate import Durations, Timeline
+    from stretto.study.prepare import Prepared
 
 MOST_COLUMNS = 400  # a drawing of more columns is no drawing
 
@@ -72,8 +74,8 @@ class SimulatedNetwork:
     """A network whose stages' costs are the times, as `stretto train` takes it."""
 
     model: str | None = None
-    """Network, or your own, path/to/file.py:function: times are the MFLOP of its stages, a micro-batch of one example,
-    instead of --forward and the like."""
+    """Network, or your own, path/to/file.py:function, instead of --forward and the like: times are the seconds of its
+    stages and messages on a --cluster; without one the MFLOP of its stages, a micro-batch of one example."""
     model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --model-options.width 256."""
     data: str | None = None
@@ -82,20 +84,65 @@ class SimulatedNetwork:
     """Its options."""
     loss: str = "auto"
     """Its loss: a name in torch.nn.functional, or path/to/file.py:function."""
+    batch_size: Annotated[int | None, WHOLE] = None
+    """Examples of a minibatch; as many as suit the network unless said otherwise."""
 
-    def durations(self, method: str, stages: int) -> "Durations":
-        """The MFLOP of every action, heads included. Raises UsageError for what `stretto train` could not train."""
-        from stretto.measure.flops import durations
+    def prepared(self, layout: Layout) -> "Prepared":
+        """Its run under a method, heads included. Raises UsageError for what `stretto train` could not train."""
         from stretto.settings.runs import TrainSettings
-        from stretto.study.prepare import costs_of, prepare_trial, resolve
+        from stretto.study.prepare import prepare_trial, resolve
 
         assert self.model is not None, "only where a network is given"
         settings = TrainSettings(
             model=self.model, model_options=self.model_options, data=self.data, data_options=self.data_options,
-            loss=self.loss, method=method, stages=stages,
+            loss=self.loss, batch_size=self.batch_size, method=str(layout.method), stages=layout.schedule.num_stages,
+            workers=layout.schedule.num_workers,
         )  # fmt: skip
-        flops = costs_of(prepare_trial(resolve(settings))).flops
-        return durations({action: count / 1e6 for action, count in flops.items()})
+        return prepare_trial(resolve(settings))
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What actions and messages take, in simulated time, of which one `unit` has `scale`.
+
+    `prediction` has the messages, where they are known; else each takes `latency`. `batch_size` is that of a minibatch,
+    where it matters.
+    """
+
+    durations: "Durations"
+    latency: float = 0.0
+    unit: str | None = None  # that of the user's choice
+    scale: float = 1.0
+    prediction: "RunPrediction | None" = None
+    batch_size: int | None = None
+
+    def simulate(self, layout: Layout) -> "Timeline":
+        """The timeline of all micro-batches."""
+        from stretto.simulate import simulate
+        from stretto.simulate.network import no_bytes
+
+        schedule, rules, turns, told = layout.schedule, layout.rules, layout.turns, self.prediction
+        if told is None:
+            return simulate(schedule, rules, turns, self.durations, latency=self.latency)
+        sizes = told.sizes or no_bytes
+        return simulate(schedule, rules, turns, self.durations, network=told.network, sizes=sizes)
+
+    def steady(self, layout: Layout) -> tuple[float, float]:
+        """As `Layout.steady`; where messages have sizes, the mean of some turns."""
+        from stretto.report.prediction import busy_of, period_of
+
+        if self.prediction is None:
+            return layout.steady(self.durations, self.latency)
+        schedule = layout.schedule
+        seconds = period_of(schedule, layout.rules, self.prediction)
+        busy = sum(busy_of(schedule, worker, self.prediction) for worker in range(schedule.num_workers))
+        return seconds * self.scale, max(0.0, 1 - busy / (seconds * schedule.num_workers))
+
+    def in_words(self, time: float) -> str:
+        """A time, given in `unit`, with it."""
+        from stretto.report.units import duration
+
+        return duration(time) if self.unit == "s" else f"{time:g}{f' {self.unit}' if self.unit else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +169,8 @@ def simulate(
     """Time, bubble and memory of every worker under a method, from the times of its stages.
 
     Times are in a unit of your choice, one for all stages or one each: --forward 1,2,1,1; or, with --model, the MFLOP
-    of a network's stages. Or, with --overlay, the simulation of a run that was traced, in one file with its trace.
+    of a network's stages, or the seconds that they and their messages take on a --cluster. Or, with
+    --overlay, the simulation of a run that was traced, in one file with its trace.
 
     Parameters
     ----------
@@ -131,80 +179,104 @@ def simulate(
         and what they do on paper go into one trace (--trace FILE; overlay.pftrace in that folder unless said
         otherwise), worker by worker, both from the same step on.
     cluster
-        With --overlay, a cluster's name or its file: times are what stages and messages cost there, and not the mean
-        times of the run's own actions.
+        With --model or --overlay, a cluster's name or its file: times are what stages and messages cost there, and not
+        MFLOP, or the mean times of the run's own actions.
     """
-    from stretto import simulate as paper
-
     if overlay is not None:
         tell_overlay(overlay, pipeline.method, cluster, output.trace or overlay / "overlay.pftrace", json=output.json)
         return
     if pipeline.method is not None and not 0 <= times.latency < math.inf:
         raise UsageError(f"latency={times.latency:g}: a time is 0 or more")
     layout = pipeline.layout()
-    durations, latency = durations_of(times, network, layout), times.latency
-    timeline = paper.simulate(layout.schedule, layout.rules, layout.turns, durations, latency=latency)
-    facts = facts_of(layout, timeline, durations, latency)
-    write_files(layout, timeline, output)
+    prices = prices_of(times, network, layout, cluster)
+    timeline = prices.simulate(layout)
+    facts = facts_of(layout, timeline, prices)
+    write_files(layout, timeline, prices, output)
     if output.json:
         written = {"svg": output.svg, "trace": output.trace}
         print_json(facts | {name: None if file is None else str(file) for name, file in written.items()})
         return
-    print(in_words(layout, timeline, facts))
+    print(in_words(layout, timeline, facts, prices))
     for file in (output.svg, output.trace):
         if file is not None:
             print(f"written to {file}")
 
 
-def durations_of(times: Times, network: SimulatedNetwork, layout: Layout) -> "Durations":
-    """The time of every action: as given, or from a network. Raises UsageError where both are given."""
+def prices_of(times: Times, network: SimulatedNetwork, layout: Layout, cluster: str | None) -> Prices:
+    """What everything takes: as given, or from a network. Raises UsageError where both are given."""
     if network.model is None:
-        if network.data is not None:
-            raise UsageError(f"data={network.data} without a network: give --model, too")
-        return times.durations(layout.schedule.num_stages)
+        for name, value in (("data", network.data), ("cluster", cluster), ("batch_size", network.batch_size)):
+            if value is not None:
+                raise UsageError(f"{name}={value} without a network: give --model, too")
+        return Prices(times.durations(layout.schedule.num_stages), times.latency)
     given = [name for name, value in asdict(times).items() if name != "latency" and value is not None]
     if given:
         raise UsageError(f"{given[0]} beside model={network.model}, whose stages have costs: give one of both")
-    return network.durations(str(layout.method), layout.schedule.num_stages)
+    if cluster is None:
+        return Prices(megaflops(network.prepared(layout)), times.latency, "MFLOP")
+    if times.latency:
+        raise UsageError(
+            f"latency={times.latency:g} beside cluster={cluster}, whose links have theirs: give one of both"
+        )
+    from stretto.cost import find_cluster
+    from stretto.study.prediction import predict_untrained
+
+    found = find_cluster(cluster)  # before the network is built
+    prepared = network.prepared(layout)
+    prediction = predict_untrained(prepared, found)
+    return Prices(prediction.durations, 0.0, "s", 1e9, prediction, prepared.settings.batch_size)
 
 
-def facts_of(layout: Layout, timeline: "Timeline", durations: "Durations", latency: float) -> dict[str, Any]:
+def megaflops(prepared: "Prepared") -> "Durations":
+    """The MFLOP of every action of a run, for micro-batches of one example."""
+    from stretto.measure.flops import durations
+    from stretto.study.prepare import costs_of
+
+    return durations({action: count / 1e6 for action, count in costs_of(prepared).flops.items()})
+
+
+def facts_of(layout: Layout, timeline: "Timeline", prices: Prices) -> dict[str, Any]:
     """What the simulation came to, as plain data."""
-    period, bubble = layout.steady(durations, latency)
+    period, bubble = prices.steady(layout)
     return {
         "method": str(layout.method),
         "stages": layout.schedule.num_stages,
         "microbatches": layout.microbatches,
         "minibatches": layout.turns,
-        "latency": latency,
-        "makespan": timeline.makespan,
+        "batch_size": prices.batch_size,
+        "unit": prices.unit,
+        "latency": prices.latency,
+        "makespan": timeline.makespan / prices.scale,
         "bubble": timeline.bubble,
-        "steady_period": period,
+        "steady_period": period / prices.scale,
         "steady_bubble": bubble,
-        "workers": by_worker(layout, timeline),
+        "workers": by_worker(layout, timeline, prices.scale),
     }
 
 
-def write_files(layout: Layout, timeline: "Timeline", output: SimulateOutput) -> None:
+def write_files(layout: Layout, timeline: "Timeline", prices: Prices, output: SimulateOutput) -> None:
     """Write the files that were asked for."""
     from stretto.schedule import draw
 
     if output.svg is not None:
         write(output.svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
     if output.trace is not None:
-        from stretto.simulate.timeline_recordings import recordings
+        from stretto.simulate.timeline_recordings import UNIT, recordings
 
-        write_trace(output.trace, recordings(timeline, layout.rules))
+        unit = 1e9 / prices.scale if prices.unit == "s" else UNIT
+        write_trace(output.trace, recordings(timeline, layout.rules, unit=unit))
 
 
-def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any]) -> str:
+def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any], prices: Prices) -> str:
     """The drawing, the times and a table of the workers."""
+    makespan, period = prices.in_words(facts["makespan"]), prices.in_words(facts["steady_period"])
+    examples = "" if prices.batch_size is None else f", {prices.batch_size} examples a minibatch"
     idle, turn = f"{facts['steady_bubble']:.1%} idle", f"a turn of {layout.schedule.per_turn}"
     return (
-        f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, facts['latency'])}\n\n"
-        f"{f'{layout.microbatches} micro-batches':<20} {timeline.makespan:g}, {timeline.bubble:.1%} idle\n"
-        f"{'steady state':<20} {facts['steady_period']:g} {turn}, {idle}\n\n"
-        f"{table(facts['workers'])}"
+        f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, prices)}\n\n"
+        f"{f'{layout.microbatches} micro-batches':<20} {makespan}, {timeline.bubble:.1%} idle{examples}\n"
+        f"{'steady state':<20} {period} {turn}, {idle}\n\n"
+        f"{table(facts['workers'], prices)}"
     )
 
 
@@ -227,8 +299,11 @@ def tell_overlay(folder: Path, method: str | None, cluster: str | None, file: Pa
     print(f"written to {file}")
 
 
-def by_worker(layout: Layout, timeline: "Timeline") -> list[dict[str, Any]]:
-    """What each worker holds and does. Where it has several stages, the versions of weights are a list."""
+def by_worker(layout: Layout, timeline: "Timeline", scale: float) -> list[dict[str, Any]]:
+    """What each worker holds and does, its times divided by `scale`.
+
+    Where it has several stages, the versions of weights are a list.
+    """
     versions = layout.method.versions(layout.schedule)
     homes = layout.schedule.worker_of
     rows = []
@@ -238,7 +313,7 @@ def by_worker(layout: Layout, timeline: "Timeline") -> list[dict[str, Any]]:
         rows.append(
             {
                 "stages": stages,
-                "busy": busy,
+                "busy": busy / scale,
                 "busy_share": busy / timeline.makespan if timeline.makespan else 0.0,
                 "peak_activations": timeline.peak_activations[worker],
                 "weight_versions": held[0] if len(held) == 1 else held,
@@ -247,7 +322,7 @@ def by_worker(layout: Layout, timeline: "Timeline") -> list[dict[str, Any]]:
     return rows
 
 
-def table(workers: list[dict[str, Any]]) -> str:
+def table(workers: list[dict[str, Any]], prices: Prices) -> str:
     """The workers in rows, columns aligned."""
     rows = [("worker", "stages", "busy", "", "activations held", "weight versions")]
     for worker, facts in enumerate(workers):
@@ -256,7 +331,7 @@ def table(workers: list[dict[str, Any]]) -> str:
             (
                 str(worker),
                 " ".join(map(str, facts["stages"])),
-                f"{facts['busy']:g}",
+                prices.in_words(facts["busy"]),
                 f"{facts['busy_share']:.1%}",
                 str(facts["peak_activations"]),
                 " ".join(map(str, versions if isinstance(versions, list) else [versions])),
@@ -265,18 +340,19 @@ def table(workers: list[dict[str, Any]]) -> str:
     return aligned(rows)
 
 
-def drawing(timeline: "Timeline", latency: float) -> str:
+def drawing(timeline: "Timeline", prices: Prices) -> str:
     """The schedule in characters, where its times have a common measure that leaves it readable."""
     from stretto.schedule import draw
 
-    lengths = sorted({span.end - span.start for span in timeline.spans} | {latency})
+    lengths = sorted({span.end - span.start for span in timeline.spans} | {prices.latency})
     near = [Fraction(length).limit_denominator(1000) for length in lengths]
     unit = common_measure(near)
     exact = all(math.isclose(a, b) for a, b in zip(lengths, near, strict=True))
     if not unit or not exact or timeline.makespan / unit > MOST_COLUMNS:
         return "(no common measure of these times is long enough for a drawing in characters: see --svg)"
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
-    return f"{draw.text(timeline.spans, float(unit), width)}\n(one column is {float(unit):g})"
+    column = prices.in_words(float(unit) / prices.scale)
+    return f"{draw.text(timeline.spans, float(unit), width)}\n(one column is {column})"
 
 
 def common_measure(lengths: list[Fraction]) -> Fraction:

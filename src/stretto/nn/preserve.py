@@ -41,7 +41,7 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
             with torch.no_grad():
                 for module, name, buffer, value in buffers:
                     module._buffers[name] = buffer  # the same object: the forward may have assigned another
-                    if not torch.equal(buffer, value):
+                    if not buffer.is_meta and not torch.equal(buffer, value):
                         buffer.copy_(value)
 
 

@@ -1,8 +1,9 @@
 """Penalties and the critical batch size from a finished study: the steps to a train loss, compared with plain training.
 
 At each batch size a method counts with the options (the learning rate) that need the fewest steps, mean over seeds.
-Steps between two evaluations are interpolated linearly. A penalty is the geometric mean of the ratios of steps to those
-of plain training with the same seed and batch size; its error is the standard error over seeds.
+Steps are interpolated between two evaluations, as the report's arrivals are. A penalty is the geometric mean of the
+ratios of steps to those of plain training with the same seed and batch size; its error is their standard error over
+seeds.
 """
 
 import inspect
@@ -172,16 +173,12 @@ def average(steps: Sequence[tuple[int, float]]) -> float:
 
 
 def arrival(record: "Record", loss: float) -> float | None:
-    """The step at which a run's train loss reaches `loss`, interpolated between evaluations; None if it never does."""
-    before = None
-    for point in record.points:
-        if point.train_loss <= loss:
-            if before is None:
-                return float(point.step)
-            share = (before.train_loss - loss) / (before.train_loss - point.train_loss)
-            return before.step + share * (point.step - before.step)
-        before = point
-    return None
+    """The step at which a run's train loss crosses `loss`, as the report has it; None if it never does."""
+    from stretto.report import TRAIN_LOSS
+    from stretto.report.panel import crossing
+
+    crossed = crossing(record, TRAIN_LOSS, loss)
+    return None if crossed is None else crossed.step
 
 
 def penalty(steps: Steps, plain: Steps, planned: Candidate) -> Penalty | None:

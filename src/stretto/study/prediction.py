@@ -82,6 +82,12 @@ def seconds_per_step(prepared: Prepared, cluster: Cluster) -> float:
     return turn_seconds(pricer_on(prepared, *costs_of_stages(prepared), cluster))
 
 
+def predict_untrained(prepared: Prepared, cluster: Cluster) -> RunPrediction:
+    """Predict a run that was not made, from what its stages cost on a cluster. Raises UsageError without costs."""
+    nothing = RunPrediction(source="", durations=lambda _: 0)
+    return on_cluster(prepared, *costs_of_stages(prepared), nothing, cluster)
+
+
 def on_cluster(
     prepared: Prepared,
     costs: ModelCosts,
