@@ -1,6 +1,7 @@
 """The user's own network, data, loss, metrics and optimizer, from the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -311,6 +312,20 @@ def test_data_drawn_without_a_seed_are_the_same_in_every_process(capsys):
     assert alone["test_mae"] == two["test_mae"]
 
 
+def test_data_that_depend_on_the_process_are_refused_once_with_both_ranks(capsys):
+    words = ["train", *WORDS, *FEW, "--out", "run", "--quiet"]
+    Path("own.py").write_text("import os\n" + OWN.replace("pair(24, 0)", "pair(24, int(os.environ.get('RANK', 0)))"))
+    err = mistake(capsys, *words, "--stages", "3", "--workers", "3")
+    ranks = "rank 1 has other examples of data own.py:data than rank 0"
+    digests = r"digest is '\w+' on rank 0 and '\w+' there"
+    assert re.fullmatch(rf"stretto: {re.escape(ranks)}: {digests}\. Let it return the same .*\n", err)
+    Path("own.py").write_text("import os\n" + OWN.replace("pair(24, 0)", "pair(24, int('RANK' in os.environ))"))
+    err = mistake(capsys, *words, "--stages", "2", "--workers", "2")
+    assert err.startswith("stretto: data own.py:data gave other examples (digest ")
+    assert err.count("\n") == 1
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
 def test_data_that_differ_from_call_to_call_are_refused(capsys, workers):
     """The calls of this process count: its first one resolves the settings, others are those of the run."""
@@ -319,8 +334,8 @@ def test_data_that_differ_from_call_to_call_are_refused(capsys, workers):
     words = [*WORDS, *FEW, "--method", "1f1b", "--stages", "2", *workers]
     if workers:
         err = mistake(capsys, "train", *words, "--out", "run")
-        assert "gave other examples in process" in err
-        assert "let it return the same at each call" in err
+        assert err.count("rank 1 has other examples of data own.py:data than rank 0: digest is '") == 1
+        assert "Let it return the same at each call, drawing from a generator that it seeds" in err
     else:
         run(capsys, "train", *words, "--out", "run", "--json")  # called once
 

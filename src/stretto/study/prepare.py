@@ -1,6 +1,5 @@
 """From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -36,13 +35,14 @@ from stretto.replicas import find as find_sync
 from stretto.report.record import Point, Record
 from stretto.settings import runs
 from stretto.splitting import Stages, divide, pieces
-from stretto.trainer.backend import in_one_process
+from stretto.trainer.backend import find_backend, in_one_process
 from stretto.trainer.metrics import Metric, named_metric
 from stretto.trainer.trainer import Trainer
 
 S = TypeVar("S", bound=runs.Settings)
 EXAMPLES = 2  # of a batch on which a network is tried
 TAKEN = {"frontier", *(field.name for field in fields(Record)), *(field.name for field in fields(Point))}
+SAME_EXAMPLES = "Let it return the same at each call, drawing from a generator that it seeds"
 OWN_STAGES = 4  # of a user's module unless said otherwise
 
 
@@ -241,7 +241,7 @@ def prepare_trial(settings: runs.TrainSettings, timeout: float = 600) -> Prepare
 def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool = False) -> Prepared:
     """Build data, model, stages and trainer of a resolved run; `timeout` is the trainer's, in seconds."""
     loaded = dataset(settings)
-    refuse_other_examples(settings, loaded)
+    refuse_other_examples(settings, loaded, timeout)
     batch_size = runs.known(settings.batch_size)
     if batch_size > len(loaded.train):
         raise UsageError(
@@ -281,14 +281,20 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
     return Prepared(settings, loaded, model, trainer, stages, computing)
 
 
-def refuse_other_examples(settings: runs.TrainSettings, loaded: data.Dataset | UserData) -> None:
-    """Raise UsageError if the user's data are not those with which the settings were resolved."""
+def refuse_other_examples(settings: runs.TrainSettings, loaded: data.Dataset | UserData, timeout: float) -> None:
+    """Raise UsageError if the user's data differ between two processes, or since the settings were resolved.
+
+    On several processes a collective, which raises the same on all.
+    """
+    if not isinstance(loaded, UserData):
+        return
+    what = f"has other examples of data {loaded.name}"
+    find_backend(timeout, settings.mesh).compare({"digest": loaded.digest}, what, f"{SAME_EXAMPLES}.")
     resolved = settings.sources.get("examples")
-    if isinstance(loaded, UserData) and resolved not in (None, loaded.digest):
+    if resolved not in (None, loaded.digest):
         raise UsageError(
-            f"data {loaded.name} gave other examples in process {os.environ.get('RANK', '0')} (digest {loaded.digest}) "
-            f"than where the run began ({resolved}): let it return the same at each call, drawing from a generator "
-            "that it seeds"
+            f"data {loaded.name} gave other examples (digest {loaded.digest}) than where the run began ({resolved}). "
+            f"{SAME_EXAMPLES}"
         )
 
 
