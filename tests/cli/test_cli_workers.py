@@ -208,6 +208,44 @@ def test_a_worker_that_is_killed(tmp_path):
     clean(tmp_path, workers)
 
 
+TRACED = """
+import torch
+from torch import nn
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks = nn.Linear(4, 4), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return x
+
+
+def data():
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    return (x, x), (x, x)
+"""
+
+
+def test_a_worker_that_is_killed_leaves_no_semaphore(tmp_path):
+    """torch.fx, which cuts the network, takes a lock of tqdm's, and Python warned of it at the command's end."""
+    (tmp_path / "own.py").write_text(TRACED)
+    words = ["--model", "own.py:Residual", "--data", "own.py:data", "--loss", "mse_loss", "--stages", "2"]
+    process, workers = started(
+        tmp_path, ["train", *words, "--steps", "9999", "--out", "run", "--workers", "2", "--quiet"]
+    )
+    os.kill(workers[1], signal.SIGKILL)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert [line for line in err.splitlines() if "%" not in line] == [
+        f"stretto: worker 1 (process id {workers[1]}) was ended by SIGKILL; the machine may be short of memory"
+    ]
+
+
 def test_no_orphans_when_the_command_is_killed(tmp_path):
     process, workers = started(tmp_path)
     process.kill()

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -56,6 +57,7 @@ def prepare() -> None:
 def begin() -> None:
     """What a started process calls first: it ends with its parent, and by SIGTERM. Ctrl-C is left to its parent."""
     lifeline.follow()
+    without_semaphores()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
@@ -81,6 +83,17 @@ def start(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Conn
         finally:
             theirs.close()
     return process, ours
+
+
+def without_semaphores() -> None:
+    """Let tqdm, which torch.fx calls, make a lock of threads in this process.
+
+    Its own lock is a semaphore besides. If this process were killed, multiprocessing would warn of a leaked one.
+    """
+    with contextlib.suppress(ImportError):
+        from tqdm import tqdm
+
+        tqdm.set_lock(threading.RLock())
 
 
 @contextlib.contextmanager
