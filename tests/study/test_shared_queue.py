@@ -31,6 +31,7 @@ from stretto.study.shared_queue import (
     without_password,
 )
 from stretto.study.store import EVENTS, RUN
+from stretto.study.training_run import run as make_run
 
 SETTINGS = CompareSettings(
     model_options={"depth": 2, "width": 8},
@@ -323,3 +324,43 @@ def test_a_storage_that_is_lost_is_said_without_its_password():
         raise StorageInternalError("gone")
     assert without_password(f"--storage={url}") == "--storage=postgresql://me:...@there/name"
     assert without_password("sqlite:///a:b@c.db") == "sqlite:///a:b@c.db"
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def data():
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    return (x, x[:, :1]), (x, x[:, :1])
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_has_edited_a_function_is_refused_while_the_study_is_unfinished(tmp_path, monkeypatch, kind):
+    """It would make all runs of a study of its own. Nothing is lost, and an edit after the end is another study."""
+    monkeypatch.chdir(tmp_path)
+    own, url = tmp_path / "own.py", url_of(kind, tmp_path)
+    settings = replace(SETTINGS, model="own.py:build", model_options={}, data="own.py:data", loss="mse_loss", stages=2)
+    own.write_text(OWN)
+    first = open_study(settings, tmp_path / "one")
+    with queue(url, first) as began:
+        made = began.take()
+        make_run(made.settings, made.folder)
+        began.finish(made)
+        own.write_text(OWN.replace("Tanh", "ReLU"))
+        edited = open_study(settings, tmp_path / "two")
+        with pytest.raises(UsageError, match=r"with other versions of model own\.py:build, data own\.py:data: give"):
+            compare(edited, jobs=1, storage=url)
+        assert not (tmp_path / "two").exists()
+    own.write_text(OWN)
+    both = compare(open_study(settings, tmp_path / "two"), jobs=1, storage=url)
+    assert len(both.records) == len(first.tasks)
+    assert not (tmp_path / "two" / "runs" / made.settings.id / "model.safetensors").exists(), "it was made elsewhere"
+    own.write_text(OWN.replace("Tanh", "ReLU"))
+    assert len(compare(open_study(settings, tmp_path / "three"), jobs=1, storage=url).records) == len(first.tasks)

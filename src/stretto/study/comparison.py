@@ -16,7 +16,7 @@ from stretto.settings.runs import known
 from stretto.study.live_page import LivePage
 from stretto.study.process_pool import Failure, OnRun, OnSteps, run_all
 from stretto.study.report_page import describe, write_report
-from stretto.study.shared_queue import SharedQueue, open_storage, storage_errors
+from stretto.study.shared_queue import SharedQueue, open_storage, refuse_other_sources, storage_errors
 from stretto.study.study import Study, Task, claimed
 
 RUN_KEYS = (
@@ -89,6 +89,9 @@ def compare(
     """
     number = default_jobs(study.settings.workers, study.settings.threads) if jobs is None else jobs
     opened = None if storage is None else open_storage(storage)
+    if storage is not None and opened is not None:
+        with storage_errors(storage):
+            refuse_other_sources(opened, study)
     with claimed(study, exclusive=opened is None):
         described = describe(study, command)
         with live_page(study, described, tell, on_steps, shared=opened is not None) as advance:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BEAT, PATIENCE = 10.0, 90.0  # seconds from one heartbeat to the next; without one until a run is lost
 PAUSE = 1.0  # seconds from one look for a waiting run to the next, while there is none
 NAME, FILES, BEATS, WHY, WHERE = "run", "files", "beats", "failed", "worker"  # attributes of a trial
+SETTINGS = "settings"  # attribute of a study
 FORMS = "journal:PATH (a file), sqlite:///PATH (a file, of one machine), postgresql://USER:PASSWORD@HOST/NAME"
 TRIES = 5  # to open a data base in which another process is just making the tables
 TRANSACTION_TIMEOUT = 60  # seconds that SQLite waits for another process's transaction
@@ -52,6 +53,7 @@ class SharedQueue:
         self.beat, self.patience, self.pause = beat, patience, pause
         self._storage = storage
         self._id = study_of(storage, f"compare-{study.settings.model}-{study.settings.data}-{study.settings.digest}")
+        storage.set_study_user_attr(self._id, SETTINGS, study.settings.to_json())
         self._tasks = {task.settings.id: task for task in study.tasks}
         self._taken: dict[str, int] = {}  # run -> its trial, of the runs that this process makes
         self._heartbeats: dict[int, tuple[int, float]] = {}  # trial -> its counter, and when it was first seen so
@@ -212,6 +214,28 @@ def study_of(storage: "BaseStorage", name: str) -> int:
     with contextlib.suppress(DuplicatedStudyError):
         return storage.create_new_study([StudyDirection.MINIMIZE], name)
     return storage.get_study_id_from_name(name)
+
+
+def refuse_other_sources(storage: "BaseStorage", study: Study) -> None:
+    """Raise UsageError if the storage has this study unfinished, with other versions of the user's functions or data.
+
+    It would be another study there, and nobody would share it. One that is finished may have been edited since.
+    """
+    here: dict[str, Any] = json.loads(json.dumps(study.settings.to_json()))
+    for other in storage.get_all_studies():
+        there = storage.get_study_user_attrs(other._study_id).get(SETTINGS, {})
+        if there == here or {**there, "sources": None} != {**here, "sources": None}:
+            continue
+        if all(trial.state.is_finished() for trial in storage.get_all_trials(other._study_id, deepcopy=False)):
+            continue
+        named = study.settings.functions
+        digests = [settings.get("sources", {}) for settings in (there, here)]
+        differing = [key for key in digests[1] if digests[0].get(key) != digests[1][key]]
+        listed = ", ".join(f"{key} {named[key]}" if key in named else f"the {key}" for key in differing)
+        raise UsageError(
+            f"the storage has this study, unfinished, with other versions of {listed}: give all machines the same "
+            "files and data, or name another --storage for a study of its own"
+        )
 
 
 def valid_trials(trials: Iterable["FrozenTrial"]) -> dict[str, "FrozenTrial"]:
