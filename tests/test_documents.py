@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 import stretto
 from pages import write_files
@@ -53,6 +54,7 @@ def typed_in(command):
 def test_the_readmes_example_runs(capsys):
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     found: dict[str, object] = {}
+    torch.manual_seed(0)
     exec(compile(block, "README.md", "exec"), found)
     assert isinstance(found["trainer"], stretto.Trainer)
     assert 0 < found["loss"] < 1.4  # below chance among four classes

@@ -215,7 +215,7 @@ class Unlucky(SharedQueue):
 
 
 def test_a_run_that_fails_while_sharing_is_said(tmp_path, monkeypatch):
-    def make(task, _):
+    def make(task, _, *, alone):
         raise RuntimeError(f"{task.settings.method} is tired")
 
     monkeypatch.setattr("stretto.study.process_pool._make", make)
