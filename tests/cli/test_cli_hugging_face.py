@@ -128,4 +128,4 @@ def test_edited_weights_are_another_run(capsys):
     file = Path("model/model.safetensors")
     file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
     assert main(["train", "--model", "hf:model", *RUN, *SGD, "--method", "1f1b", "--out", "out"]) == 2
-    assert "sources" in capsys.readouterr().err
+    assert "from before hf:model changed" in capsys.readouterr().err

@@ -146,17 +146,21 @@ def test_replicas_in_a_comparison(capsys):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "changed"),
     [
-        ("WEIGHTS = 1", "WEIGHTS = 2"),  # the file of the functions
-        ("pair(12, 2)", "pair(12, 3)"),  # the test data, too
+        ("WEIGHTS = 1", "WEIGHTS = 2", "own.py"),  # the file of the functions
+        ("pair(12, 2)", "pair(12, 3)", "own.py and the examples"),  # the test data, too
     ],
 )
-def test_an_edited_file_is_another_run(capsys, before, after):
+def test_an_edited_file_is_another_run(capsys, before, after, changed):
     run(capsys, "train", *WORDS, *FEW, "--out", "run", "--json")
     assert "finished already" in said(capsys, "train", *WORDS, *FEW, "--out", "run")
     Path("own.py").write_text(OWN.replace(before, after))
-    assert "with other settings (sources:" in mistake(capsys, "train", *WORDS, *FEW, "--out", "run")
+    told = mistake(capsys, "train", *WORDS, *FEW, "--out", "run")
+    assert f"run holds a run from before {changed} changed" in told
+    assert "choose another --out" in told
+    told = mistake(capsys, "train", *WORDS, *FEW, "--seed", "7", "--out", "run")
+    assert "with other settings (seed: 0 there, 7 here)" in told
 
 
 def test_what_the_file_imports_and_the_data_count_too(capsys):
@@ -167,7 +171,9 @@ def test_what_the_file_imports_and_the_data_count_too(capsys):
     Path("unrelated.pt").unlink()
     assert "finished already" in said(capsys, "train", *WORDS, *FEW, "--out", "run")
     Path("numbers_of_mine.py").write_text("WEIGHTS = 1  # edited\n")
-    assert "with other settings (sources:" in mistake(capsys, "train", *WORDS, *FEW, "--out", "run")
+    assert "run holds a run from before own.py changed, or what" in mistake(
+        capsys, "train", *WORDS, *FEW, "--out", "run"
+    )
 
 
 def said(capsys, *words):
@@ -342,3 +348,37 @@ def test_data_that_differ_from_call_to_call_are_refused(capsys, workers):
 
 def test_a_network_of_ones_own_needs_data(capsys):
     assert "data is missing: own.py:build" in mistake(capsys, "train", "--model", "own.py:build")
+
+
+def test_plans_with_an_optimizer_that_must_be_given_a_rate(capsys):
+    Path("own.py").write_text(OWN + "\n\ndef adam(params, lr):\n    return torch.optim.AdamW(params, lr=lr)\n")
+    words = ["plan", *WORDS[:-2], "--cluster", "8-a100", "--workers", "2", "--json"]
+    adam = json.loads(said(capsys, *words, "--optimizer", "own.py:adam"))
+    usual = json.loads(said(capsys, *words, "--optimizer", "adamw"))
+    assert adam["predicted"] == usual["predicted"], "it keeps as much as AdamW"
+    Path("own.py").write_text(OWN + "\n\ndef picky(params, lr):\n    return params[7]\n")
+    told = mistake(capsys, *words, "--optimizer", "own.py:picky")
+    assert "optimizer own.py:picky fails on a single parameter" in told
+    assert "own.py:" in told
+
+
+def test_a_plan_in_the_way_is_kept(capsys):
+    words = ["plan", *WORDS[:-2], "--cluster", "8-a100"]
+    assert "written to plan.toml" in said(capsys, *words, "--workers", "1")
+    first = Path("plan.toml").read_text()
+    assert "is kept" not in said(capsys, *words, "--workers", "1")
+    assert "the former plan.toml is kept as plan.1.toml" in said(capsys, *words, "--workers", "1", "--batch-size", "48")
+    assert Path("plan.1.toml").read_text() == first
+    assert Path("plan.toml").read_text() != first
+
+
+def test_a_head_that_raises_is_told_with_what_it_is_given(capsys):
+    Path("own.py").write_text(OWN + "\n\ndef head(size):\n    return nn.Linear(size, 1)\n")
+    told = mistake(capsys, "train", *WORDS, *FEW, "--method", "greedy(head=own.py:head)")
+    assert "head own.py:head raised TypeError" in told
+    assert "at.shape is the stage's output" in told
+
+
+def test_two_metrics_of_one_name(capsys):
+    told = mistake(capsys, "train", *WORDS, *FEW, "--metric", "mae=own.py:hits")
+    assert "metric 'mae' is given twice: choose another name for own.py:hits" in told

@@ -1,11 +1,12 @@
 """What stretto plan writes and prints of the plan that it has found."""
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.cli.output import aligned, print_json, write
+from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cli.penalties import in_words as penalties_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
 from stretto.errors import UsageError
@@ -27,10 +28,23 @@ def written(
 
     known = content(best, prices, objective, model=model.name, trained=model.trained)
     known["plan"]["bounds"] = model.bounds(best.bounds)
-    write(out, to_toml(known))
+    text = to_toml(known)
+    known["kept"] = kept(out, text)
+    write(out, text)
     if export is not None:
         exported(best, model, out)
     return known
+
+
+def kept(out: Path, text: str) -> str | None:
+    """Rename another plan that is in the way; its new name, None if there is none."""
+    if not out.is_file() or out.read_text(encoding="utf-8", errors="replace") == text:
+        return None
+    names = (out.with_name(f"{out.stem}.{number}{out.suffix}") for number in itertools.count(1))
+    free = next(name for name in names if not name.exists())
+    with writing_to(out):
+        out.rename(free)
+    return str(free)
 
 
 def exported(best: "Plan", model: "Costed", out: Path) -> None:
@@ -57,6 +71,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
 
     facts = {
         "plan": str(out),
+        "kept": file["kept"],
         "predicted_seconds": best.seconds,
         "predicted_bytes": [round(many) for many in best.bytes],
         "candidates": found.candidates,
@@ -142,7 +157,8 @@ def in_words(facts: Mapping[str, Any]) -> str:
         processes = facts["chosen"]["workers"]
         lines += ["", f"torchrun --nproc-per-node {processes} your script, with", facts["script"]]
     searched = f"{facts['candidates']} candidates, {facts['priced']} priced, in {facts['search_seconds']:.2f} s"
-    return "\n".join([*lines, "", f"{searched}; written to {facts['plan']}"])
+    former = "" if facts["kept"] is None else f"; the former {facts['plan']} is kept as {facts['kept']}"
+    return "\n".join([*lines, "", f"{searched}; written to {facts['plan']}{former}"])
 
 
 def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tuple[str, str]]:

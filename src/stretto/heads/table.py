@@ -15,6 +15,7 @@ from stretto.options.checks import of_kind, refuse, shown, whole
 from stretto.options.import_object import import_object
 from stretto.options.named import resolve
 from stretto.options.parse import parse
+from stretto.options.user_function import error_place
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
 UNFIT = "none of the built-in heads fits"
@@ -105,7 +106,17 @@ def build(
         names = " or ".join(f"head={key} ({kind.takes})" for key, kind in HEADS.items() if kind in fitting)
         why = f"write one of them behind the method, as in 'greedy(head=...)': {names}" if fitting else UNFIT
         raise UsageError(f"cannot choose a head: {at.shapes}; {why}. {REMEDY}")
-    head = chosen.build(at, **resolve(f"head {bare!r}", chosen.build, options))
+    given = resolve(f"head {bare!r}", chosen.build, options)
+    try:
+        head = chosen.build(at, **given)
+    except Exception as error:
+        if imported is None or isinstance(error, UsageError):
+            raise
+        raise UsageError(
+            f"head {bare} raised {type(error).__name__}: {error}{error_place(error)}. It is called with a "
+            "stretto.heads.Site: at.shape is the stage's output for a batch, at.output the model's, at.classes the "
+            "length of the latter's last dimension"
+        ) from error
     if not isinstance(head, nn.Module):
         raise UsageError(f"head {bare!r} returned {shown(head)}: return an nn.Module")
     return head if len(features) == 1 or chosen.several else First(head)

@@ -39,6 +39,11 @@ def optimizer_row(name: str) -> Optimizer:
     return Optimizer(f"torch.optim:{kind.__name__}", "", 0, 0, tuple(float(f"{step:.2g}") for step in steps))
 
 
+def takes_rate(name: str) -> bool:
+    """Whether an optimizer's function has an argument `lr`."""
+    return "lr" in parameters_of(import_object(optimizer_row(name).place, "optimizer"))
+
+
 def class_of(name: str) -> type[torch.optim.Optimizer]:
     """The class of torch.optim with this name, in capitals or not."""
     classes = {

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stretto.settings.runs import TrainSettings
 
 EXAMPLES = 2  # of the batch on which costs are counted
+ANY_RATE = 1e-3  # for an optimizer whose state is counted
 
 
 @dataclass(frozen=True)
@@ -103,18 +104,29 @@ def trainable(requested: "TrainSettings") -> Costed:
 
 
 def planned_optimizer(name: str) -> str:
-    """The optimizer of the table that keeps as much state as this one: itself, if it is there."""
+    """The optimizer of the table that keeps as much state as this one: itself, if it is there.
+
+    Raises UsageError for a function of the user's that makes none of a single parameter.
+    """
     import torch
 
-    from stretto.optim.by_name import make_optimizer, optimizer_row
+    from stretto.optim.by_name import make_optimizer, optimizer_row, takes_rate
     from stretto.optimizers import OPTIMIZERS
+    from stretto.options.user_function import error_place
 
     if name in OPTIMIZERS:
         return name
+    rate = next(iter(optimizer_row(name).rates), ANY_RATE if takes_rate(name) else None)
     parameter = torch.nn.Parameter(torch.zeros(4, 4))
     parameter.grad = torch.ones(4, 4)
-    made = make_optimizer(name, next(iter(optimizer_row(name).rates), None), None, 0.0)([parameter])
-    made.step()
+    try:
+        made = make_optimizer(name, rate, None, 0.0)([parameter])
+        made.step()
+    except Exception as error:
+        raise UsageError(
+            f"optimizer {name} fails on a single parameter [4, 4], which tells how much it keeps: "
+            f"{type(error).__name__}: {error}{error_place(error)}. Plan with one of {', '.join(OPTIMIZERS)} instead"
+        ) from error
     states = sum(value.numel() for value in made.state[parameter].values() if isinstance(value, torch.Tensor))
     return "adam" if states > 1.5 * parameter.numel() else "sgd"
 

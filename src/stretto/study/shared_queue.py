@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stretto.errors import StrettoError, UsageError
 from stretto.study.process_pool import Failure
-from stretto.study.store import EVENTS, RUN, write_run
+from stretto.study.store import EVENTS, RUN, changed_sources, write_run
 from stretto.study.study import Study, Task, record_of
 
 if TYPE_CHECKING:
@@ -228,13 +228,10 @@ def refuse_other_sources(storage: "BaseStorage", study: Study) -> None:
             continue
         if all(trial.state.is_finished() for trial in storage.get_all_trials(other._study_id, deepcopy=False)):
             continue
-        named = study.settings.functions
-        digests = [settings.get("sources", {}) for settings in (there, here)]
-        differing = [key for key in digests[1] if digests[0].get(key) != digests[1][key]]
-        listed = ", ".join(f"{key} {named[key]}" if key in named else f"the {key}" for key in differing)
         raise UsageError(
-            f"the storage has this study, unfinished, with other versions of {listed}: give all machines the same "
-            "files and data, or name another --storage for a study of its own"
+            "the storage has this study, unfinished, with other versions of "
+            f"{changed_sources(there, here)}: give all machines the same files and data, or name another --storage for "
+            "a study of its own"
         )
 
 

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.files.whole_files import write_whole
+from stretto.options.user_function import is_model_folder
 from stretto.report.record import Measurement, Observation, Point, Record
+from stretto.settings.runs import parse_metric
 from stretto.study.disk_errors import locked, writing
 from stretto.tracing import Recording
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
 HEADS = "heads.safetensors"
+SOURCES, EXAMPLES = "sources", "examples"  # of settings: digests of the user's functions and data
 FOLDER = "model"  # of a run: a Hugging Face model as from_pretrained reads it
 
 
@@ -148,9 +151,25 @@ def replace_into(written: Path, folder: Path) -> None:
 def refuse_other(out: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise UsageError if the settings `there`, in a folder, differ from those `here`, naming the differences."""
     differing = [key for key in here if there.get(key) != here[key]]
-    if differing:
-        listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in differing)
+    listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in differing if key != SOURCES)
+    if listing:
         raise UsageError(f"{out} holds {what} with other settings ({listing}): choose another --out, or delete it")
+    if differing:
+        raise UsageError(
+            f"{out} holds {what} from before {changed_sources(there, here)} changed, or what is imported there: choose "
+            "another --out, or put it back as it was"
+        )
+
+
+def changed_sources(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """The user's functions and data whose digests differ in two settings, in words."""
+    before, now = there.get(SOURCES, {}), here.get(SOURCES, {})
+    names = [name for name in now | before if before.get(name) != now.get(name)]
+    metrics = {f"metric {name}": place for name, place, _ in map(parse_metric, here.get("metric", ()))}
+    places = [metrics.get(name, here.get(name)) or name for name in names if name != EXAMPLES]
+    files = [place if is_model_folder(place) else place.rpartition(":")[0] or place for place in places]
+    changed = [", ".join(dict.fromkeys(files))] if files else []
+    return " and ".join([*changed, "the examples"] if EXAMPLES in names else changed)
 
 
 def write_run(folder: Path, files: Mapping[str, str]) -> None:
