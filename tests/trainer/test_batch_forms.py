@@ -216,3 +216,30 @@ def test_a_target_with_an_entry_for_each_token_of_an_example_is_flat_where_nothi
     cut = stretto.Trainer([nn.Linear(3, 4), nn.Linear(4, 2)], cross_entropy, sgd, "gpipe(microbatches=2)")
     with pytest.raises(UsageError, match="x has 4 examples and y has 24"):
         cut.step(x, y)
+
+
+class TakesDict(nn.Module):
+    """A forward as many are written, of one dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, features):
+        return self.layer(features["ages"] + features["prices"])
+
+
+def test_a_forward_of_one_dict_is_told_what_to_take():
+    batch = {"ages": X, "prices": X}
+    remedy = (
+        r"TakesDict\.forward\(features\): a dict of tensors is passed as keyword arguments: "
+        r"write def forward\(self, ages, prices\)"
+    )
+    with pytest.raises(UsageError, match=rf"x names 'ages', no argument of stage 0, {remedy}"):
+        stretto.Trainer([TakesDict()], cross_entropy, sgd, device="cpu").step(batch, Y)
+    with pytest.raises(UsageError, match=rf"x names 'ages', no argument of stage 0, {remedy}"):
+        stretto.Trainer([TakesDict()], cross_entropy, sgd, "greedy", example=batch, device="cpu")
+    with pytest.raises(UsageError, match=rf"example names 'ages', no argument of {remedy}"):
+        stretto.split(TakesDict(), 2, example=batch)
+    with pytest.raises(UsageError, match=r"Choose from features; a dict of .* write def forward.self, ages.$"):
+        stretto.split(TakesDict(), 2, example={"ages": X})

@@ -1,5 +1,6 @@
 """A batch as users write it (tensors, arrays, tuples, dicts) and as stages take it (a tuple of tensors)."""
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -196,6 +197,35 @@ def shapes(tensors: Iterable[Tensor]) -> str:
     return ", ".join(str(list(tensor.shape)) for tensor in tensors)
 
 
+def arguments_of(stage: nn.Module) -> tuple[dict[str, bool] | None, str]:
+    """Whether each argument of a stage's forward is required, by name; and the forward's signature, for messages.
+
+    None instead of names if the forward takes **kwargs: then any name will do.
+    """
+    inner = getattr(stage, "_orig_mod", stage)  # the module that torch.compile wrapped
+    parameters = inspect.signature(inner.forward).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    title = f"stage 0, {type(inner).__name__}.forward({', '.join(p.name for p in named)})"
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None, title
+    return {p.name: p.default is p.empty for p in named}, title
+
+
+def remedy_for_names(names: Sequence[str], known: Iterable[str], required: Sequence[str]) -> str:
+    """What to write instead of tensors by `names`, some of which are not in `known`, a forward's arguments.
+
+    `required` are those without a default. A forward that takes a whole dict as its one argument is shown what to take.
+    """
+    known = list(known)
+    unknown = [name for name in names if name not in known]
+    remedy = nearest(unknown[0], known)
+    if len(required) != 1 or len(unknown) < len(names):
+        return remedy
+    signature = f"def forward(self, {', '.join(names)})"
+    whole = f"a dict of tensors is passed as keyword arguments: write {signature}"
+    return whole if len(names) > 1 else f"{remedy}; {whole}"
+
+
 def check_names(inputs: tuple[Tensor, ...], known: Mapping[str, bool] | None, what: str) -> None:
     """Raise UsageError if a named batch has a name that a stage's forward does not take, or lacks one it requires.
 
@@ -205,9 +235,10 @@ def check_names(inputs: tuple[Tensor, ...], known: Mapping[str, bool] | None, wh
     if isinstance(inputs, Named) and known is not None:
         for name in inputs.names:
             if name not in known:
+                required = [argument for argument, needed in known.items() if needed]
                 raise UsageError(
-                    f"x names {name!r}, no argument of {what}: {nearest(name, known)}; or give a tensor, or a tuple of "
-                    "tensors in the order of the arguments"
+                    f"x names {name!r}, no argument of {what}: {remedy_for_names(inputs.names, known, required)}; or "
+                    "give a tensor, or a tuple of tensors in the order of the arguments"
                 )
         missing = [name for name, required in known.items() if required and name not in inputs.names]
         if missing:

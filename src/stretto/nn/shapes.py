@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.nn.batch import call, inputs_on
+from stretto.nn.batch import Named, arguments_of, call, check_names, inputs_on
 from stretto.nn.preserve import evaluating
 
 
@@ -15,7 +15,7 @@ def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first
     """The outputs of every stage for the batch `example`, without gradients, in evaluation mode.
 
     `first` is the index of the first of these stages. Raises UsageError at the first stage that cannot take its input,
-    with the shapes of that input.
+    with the shapes of that input, or with the arguments that it takes where the input names others.
     """
     outputs: list[tuple[Tensor, ...]] = []
     tensors = inputs_on(example, device)
@@ -24,6 +24,8 @@ def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first
             try:
                 output = call(stage, tensors)
             except Exception as error:
+                if isinstance(tensors, Named):
+                    check_names(tensors, *arguments_of(stage))
                 source = f"stage {index - 1}" if index else "the example"
                 raise UsageError(
                     f"stage {index} ({summary(stage)}) cannot take what {source} gives, {describe(tensors)}: {error}"

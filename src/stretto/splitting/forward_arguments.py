@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
+from stretto.nn.batch import remedy_for_names
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,13 @@ def check_names(model: nn.Module, names: Sequence[str]) -> None:
     """Raise UsageError for a name that is no argument of the forward, or an argument without a default not named."""
     parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [p.name for p in parameters if p.name in known and p.default is p.empty]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in names:
             if name not in known:
-                raise UsageError(f"example names {name!r}, no argument of {title(model)}: {nearest(name, known)}")
-    missing = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in names]
+                remedy = remedy_for_names(names, known, required)
+                raise UsageError(f"example names {name!r}, no argument of {title(model)}: {remedy}")
+    missing = [name for name in required if name not in names]
     if missing:
         raise UsageError(f"example names {', '.join(names)}, but {title(model)} also needs {', '.join(missing)}")
 

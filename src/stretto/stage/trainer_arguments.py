@@ -76,20 +76,6 @@ def check_stage(stage: Any, index: int) -> None:
         raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
 
 
-def arguments_of(stage: nn.Module) -> tuple[dict[str, bool] | None, str]:
-    """Whether each argument of a stage's forward is required, by name; and the forward's signature, for messages.
-
-    None instead of names if the forward takes **kwargs: then any name will do.
-    """
-    inner = getattr(stage, "_orig_mod", stage)  # the module that torch.compile wrapped
-    parameters = inspect.signature(inner.forward).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    title = f"stage 0, {type(inner).__name__}.forward({', '.join(p.name for p in named)})"
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None, title
-    return {p.name: p.default is p.empty for p in named}, title
-
-
 def build_stage(stage: StageLike, index: int, seed: int) -> nn.Module:
     """The stage as a module. A function is called here, with a generator seeded by `seed` and the stage's index."""
     if isinstance(stage, nn.Module):

@@ -14,7 +14,7 @@ from stretto.heads.head import Network
 from stretto.heads.solo import readers_of_readout
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
-from stretto.nn.batch import inputs_on
+from stretto.nn.batch import arguments_of, inputs_on
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
@@ -24,7 +24,6 @@ from stretto.stage.phase_settings import warn_of_overshoot
 from stretto.stage.stage import PhaseSettings
 from stretto.stage.trainer_arguments import (
     StageLike,
-    arguments_of,
     build_stage,
     check_heads,
     check_sharing,
