@@ -382,3 +382,35 @@ def test_a_head_that_raises_is_told_with_what_it_is_given(capsys):
 def test_two_metrics_of_one_name(capsys):
     told = mistake(capsys, "train", *WORDS, *FEW, "--metric", "mae=own.py:hits")
     assert "metric 'mae' is given twice: choose another name for own.py:hits" in told
+
+
+def place(text):
+    """The end of a message for an error at this line of own.py."""
+    return f" ({Path('own.py').resolve()}:{Path('own.py').read_text().partition(text)[0].count(chr(10)) + 1})"
+
+
+@pytest.mark.parametrize(
+    ("line", "replaced", "message"),
+    [
+        ("return (output - target).abs().mean()", "return len(3)", "metric mae raised TypeError: object of type 'int'"),
+        (
+            "return torch.optim.SGD(params, lr=lr)",
+            "return {}['sgd']",
+            "optimizer=own.py:sgd failed with KeyError",
+        ),
+        ("return ((output - target) ** 2).mean()", "return output.view(7, target)", "cannot take what"),
+        ("WEIGHTS = 1", "WEIGHTS = ONE", "cannot import own.py: NameError"),
+        (
+            "return nn.Sequential(",
+            "return nn.Sequential(nn.Linear(4, 4, dtype=7),",
+            "own.py:build raised TypeError",  # in torch: the line of own.py that calls it is told
+        ),
+    ],
+)
+def test_errors_of_functions_name_their_line(capsys, line, replaced, message):
+    Path("own.py").write_text(OWN.replace(line, replaced, 1))
+    err = mistake(capsys, "train", *WORDS, *FEW, "--optimizer", "own.py:sgd", "--out", "run")
+    assert message in err
+    assert place(replaced) in err
+    assert " at 0x" not in err
+    assert err.count(".py:") == err.count("own.py:")

@@ -178,6 +178,21 @@ def test_what_is_no_data(value, message):
         splits(value).train.first(2)
 
 
+class Holey(Items):
+    """A Dataset of one item that cannot be read, behind others."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return {21: None}[index] if index > 20 else super().__getitem__(index % 10)
+
+
+def test_an_item_that_cannot_be_read_is_named_with_its_line():
+    with pytest.raises(UsageError, match=r"^mine: train: item 22 raised KeyError: 22 \(.*test_user_data\.py:\d+\)$"):
+        splits(Holey()).train.read(torch.tensor([3, 1, 22, 7, 25]))
+
+
 def test_items_that_are_no_examples():
     for items, message in (
         ([{"a": X[0]}] * 3, "give the target one of the names labels"),

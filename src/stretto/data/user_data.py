@@ -26,6 +26,7 @@ from stretto.errors import UsageError
 from stretto.nn.batch import IGNORED, as_tensor
 from stretto.nn.tensor_hash import hash_of
 from stretto.options.checks import shown
+from stretto.options.user_errors import error_place
 
 FORMS = (
     "a pair (x, y) of tensors or arrays (x may be a tuple or a dict of them), a torch Dataset, a DataLoader, or a "
@@ -152,13 +153,21 @@ def drawing_from(seed: int) -> Iterator[None]:
 
 
 def fetch(items: Any, numbers: list[int], where: str) -> Any:
-    """The items as a list, or the batch that a Hugging Face dataset makes of them."""
+    """The items as a list, or the batch that a Hugging Face dataset makes of them.
+
+    Raises UsageError with the item that fails, its file and line.
+    """
+    if is_hugging_face(items):
+        return item(items, numbers, f"{where}: items {shown(numbers)}")
+    return [item(items, number, f"{where}: item {number}") for number in numbers]
+
+
+def item(items: Any, index: int | list[int], what: str) -> Any:
+    """`items[index]`. Raises UsageError, with the text `what`, if the user's `__getitem__` does."""
     try:
-        if is_hugging_face(items):
-            return items[numbers]
-        return [items[number] for number in numbers]
+        return items[index]
     except Exception as error:
-        raise UsageError(f"{where}: items {shown(numbers)} raised {type(error).__name__}: {error}") from error
+        raise UsageError(f"{what} raised {type(error).__name__}: {error}{error_place(error)}") from error
 
 
 def pair_of(batch: Any, where: str) -> tuple[Any, Any]:

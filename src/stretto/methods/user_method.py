@@ -13,6 +13,7 @@ from stretto.methods.definition import Method
 from stretto.methods.synchronous_pipelines import in_microbatches
 from stretto.options.checks import shown
 from stretto.options.import_object import import_object
+from stretto.options.user_errors import error_place
 from stretto.schedule import Schedule
 
 GIVE = (
@@ -97,4 +98,4 @@ def attempted(text: str, function: Callable[..., Any], *arguments: Any, **option
     except (UsageError, ScheduleError):
         raise
     except Exception as error:
-        raise UsageError(f"method {text!r} failed with {type(error).__name__}: {error}") from error
+        raise UsageError(f"method {text!r} failed with {type(error).__name__}: {error}{error_place(error)}") from error

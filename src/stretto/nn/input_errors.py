@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.errors import StrettoError, UsageError
+from stretto.options.user_errors import error_place
 
 KINDS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 LONGEST = 600  # characters of the original error that a message quotes
@@ -20,9 +21,9 @@ def is_misfit(error: BaseException) -> bool:
 
 
 def error_text(error: BaseException) -> str:
-    """An error's type and text, cut after LONGEST characters."""
+    """An error's type and text, cut after LONGEST characters, and the line of the user's code that it comes from."""
     text = str(error).strip()
-    return f"{type(error).__name__}: {text[:LONGEST]}{' ...' * (len(text) > LONGEST)}"
+    return f"{type(error).__name__}: {text[:LONGEST]}{' ...' * (len(text) > LONGEST)}{error_place(error)}"
 
 
 @contextmanager

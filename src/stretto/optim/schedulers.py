@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from stretto.errors import UsageError
-from stretto.options.checks import called, is_number, is_whole, of_kind, shown
+from stretto.options.checks import is_number, is_whole, of_kind, shown
+from stretto.options.user_errors import called
 
 MOST = 10**15  # the largest number of updates
 Factor = Callable[[int], float]  # the number of finished updates -> a factor of the rate

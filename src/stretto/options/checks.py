@@ -5,7 +5,7 @@ Each raises UsageError with the argument's name, its value and what to give inst
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any, NoReturn, TypeGuard
 
@@ -119,13 +119,3 @@ def mapping(name: str, value: Any, wanted: str) -> None:
     """Refuse what is no dict with names for keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         refuse(name, value, wanted)
-
-
-def called(name: str, value: Callable[..., Any], *arguments: Any, wanted: str) -> Any:
-    """Call a user's function with arguments that it must accept; its errors become UsageError."""
-    try:
-        return value(*arguments)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{name}={shown(value)} failed with {type(error).__name__}: {error}. Give {wanted}") from error

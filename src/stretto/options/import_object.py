@@ -11,6 +11,7 @@ from typing import Any
 from stretto.errors import UsageError, nearest
 from stretto.options.given_objects import is_given, registered
 from stretto.options.parse import parse
+from stretto.options.user_errors import error_place
 
 
 def import_object(text: str, what: str = "model") -> Any:
@@ -58,7 +59,7 @@ def load(place: str, text: str, what: str) -> ModuleType:
     try:
         return from_file(file.resolve(), *stamp(file)) if by_path else importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"cannot import {place}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"cannot import {place}: {type(error).__name__}: {error}{error_place(error)}") from error
 
 
 def stamp(file: Path) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import inspect
-import traceback
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from stretto.errors import UsageError, nearest
 from stretto.options.given_objects import is_given, object_digest
 from stretto.options.import_object import import_object
+from stretto.options.user_errors import error_place
 
 FOLDER = "hf:"
 
@@ -58,12 +58,6 @@ def refuse_options(function: Any, owner: str, options: Mapping[str, Any]) -> Non
     for name in missing:
         if name not in options:
             raise UsageError(f"{owner} needs the argument {name!r}: give it a default, or pass it as an option")
-
-
-def error_place(error: BaseException) -> str:
-    """File and line where an error was raised, as a message's end."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f" ({last.filename}:{last.lineno})"
 
 
 def source_digest(text: str, what: str = "model") -> str:

@@ -12,7 +12,8 @@ from torch.nn.parameter import is_lazy
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.nn.seeding import PreservedGenerator, derive
-from stretto.options.checks import called, is_number, refuse, shown
+from stretto.options.checks import is_number, refuse, shown
+from stretto.options.user_errors import called
 from stretto.replicas import Sync
 from stretto.schedule import Reach
 

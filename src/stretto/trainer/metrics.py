@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.options.checks import mapping, shown
+from stretto.options.user_errors import error_place
 
 RETURNED = "return one number, a mean over the batch's examples, or (sum, count)"
 
@@ -101,7 +102,8 @@ class MetricTally:
         except UsageError:
             raise
         except Exception as error:
-            raise UsageError(f"metric {self._metric.name} raised {type(error).__name__}: {error}") from error
+            text = f"{type(error).__name__}: {error}{error_place(error)}"
+            raise UsageError(f"metric {self._metric.name} raised {text}") from error
 
 
 def refuse_undefined(values: Mapping[str, float], where: str) -> None:
