@@ -414,3 +414,41 @@ def test_errors_of_functions_name_their_line(capsys, line, replaced, message):
     assert place(replaced) in err
     assert " at 0x" not in err
     assert err.count(".py:") == err.count("own.py:")
+
+
+@pytest.mark.parametrize(
+    ("layers", "where"),
+    [
+        ("self.table = nn.Embedding(9, 4)", "the model fails on the example in table (Embedding), aten.embedding"),
+        ("self.blocks = nn.ModuleList([nn.Embedding(9, 4), nn.Tanh()])", "layer 0 (Embedding) cannot take"),
+    ],
+)
+def test_an_id_outside_an_embedding(capsys, layers, where):
+    blocks = "blocks" in layers
+    Path("ids.py").write_text(f"""
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {layers}
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, ids):
+        return self.last(self.table(ids))
+
+
+def build():
+    return {"[*Net().blocks, Net().last]" if blocks else "Net()"}
+
+
+def data():
+    ids = torch.arange(24) % 10
+    return (ids, torch.ones(24, 1)), (ids, torch.ones(24, 1))
+""")
+    err = mistake(capsys, "train", "--model", "ids.py:build", "--data", "ids.py:data", "--loss", "mse_loss", *FEW)
+    assert where in err
+    assert "index out of range in self. A value may lie outside an embedding's range" in err
+    assert err.count("\n") == 1

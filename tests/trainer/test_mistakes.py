@@ -135,3 +135,13 @@ def test_nothing_to_train_is_no_mistake_of_the_loss():
             stage.requires_grad_(False)
         trainer = stretto.Trainer(made, mse_loss, sgd, device="cpu")
         assert trainer.step(X, torch.randn(8, 4)) > 0
+
+
+def test_an_id_outside_an_embedding():
+    ids = torch.arange(8)
+    stages = [nn.Embedding(7, 4), nn.Linear(4, 4)]
+    message = r"stage 0 \(Embedding\) cannot take .*index out of range in self.*A value may lie outside an embedding's"
+    with pytest.raises(UsageError, match=rf"{message} range, 0 to num_embeddings - 1$"):
+        stretto.Trainer(stages, cross_entropy, sgd, "greedy", example=ids, device="cpu")
+    with pytest.raises(UsageError, match=rf"{message} range, 0 to num_embeddings - 1\. Give batches"):
+        stretto.Trainer(stages, cross_entropy, sgd, device="cpu").step(ids, Y)

@@ -26,6 +26,13 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:LONGEST]}{' ...' * (len(text) > LONGEST)}{error_place(error)}"
 
 
+def out_of_range(error: BaseException) -> str:
+    """A sentence for a message if an index into a tensor, as an embedding's, is too large; else empty."""
+    if isinstance(error, IndexError) and str(error).startswith("index"):  # list indices and targets begin otherwise
+        return "A value may lie outside an embedding's range, 0 to num_embeddings - 1. "
+    return ""
+
+
 @contextmanager
 def explaining_misfits(what: Callable[[], str], remedy: str) -> Iterator[None]:
     """In this block a misfit becomes UsageError with the text `what()`, the original error and the `remedy`."""
@@ -34,4 +41,4 @@ def explaining_misfits(what: Callable[[], str], remedy: str) -> Iterator[None]:
     except Exception as error:
         if not is_misfit(error):
             raise
-        raise UsageError(f"{what()}: {error_text(error)}. {remedy}") from error
+        raise UsageError(f"{what()}: {error_text(error)}. {out_of_range(error)}{remedy}") from error

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.batch import Named, arguments_of, call, check_names, inputs_on
+from stretto.nn.input_errors import out_of_range
 from stretto.nn.preserve import evaluating
+from stretto.options.user_errors import error_place
 
 
 def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first: int = 0) -> list[tuple[Tensor, ...]]:
@@ -27,8 +29,10 @@ def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first
                 if isinstance(tensors, Named):
                     check_names(tensors, *arguments_of(stage))
                 source = f"stage {index - 1}" if index else "the example"
+                range_hint = out_of_range(error)
                 raise UsageError(
                     f"stage {index} ({summary(stage)}) cannot take what {source} gives, {describe(tensors)}: {error}"
+                    f"{error_place(error)}{f'. {range_hint}'.rstrip(' .')}"
                 ) from error
             tensors = output if isinstance(output, tuple) else (output,)
             if not all(isinstance(tensor, Tensor) for tensor in tensors):

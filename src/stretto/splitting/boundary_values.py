@@ -9,6 +9,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from stretto.errors import UsageError
+from stretto.nn.input_errors import out_of_range
+from stretto.splitting.export.modes import kind_of, path_of
 from stretto.splitting.fx.decisions import computes_plainly, reads_metadata
 from stretto.splitting.fx.helpers import HELPER
 
@@ -59,12 +61,19 @@ class FormRecorder(fx.Interpreter):
                 value = super().run_node(n)
         except Exception as error:
             raise UsageError(
-                f"the model fails on the example{self._hint} at {n.format_node()}: {error}. Give an example of the "
-                "shapes and types that the model takes"
+                f"the model fails on the example{self._hint} {self._place(n)}: {error}. {out_of_range(error)}Give an "
+                "example of the shapes and types that the model takes"
             ) from error
         form = form_of(value)
         self.forms[n] = ValueKind.OPTIONAL if is_optional(n, value) else form
         return tree_map_only(Tensor, detached_copy, value)
+
+    def _place(self, node: fx.Node) -> str:
+        # The innermost module that the operation is in, and the operation; else the node as the graph prints it.
+        if node.op == "call_module":
+            return f"in {node.target} ({type(self.fetch_attr(str(node.target))).__name__})"
+        path, kind = path_of(node), kind_of(node)
+        return f"in {path} ({kind}), {node.target}" if path else f"at {node.format_node()}"
 
 
 def differentiable(tensor: Tensor) -> bool:

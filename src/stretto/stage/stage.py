@@ -19,7 +19,7 @@ from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
-from stretto.nn.input_errors import error_text, is_misfit
+from stretto.nn.input_errors import error_text, is_misfit, out_of_range
 from stretto.nn.preserve import device_of
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
@@ -235,8 +235,9 @@ class Stage:
         )
         against = f", with the target {shown(target.value)}" if target is not None else ""
         return UsageError(
-            f"stage {self.index} ({summary(self.module)}) {what}{against}: {error_text(error)}. Give batches that the "
-            "stages and the loss can take; Trainer(example=x) checks the stages before"
+            f"stage {self.index} ({summary(self.module)}) {what}{against}: {error_text(error)}. "
+            f"{out_of_range(error)}Give batches that the stages and the loss can take; Trainer(example=x) checks the "
+            "stages before"
         )
 
     def context(self) -> AbstractContextManager[object]:

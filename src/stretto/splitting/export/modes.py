@@ -60,6 +60,12 @@ def path_of(node: fx.Node) -> str:
     return str(stack[-1][0]).partition(".")[2] if stack else ""
 
 
+def kind_of(node: fx.Node) -> str:
+    """The class of the module whose forward an operation comes from; "" where the graph does not know it."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    return str(stack[-1][1]).rpartition(".")[2] if stack else ""
+
+
 def signature(node: fx.Node) -> str:
     """A text that is equal for two operations of the same kind, whatever operations give their inputs."""
     place: Any = AnyInput
