@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy, cross_entropy, log_softmax
 
 import stretto
 from stretto import UsageError
-from stretto.losses.mean_check import sample
+from stretto.losses.mean_check import is_cross_entropy, sample
 
 CLASSES, LENGTH, WIDTH = 5, 6, 8
 SYNCHRONOUS = [
@@ -300,9 +300,9 @@ def test_a_mean_that_is_not_over_examples_is_refused_before_an_update(case, meth
     loss, padded = REFUSED[case]
     trainer = build(loss, method, data)
     before = copy.deepcopy(trainer.gather())
-    with pytest.raises(
-        UsageError, match=r"not a mean over examples[\s\S]*reduction=\"sum\"[\s\S]*stretto.mean\(loss\)"
-    ):
+    crossed = case in ("padding", "padding to come", "class weights", "another mark")
+    advice = r"cross_entropy\(.*reduction=\"sum\"" if crossed else r"return \(error \* mask\)\.sum\(\), mask\.sum\(\)"
+    with pytest.raises(UsageError, match=rf"not a mean over examples[\s\S]*{advice}[\s\S]*stretto.mean\(loss\)"):
         train(trainer, batches(1, padded=padded))
     assert_alike(trainer.gather(), before, 0.0)
 
@@ -345,6 +345,28 @@ def test_a_loss_that_takes_only_probabilities_is_looked_at_with_probabilities():
     trainer = stretto.Trainer(stages, uneven, sgd, "1f1b(microbatches=3)")
     with pytest.raises(UsageError, match="not a mean over examples"):
         train(trainer, batches(1))
+
+
+criterion = nn.CrossEntropyLoss()
+
+
+class Squares(nn.Module):
+    def forward(self, output, y):
+        return mse_loss(output, y)
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "crossed"),
+    [
+        (lambda o, y: criterion(o, y), torch.arange(3), True),
+        (nn.CrossEntropyLoss(weight=WEIGHT), torch.arange(3), True),
+        (functools.partial(plain), torch.arange(3), True),
+        (plain, torch.rand(3, 4), False),  # probabilities have no -100
+        (Squares(), torch.arange(3), False),
+    ],
+)
+def test_the_advice_of_a_cross_entropy_is_for_cross_entropies_of_classes(loss, target, crossed):
+    assert is_cross_entropy(loss, target) == crossed
 
 
 def test_large_outputs_are_sampled():

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from stretto.errors import UsageError
@@ -26,8 +26,12 @@ MOST = 1 << 22  # elements of made-up outputs; of larger ones only some examples
 REMEDY = """\
 Averaged over parts of a minibatch, it would be another loss. Return a sum and the count it is divided by:
     def loss(output, target):
-        return cross_entropy(output, target, reduction="sum"), (target != -100).sum()
+        {returned}
 or, if you know that it is a mean over the examples of a batch, say so: loss=stretto.mean(loss)"""
+
+OF_CROSS_ENTROPY = 'return cross_entropy(output, target, reduction="sum"), (target != -100).sum()'
+OF_OTHERS = "return (error * mask).sum(), mask.sum()  # error: your loss of each entry; mask: the entries that count"
+CROSS_ENTROPY = {"cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"}
 
 
 class MeanCheck:
@@ -114,7 +118,8 @@ def refuse_uneven(loss: Loss, output: Any, target: Any, sizes: Sequence[int], fi
                 break
         else:
             return  # nothing to compare: the loss returns sums, or takes none of the outputs
-        comparison.refuse("on this minibatch")
+        remedy = REMEDY.format(returned=OF_CROSS_ENTROPY if is_cross_entropy(loss, target) else OF_OTHERS)
+        comparison.refuse("on this minibatch", remedy)
         if not mark:
             return
         cpu = torch.device("cpu")
@@ -125,7 +130,19 @@ def refuse_uneven(loss: Loss, output: Any, target: Any, sizes: Sequence[int], fi
             on_cpu = tree_map(lambda leaf: leaf.to(cpu) if isinstance(leaf, Tensor) else leaf, outputs)
             comparison = compare(loss, on_cpu, marked, sizes)
             if comparison is not None:  # None: the loss does not take targets of -100
-                comparison.refuse("where targets of one part are padded with -100")
+                comparison.refuse("where targets of one part are padded with -100", remedy)
+
+
+def is_cross_entropy(loss: Any, target: Any) -> bool:
+    """Whether a loss names a cross entropy in its code, and the target is a tensor of classes."""
+    while isinstance(loss, partial):
+        loss = loss.func
+    modules = loss.modules() if isinstance(loss, nn.Module) else ()
+    function = type(loss).forward if isinstance(loss, nn.Module) else loss
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    used = {*names, *(type(module).__name__ for module in modules)}
+    used |= {type(getattr(function, "__globals__", {}).get(name)).__name__ for name in names}  # criterion(output, y)
+    return is_whole(target) and not used.isdisjoint(CROSS_ENTROPY)
 
 
 class Comparison:
@@ -134,14 +151,14 @@ class Comparison:
     def __init__(self, whole: float, parts: float, tolerance: float, sizes: Sequence[int]) -> None:
         self.whole, self.parts, self.tolerance, self.sizes = whole, parts, tolerance, sizes
 
-    def refuse(self, where: str) -> None:
-        """Raise UsageError if the two differ by more than the tolerance, a share of the larger one."""
+    def refuse(self, where: str, remedy: str) -> None:
+        """Raise UsageError with the remedy if the two differ by more than the tolerance, a share of the larger one."""
         if abs(self.whole - self.parts) <= self.tolerance * max(abs(self.whole), abs(self.parts)):
             return
         raise UsageError(
             f"the loss is not a mean over examples: {where}, tried with made-up outputs for its {sum(self.sizes)} "
             f"examples, it is {self.whole:.6g}, but the mean of its {len(self.sizes)} parts' losses (micro-batches and "
-            f"replicas) is {self.parts:.6g}. {REMEDY}"
+            f"replicas) is {self.parts:.6g}. {remedy}"
         )
 
 
