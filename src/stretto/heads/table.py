@@ -15,7 +15,7 @@ from stretto.options.checks import of_kind, refuse, shown, whole
 from stretto.options.import_object import import_object
 from stretto.options.named import resolve
 from stretto.options.parse import parse
-from stretto.options.user_function import error_place
+from stretto.options.user_errors import error_place
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
 UNFIT = "none of the built-in heads fits"

@@ -112,7 +112,7 @@ def planned_optimizer(name: str) -> str:
 
     from stretto.optim.by_name import make_optimizer, optimizer_row, takes_rate
     from stretto.optimizers import OPTIMIZERS
-    from stretto.options.user_function import error_place
+    from stretto.options.user_errors import error_place
 
     if name in OPTIMIZERS:
         return name
