@@ -117,6 +117,7 @@ def train(
     import torch
 
     from stretto.runtime.world import place_in_job
+    from stretto.study.first_batches import refuse_other_sizes
     from stretto.study.prepare import prepare, prepare_trial, resolve
     from stretto.study.single_run import claim, default_folder
 
@@ -128,6 +129,7 @@ def train(
     torch.set_num_threads(resolved.threads)  # as in a study, so that the numbers are the same
     here = place is None and launched == 1 and not output.dry_run
     prepared = (prepare if here else prepare_trial)(resolved, processes.patience)
+    refuse_other_sizes(prepared)
     if output.dry_run:
         if rank == 0:
             print_settings(resolved, output)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -63,9 +63,20 @@ class RowReader(ABC):
                 f"batch_size={batch_size} with drop_last leaves no batch of a split of {len(self)} examples; "
                 f"take a batch_size of at most {len(self)}"
             )
+        return self.read_all(self._plan(batch_size, seed, drop_last=drop_last, start=start))
+
+    def first_training_batches(self, batch_size: int, seed: int, number: int) -> Iterator[tuple[Any, Any]]:
+        """The first batches of `forever` with this seed, at most `number` in the first epoch, read in this process."""
+        plan = self._plan(batch_size, derive(seed, "epoch", 0), drop_last=True, start=0)
+        return (self.read(rows, drawn) for rows, drawn in islice(plan, number))
+
+    def _plan(
+        self, batch_size: int, seed: int | None, *, drop_last: bool, start: int
+    ) -> Iterator[tuple[Tensor | slice, int | None]]:
+        # The rows and the seed of each batch, from batch `start` on.
         stop = len(self) - len(self) % batch_size if drop_last else len(self)
         chunks = torch.split(_order(len(self), seed)[:stop], batch_size)
-        return self.read_all(
+        return (
             # In-order batches of tensors are views: nothing is copied.
             (_index(rows, seed), None if seed is None else derive(seed, "augment", k))
             for k, rows in enumerate(chunks)

@@ -8,6 +8,7 @@ from stretto.errors import ScheduleError, UsageError
 from stretto.methods import BASELINE, METHODS, method
 from stretto.methods.cure import Correction, Place, Prediction
 from stretto.settings.runs import CompareSettings
+from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.prepare import Prepared, prepare_trial, resolve, with_optimizer
 
 ALL = "all"
@@ -90,6 +91,8 @@ def attempt(settings: CompareSettings, name: str) -> Prepared:
     """Prepare a run of a method at every batch size and return the first. Raises UsageError if it cannot train."""
     only = replace(settings, methods=(name,), lr=settings.lr and settings.lr[:1], seeds=1)
     prepared = [prepare_trial(run) for run in only.runs()]
+    for trial in prepared:
+        refuse_other_sizes(trial)
     return prepared[0]
 
 

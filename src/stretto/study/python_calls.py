@@ -28,6 +28,7 @@ from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known
 from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
+from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.prepare import costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import claim, default_folder, in_words, summary
@@ -231,6 +232,7 @@ def train(
     folder = default_folder(resolved) if out is None else Path(out)
     if claim(folder, resolved, resume=resume):
         prepared = (prepare if workers is None else prepare_trial)(resolved)
+        refuse_other_sizes(prepared)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
             on_step = counting(advance)

@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_unflatten
 
 from stretto.errors import UsageError
+from stretto.nn.batch import Named
 from stretto.nn.preserve import device_of, unchanged, undisturbed
 from stretto.splitting.cost import Inputs
 from stretto.splitting.export.local_shapes import with_local_shapes
@@ -193,6 +194,26 @@ def fits(x: Tensor, name: str, shape: Sequence[int | Sequence[int]]) -> None:
             f"{name} is {list(x.shape)}, but the model was split (by torch.export) for [{expected}]: pad or crop "
             "batches to that, or split it with an example like them"
         )
+
+
+def refuse_misfit(stage: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Raise UsageError if a first stage that was exported does not take these inputs; any number of rows will do.
+
+    The shapes alone are read, so the inputs may be on the meta device.
+    """
+    for node in fixed_sizes(stage):
+        arguments: Any = node.args
+        _, name, shape = arguments
+        names = [other.name for other in node.graph.find_nodes(op="placeholder")]
+        given = dict(zip(inputs.names if isinstance(inputs, Named) else names, inputs, strict=False))
+        if name in given:
+            fits(given[name], name, [size if isinstance(size, int) else (1, sys.maxsize) for size in shape])
+
+
+def fixed_sizes(stage: nn.Module) -> list[fx.Node]:
+    """The nodes of an exported stage that check a batch's sizes; none in any other stage."""
+    graphs = [module.graph for module in stage.modules() if isinstance(module, fx.GraphModule)]
+    return [node for graph in graphs for node in graph.nodes if node.target is fits]
 
 
 def resolve(model: nn.Module, target: str) -> Tensor | None:
