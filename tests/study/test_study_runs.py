@@ -267,6 +267,37 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     assert not story.exists()
 
 
+def test_a_study_without_a_finished_run_is_begun_anew(tmp_path, monkeypatch):
+    out, other = tmp_path / "study", replace(SETTINGS, steps=13, lr=(0.05,), methods=("overlapping",))
+
+    def breaks(settings, folder, on_step, **options):
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process_pool, "run", breaks)
+        assert len(made(out).failures) == 4
+    with study.claimed(open_study(SETTINGS, out)):
+        pass  # the same settings: nothing is removed
+    assert len(list((out / "runs").glob("*.failed.txt"))) == 4
+    (out / "runs" / ".lost.partial").mkdir()
+    opened = open_study(other, out)
+    assert opened.notes == (f"{out} holds a study with other settings and without a finished run: it is begun anew",)
+    with pytest.raises(UsageError, match="steps: 12 there, 13 here"), study.claimed(opened, exclusive=False):
+        pass
+    assert compare(opened, jobs=1).failures == ()
+    assert [path.name for path in (out / "runs").iterdir()] == ["overlapping-lr0.05-b32-s0"]
+    assert open_study(other, out).notes == ()
+    with pytest.raises(UsageError, match="steps: 13 there, 12 here"):
+        open_study(SETTINGS, out)
+
+
+def test_a_study_with_a_checkpoint_is_not_begun_anew(tmp_path):
+    with study.claimed(open_study(SETTINGS, tmp_path)):
+        (tmp_path / "runs" / ".some.checkpoints").mkdir(parents=True)
+    with pytest.raises(UsageError, match="steps: 12 there, 13 here"):
+        open_study(replace(SETTINGS, steps=13), tmp_path)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_diverged_runs_end_early_and_the_study_goes_on(tmp_path, jobs):
     out, advanced = tmp_path / "study", []

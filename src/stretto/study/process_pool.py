@@ -79,6 +79,7 @@ def _attempt(task: Task, on_step: Callable[[int, float | None], None], *, alone:
         raise
     except Exception as error:  # noqa: BLE001 - the study goes on; the reason is reported at its end
         with contextlib.suppress(OSError):
+            traceback_file.parent.mkdir(parents=True, exist_ok=True)
             traceback_file.write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(error).__name__}: {error} (more in {traceback_file})"
     return None

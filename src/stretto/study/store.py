@@ -118,6 +118,11 @@ def partial(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 
 
+def is_partial(path: Path) -> bool:
+    """Whether a folder is one that `partial` names."""
+    return path.name.startswith(".") and path.name.endswith(".partial")
+
+
 def checkpoints_of(folder: Path) -> Path:
     """The folder of the checkpoints of a run that is not finished."""
     return folder.with_name(f".{folder.name}.checkpoints")
@@ -148,13 +153,18 @@ def replace_into(written: Path, folder: Path) -> None:
     written.rename(folder)
 
 
+def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """The settings that have another value `there` than `here`."""
+    return [key for key in here if there.get(key) != here[key]]
+
+
 def refuse_other(out: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise UsageError if the settings `there`, in a folder, differ from those `here`, naming the differences."""
-    differing = [key for key in here if there.get(key) != here[key]]
-    listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in differing if key != SOURCES)
+    keys = differing(there, here)
+    listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in keys if key != SOURCES)
     if listing:
         raise UsageError(f"{out} holds {what} with other settings ({listing}): choose another --out, or delete it")
-    if differing:
+    if keys:
         raise UsageError(
             f"{out} holds {what} from before {changed_sources(there, here)} changed, or what is imported there: choose "
             "another --out, or put it back as it was"

@@ -17,8 +17,19 @@ from stretto.settings.runs import CompareSettings, Settings, TrainSettings, know
 from stretto.study.disk_errors import FullDiskError, locked, writing
 from stretto.study.methods import choose
 from stretto.study.prepare import same_weights
-from stretto.study.store import LOCK, RUN, STUDY, read_run, refuse_other, versions, write_json
+from stretto.study.store import (
+    LOCK,
+    RUN,
+    STUDY,
+    differing,
+    is_partial,
+    read_run,
+    refuse_other,
+    versions,
+    write_json,
+)
 
+RUNS = "runs"  # the folder of a study's runs
 FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least
 TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
 
@@ -78,7 +89,7 @@ def open_study(settings: CompareSettings, out: Path | None = None, heading: Head
     """Resolve the settings and check the folder `out`, which may hold a part of the same study. Writes nothing.
 
     Without `out` the folder is named after the settings, so that the same study has the same folder. Raises UsageError
-    if the folder holds a study with other settings.
+    if the folder holds a finished run of a study with other settings.
     """
     choice = choose(settings)
     settings = choice.settings
@@ -86,8 +97,10 @@ def open_study(settings: CompareSettings, out: Path | None = None, heading: Head
     if out is None:
         name = heading.folder if heading else f"compare-{short(settings.model)}-{short(known(settings.data))}"
         out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
-    check_folder(out, resolved)
-    return Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes_on(settings))
+    notes = notes_on(settings)
+    if check_folder(out, resolved):
+        notes += (f"{out} holds a study with other settings and without a finished run: it is begun anew",)
+    return Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes)
 
 
 def notes_on(settings: CompareSettings) -> tuple[str, ...]:
@@ -102,7 +115,7 @@ def notes_on(settings: CompareSettings) -> tuple[str, ...]:
 
 def tasks_in(out: Path, settings: CompareSettings) -> tuple[Task, ...]:
     """Every run of a study, with its folder below `out`."""
-    return tuple(Task(run, out / "runs" / in_path(run.id, f"{out}: the name of a run")) for run in settings.runs())
+    return tuple(Task(run, out / RUNS / in_path(run.id, f"{out}: the name of a run")) for run in settings.runs())
 
 
 def sample(settings: CompareSettings, method: str) -> TrainSettings:
@@ -111,15 +124,27 @@ def sample(settings: CompareSettings, method: str) -> TrainSettings:
     return next(run for run in settings.runs() if run.method == method and run.batch_size == largest)
 
 
-def check_folder(out: Path, resolved: dict[str, Any]) -> None:
-    """Raise UsageError if a folder holds anything but a study with these settings."""
+def check_folder(out: Path, resolved: dict[str, Any], *, shared: bool = False) -> bool:
+    """Whether a folder holds a study with other settings that can be begun anew, as none of its runs is finished.
+
+    Raises UsageError for anything else but a study with these settings; of a `shared` study, also for other settings.
+    """
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file: name a folder")
     path = out / STUDY
     if path.is_file():
-        refuse_other(out, "a study", read_content(path)["settings"], resolved)
-    elif out.is_dir() and any(entry.name != LOCK for entry in out.iterdir()):
+        there = read_content(path)["settings"]
+        if shared or holds_runs(out):
+            refuse_other(out, "a study", there, resolved)
+        return bool(differing(there, resolved))
+    if out.is_dir() and any(entry.name != LOCK for entry in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no study: choose another --out")
+    return False
+
+
+def holds_runs(out: Path) -> bool:
+    """Whether a study's folder has a finished run, or one with checkpoints."""
+    return any(path.is_dir() and not is_partial(path) for path in (out / RUNS).glob("*"))
 
 
 def read_content(path: Path) -> dict[str, Any]:
@@ -141,7 +166,7 @@ def claimed(study: Study, *, exclusive: bool = True) -> Iterator[None]:
         lock = locked(study.out / LOCK, study.out, exclusive=exclusive)
     with lock:
         resolved = study.settings.to_json()
-        check_folder(study.out, resolved)
+        begins_anew = check_folder(study.out, resolved, shared=not exclusive)
         free = shutil.disk_usage(study.out).free
         if free < FREE_BYTES:
             raise FullDiskError(
@@ -149,6 +174,8 @@ def claimed(study: Study, *, exclusive: bool = True) -> Iterator[None]:
                 "choose an --out elsewhere"
             )
         with writing(study.out):
+            if begins_anew:
+                shutil.rmtree(study.out / RUNS, ignore_errors=True)  # why its runs failed, and their partial files
             content = {"settings": resolved, "versions": versions(), "left_out": dict(study.left_out),
                        "heading": study.heading and study.heading.to_json()}  # fmt: skip
             write_json(study.out / STUDY, content)
