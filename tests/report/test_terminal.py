@@ -1,9 +1,10 @@
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
 from stretto.report import summarize
-from stretto.report.terminal import table
+from stretto.report.terminal import broken, table
 
 from .synthetic import make_records, run
 
@@ -35,6 +36,27 @@ def test_translations_are_shown_by_their_bleu(records):
 def test_losses_are_shown_where_there_is_no_accuracy():
     assert "acc." not in shown(make_records(("pb",), accuracy=False))
     assert "No runs" in shown([])
+
+
+LONG = "chunked(chunks=2, head=two-layer(width=64))"
+
+
+def test_names_are_broken_behind_commas_and_brackets():
+    assert broken(LONG, 80) == LONG
+    assert broken(LONG, 20) == "chunked(chunks=2,\nhead=two-layer(\nwidth=64))"
+    assert broken(LONG, 11) == "chunked(\nchunks=2,\nhead=two-layer(\nwidth=64))"
+    assert broken("pb", 1) == "pb"
+    assert [broken(text, 80) for text in ("f((x", "f(,)", "")] == ["f((x", "f(,)", ""]
+
+
+def test_a_users_metrics_leave_names_their_room():
+    metrics = {"mean_absolute": 0.25, "root_mean_square": 0.5}
+    runs = [replace(run([1.0], method=LONG), metrics=metrics, test_metrics=metrics)]
+    text = shown(runs)
+    for piece in ("chunks=2", "head=two-layer(", "width=64))", "mean_absolute"):
+        assert piece in text
+    assert "root_mean_square" not in text
+    assert max(len(line) for line in text.splitlines()) <= 80
 
 
 def test_names_are_text_and_not_markup():

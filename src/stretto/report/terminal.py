@@ -1,5 +1,6 @@
 """The table that the command line prints when a comparison ends; it fits 80 columns."""
 
+import re
 from collections.abc import Sequence
 
 from rich import box
@@ -10,6 +11,7 @@ from stretto.report import units
 from stretto.report.metric import VALIDATION_ACCURACY, own_metrics
 from stretto.report.summary import MethodSummary
 
+WIDTH = 80
 MOST_OWN = 2  # of a user's metrics, so that the table fits
 
 
@@ -22,15 +24,44 @@ def table(summaries: Sequence[MethodSummary]) -> Table:
         padding=0,
     )
     built.add_column("method", overflow="fold")
-    columns = _columns(summaries)
+    columns = _fitting(summaries)
     for head, _ in columns:
         built.add_column(head, justify="right", no_wrap=True)
     for index, summary in enumerate(summaries):
-        built.add_row(Text(summary.method), *(Text(cells[index]) for _, cells in columns))
+        built.add_row(Text(broken(summary.method, _room(columns))), *(Text(cells[index]) for _, cells in columns))
     return built
 
 
-def _columns(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
+def broken(method: str, width: int) -> str:
+    """A method's name in lines of at most `width`, if they can end behind its commas and opening brackets."""
+    lines = [""]
+    for piece in _pieces(method):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _pieces(method: str) -> list[str]:
+    return re.findall(r"[^,(]+(?:, *|\(|$)|[,(]", method)
+
+
+def _room(columns: Sequence[tuple[str, list[str]]]) -> int:
+    """The width that is left for the names of methods."""
+    widths = [max(map(len, (*head.split("\n"), *cells))) for head, cells in columns]
+    return WIDTH - sum(widths) - len(widths) - 2  # a space at both edges and between columns
+
+
+def _fitting(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
+    """The columns beside the names, with as many of the user's metrics as leave the names room."""
+    own = _own(summaries) if summaries else []
+    longest = max((len(piece.rstrip()) for summary in summaries for piece in _pieces(summary.method)), default=0)
+    while own and _room(_columns(summaries, own)) < longest:
+        own = own[:-1]
+    return _columns(summaries, own)
+
+
+def _columns(summaries: Sequence[MethodSummary], own: Sequence[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
     if not summaries:
         return []
     if summaries[0].metric is VALIDATION_ACCURACY:
@@ -52,7 +83,7 @@ def _columns(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
         (head, [f"{summary.failed}/{summary.runs}" for summary in summaries]),
         ("train\nloss", [units.number(summary.best_train_loss) for summary in summaries]),
         *judged,
-        *_own(summaries),
+        *own,
         ("serial\ncompute", [units.flops(summary.serial_flops) for summary in summaries]),
         ("total\ncompute", [units.flops(summary.total_flops) for summary in summaries]),
     ]
