@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_same_seed_same_numbers_however_many_processes(whole, tmp_path):
 def test_the_json_object(whole):
     outcome = made(whole)
     content = json.loads(json.dumps(outcome.to_json(), allow_nan=False))
-    assert set(content) == {"runs", "frontier", "failed", "report", "left_out"}
+    assert set(content) == {"runs", "frontier", "failed", "not_tried", "report", "left_out"}
     assert content["left_out"] == {}
     assert content["failed"] == []
     wanted = ("method", "seed", "options", "train_loss", "test_loss", "test_accuracy", "total_flops", "serial_flops",
@@ -267,6 +268,49 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     assert not story.exists()
 
 
+@pytest.mark.parametrize(
+    ("failing", "same", "failed", "untried"),
+    [((0, 1, 2, 3, 4), True, 3, 3), ((0, 1, 2, 3, 4), False, 5, 0), ((1, 2, 3, 4), True, 4, 0), ((0, 1), True, 2, 0)],
+)
+def test_when_the_first_runs_fail_alike_the_others_are_not_tried(tmp_path, monkeypatch, failing, same, failed, untried):
+    original, begun = run, []
+
+    def breaks(settings, folder, on_step, **options):
+        begun.append(settings.id)
+        if len(begun) - 1 in failing:
+            raise RuntimeError("out of luck" if same else settings.id)
+        return original(settings, folder, on_step, **options)
+
+    monkeypatch.setattr(process_pool, "run", breaks)
+    outcome = made(tmp_path / "study", replace(SETTINGS, steps=3, lr=(0.01, 0.02, 0.03)))
+    assert (len(outcome.failures), len(outcome.not_tried), len(outcome.records)) == (
+        failed, untried, 6 - failed - untried)  # fmt: skip
+    assert len(begun) == 6 - untried
+    if untried:
+        assert set(outcome.to_json()["not_tried"]).isdisjoint(begun)
+        (complaint,) = outcome.complaints
+        assert complaint.startswith("the first 3 runs failed alike, and the other 3 were not tried: RuntimeError: out")
+    else:
+        assert len(outcome.complaints) == failed
+
+
+def test_a_study_with_a_finished_run_tries_all_others(tmp_path, monkeypatch):
+    many = replace(SETTINGS, steps=3, lr=(0.01, 0.02, 0.03))
+    opened = open_study(many, tmp_path / "study")
+    run(opened.tasks[-1].settings, opened.tasks[-1].folder)
+    store.write_json(opened.out / "study.json", {"settings": opened.settings.to_json()})
+    monkeypatch.setattr(process_pool, "run", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("out of luck")))
+    assert len(made(tmp_path / "study", many).failures) == 5
+
+
+def test_processes_give_up_too(tmp_path):
+    study = open_study(replace(SETTINGS, lr=tuple(0.01 * k for k in range(1, 7))), tmp_path / "study")
+    tasks = iter(replace(task, settings=replace(task.settings, data="nothing")) for task in study.tasks)
+    failures = process_pool.run_all(partial(next, tasks, None), 2, lambda _: None, lambda _: None, gives_up=True)
+    assert 3 <= len(failures) <= 4
+    assert len(list(tasks)) == 12 - len(failures)
+
+
 def test_a_study_without_a_finished_run_is_begun_anew(tmp_path, monkeypatch):
     out, other = tmp_path / "study", replace(SETTINGS, steps=13, lr=(0.05,), methods=("overlapping",))
 
@@ -275,10 +319,10 @@ def test_a_study_without_a_finished_run_is_begun_anew(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(process_pool, "run", breaks)
-        assert len(made(out).failures) == 4
+        assert len(made(out).failures) == 3
     with study.claimed(open_study(SETTINGS, out)):
         pass  # the same settings: nothing is removed
-    assert len(list((out / "runs").glob("*.failed.txt"))) == 4
+    assert len(list((out / "runs").glob("*.failed.txt"))) == 3
     (out / "runs" / ".lost.partial").mkdir()
     opened = open_study(other, out)
     assert opened.notes == (f"{out} holds a study with other settings and without a finished run: it is begun anew",)

@@ -188,8 +188,8 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
             tell=lambda text: print(f"stretto: {text}", file=sys.stderr),
         )  # fmt: skip
     show_outcome(outcome, output)
-    for failure in outcome.failures:
-        print(f"stretto: {failure.task.settings.id} could not be run: {failure.reason}", file=sys.stderr)
+    for complaint in outcome.complaints:
+        print(f"stretto: {complaint}", file=sys.stderr)
     if pending and outcome.failures:
         print("stretto: the same command tries these runs again", file=sys.stderr)
     return outcome

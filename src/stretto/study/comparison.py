@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,12 +28,26 @@ RUN_KEYS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The records of a study, the runs that failed, the path of the report, and {method: why it was left out}."""
+    """The records of a study, the runs that failed, the path of the report, and {method: why it was left out}.
+
+    `not_tried` are the runs that were left, as the first ones had all failed alike.
+    """
 
     records: tuple[Record, ...]
     failures: tuple[Failure, ...]
     report: Path
     left_out: Mapping[str, str] = field(default_factory=dict)
+    not_tried: tuple[str, ...] = ()
+
+    @property
+    def complaints(self) -> list[str]:
+        """Why runs could not be made, for the user; once, where the others were not tried for it."""
+        if not self.not_tried:
+            return [f"{failure.task.settings.id} could not be run: {failure.reason}" for failure in self.failures]
+        return [
+            f"the first {len(self.failures)} runs failed alike, and the other {len(self.not_tried)} were not tried: "
+            f"{self.failures[0].reason}"
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The object that `stretto compare --json` prints."""
@@ -44,6 +58,7 @@ class Outcome:
             ],
             "left_out": dict(self.left_out),
             "failed": [failure.task.settings.id for failure in self.failures],
+            "not_tried": list(self.not_tried),
             "report": str(self.report),
         }
 
@@ -96,12 +111,19 @@ def compare(
         described = describe(study, command)
         with live_page(study, described, tell, on_steps, shared=opened is not None) as advance:
             if storage is None or opened is None:
-                failures = run_all(partial(next, iter(study.pending), None), number, advance, on_run)
+                take = partial(next, iter(study.pending), None)
+                failures = run_all(take, number, advance, on_run, gives_up=not study.records())
             else:
                 with storage_errors(storage), SharedQueue(opened, study) as queue:
                     failures = share(queue, number, advance, on_run)
         report = write_report(study, command, described=described)
-        return Outcome(study.records(), tuple(failures), report, study.left_out)
+        return Outcome(study.records(), tuple(failures), report, study.left_out, not_tried(study, failures))
+
+
+def not_tried(study: Study, failures: Collection[Failure]) -> tuple[str, ...]:
+    """The names of runs that have neither finished nor failed."""
+    failed = {failure.task.settings.id for failure in failures}
+    return tuple(task.settings.id for task in study.pending if task.settings.id not in failed)
 
 
 @contextmanager

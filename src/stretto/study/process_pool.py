@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from stretto.nn.threads import computing_with
@@ -29,6 +30,11 @@ class Failure:
     task: Task
     reason: str
 
+    @property
+    def cause(self) -> str:
+        """The reason without the file that has more of it, which is another one for each run."""
+        return self.reason.removesuffix(f" (more in {traceback_of(self.task)})")
+
 
 @dataclass
 class _Runner:
@@ -40,24 +46,39 @@ class _Runner:
     steps: int = 0
 
 
+ALIKE = 3  # runs that fail alike before any other has finished: then the others are not tried
 ENDING = 5.0  # seconds that a process without a run has to end by itself
 Take = Callable[[], Task | None]  # returns the next run to be made; None if there is none now
 OnSteps = Callable[[int], None]  # called with the number of steps made since the last call
 OnRun = Callable[[Task], None]  # called when a run has ended and is on the disk
 
 
-def run_all(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
+def run_all(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun, *, gives_up: bool = False) -> list[Failure]:
     """Make runs until `take` returns None, `jobs` at a time; return those that failed.
 
     The number of jobs changes the order in which runs end, not their numbers. With one job all runs are made in this
-    process. Raises FullDiskError as soon as a result cannot be written, and KeyboardInterrupt, if there was one, once
-    every process that was started has ended.
+    process. With `gives_up` no run is taken while the first ones, at least ALIKE, have all failed for the same cause.
+    Raises FullDiskError as soon as a result cannot be written, and KeyboardInterrupt, if there was one, once every
+    process that was started has ended.
     """
-    return _run_here(take, on_steps, on_run) if jobs == 1 else _run_in_processes(take, jobs, on_steps, on_run)
+    failures, finished = list[Failure](), list[Task]()
+
+    def take_next() -> Task | None:
+        hopeless = len(failures) >= ALIKE and not finished and len({failure.cause for failure in failures}) == 1
+        return None if gives_up and hopeless else take()
+
+    def on_finished(task: Task) -> None:
+        finished.append(task)
+        on_run(task)
+
+    if jobs == 1:
+        _run_here(take_next, on_steps, on_finished, failures)
+    else:
+        _run_in_processes(take_next, jobs, on_steps, on_finished, failures)
+    return failures
 
 
-def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    failures = []
+def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun, failures: list[Failure]) -> None:
     while (task := take()) is not None:
         on_step = counting(on_steps)
         reason = _attempt(task, on_step, alone=True)
@@ -66,11 +87,15 @@ def _run_here(take: Take, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
             on_run(task)
         else:
             failures.append(Failure(task, reason))
-    return failures
+
+
+def traceback_of(task: Task) -> Path:
+    """The file with the traceback of a run that failed."""
+    return task.folder.with_name(f"{task.folder.name}.failed.txt")
 
 
 def _attempt(task: Task, on_step: Callable[[int, float | None], None], *, alone: bool = False) -> str | None:
-    traceback_file = task.folder.with_name(f"{task.folder.name}.failed.txt")
+    traceback_file = traceback_of(task)
     try:
         with computing_with(task.settings.threads):
             _make(task, on_step, alone=alone)
@@ -95,8 +120,8 @@ def _make(task: Task, on_step: Callable[[int, float | None], None], *, alone: bo
         run_on_processes(task.settings, task.folder, on_step, place, costs, objects=task.objects)
 
 
-def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -> list[Failure]:
-    failures, runners = list[Failure](), list[_Runner]()
+def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun, failures: list[Failure]) -> None:
+    runners = list[_Runner]()
     try:
         while busy := _fill(runners, take, jobs):
             wait([runner.pipe for runner in busy])
@@ -105,7 +130,6 @@ def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun) -
                     runners.remove(runner)
     finally:
         end(runners)
-    return failures
 
 
 def end(runners: list[_Runner]) -> None:

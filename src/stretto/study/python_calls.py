@@ -197,6 +197,8 @@ def compare(
         pending = sum(known(task.settings.steps) for task in study.pending)
         with shown_progress(f"{len(study.tasks)} runs", pending, quiet=quiet) as advance:
             outcome = make_runs(study, jobs=jobs, on_steps=advance, tell=lambda text: print(text, file=sys.stderr))
+    if outcome.not_tried:
+        print(*outcome.complaints, file=sys.stderr)
     return FinishedStudy(outcome, study.settings)
 
 
