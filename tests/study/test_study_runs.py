@@ -58,11 +58,12 @@ def made(out, settings=SETTINGS, **options):
 
 
 def numbers(out):
-    """All that a study has written, without times."""
+    """All that a study has written, without what was measured of the machine."""
 
     def timeless(value):
         if isinstance(value, dict):
-            return {key: timeless(each) for key, each in value.items() if "seconds" not in key and key != "joules"}
+            measured = {key for key in value if "seconds" in key or key in ("joules", "peak_memory")}
+            return {key: timeless(each) for key, each in value.items() if key not in measured}
         return [timeless(each) for each in value] if isinstance(value, list) else value
 
     files = {}

@@ -170,11 +170,16 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
     steps, ahead = (sum(known(task.settings.steps) for task in tasks) for tasks in (opened.tasks, pending))
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
-    if pending and not output.silent:
-        print(f"finished runs appear in {opened.out / PAGE}", file=sys.stderr)
     title = f"{opened.settings.model} on {opened.settings.data}"
     with progress(title, steps, done=steps - ahead, silent=output.silent) as bar:
-        ended = done
+        ended, told = done, output.silent
+
+        def on_steps(steps: int) -> None:
+            nonlocal told
+            if not told:
+                print(f"finished runs appear in {opened.out / PAGE}", file=sys.stderr)
+                told = True
+            bar.advance(steps)
 
         def on_run(_: object) -> None:
             nonlocal ended
@@ -184,7 +189,7 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
         bar.note(f"{ended}/{runs} runs")
         command = shlex.join(["stretto", *map(without_password, sys.argv[1:])])
         outcome = study.compare(
-            opened, jobs=jobs, on_steps=bar.advance, on_run=on_run, command=command, storage=storage,
+            opened, jobs=jobs, on_steps=on_steps, on_run=on_run, command=command, storage=storage,
             tell=lambda text: print(f"stretto: {text}", file=sys.stderr),
         )  # fmt: skip
     show_outcome(outcome, output)
