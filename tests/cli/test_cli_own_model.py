@@ -148,8 +148,8 @@ def test_replicas_in_a_comparison(capsys):
 @pytest.mark.parametrize(
     ("before", "after", "changed"),
     [
-        ("WEIGHTS = 1", "WEIGHTS = 2", "own.py"),  # the file of the functions
-        ("pair(12, 2)", "pair(12, 3)", "own.py and the examples"),  # the test data, too
+        ("WEIGHTS = 1", "WEIGHTS = 2", "own.py (or a file that it imports)"),  # the file of the functions
+        ("pair(12, 2)", "pair(12, 3)", "own.py (or a file that it imports) and the examples"),  # the test data, too
     ],
 )
 def test_an_edited_file_is_another_run(capsys, before, after, changed):
@@ -171,9 +171,8 @@ def test_what_the_file_imports_and_the_data_count_too(capsys):
     Path("unrelated.pt").unlink()
     assert "finished already" in said(capsys, "train", *WORDS, *FEW, "--out", "run")
     Path("numbers_of_mine.py").write_text("WEIGHTS = 1  # edited\n")
-    assert "run holds a run from before own.py changed, or what" in mistake(
-        capsys, "train", *WORDS, *FEW, "--out", "run"
-    )
+    told = mistake(capsys, "train", *WORDS, *FEW, "--out", "run")
+    assert "run holds a run from before own.py (or a file that it imports) changed" in told
 
 
 def said(capsys, *words):

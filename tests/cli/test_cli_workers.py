@@ -68,7 +68,7 @@ def test_the_numbers_of_emulation(capsys, tmp_path):
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
     many = train(capsys, *words, "--out", "many", "--workers", "2")
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
-    measured = ("out", "seconds_per_step", "serial_flops")
+    measured = ("out", "seconds_per_step", "serial_flops", "peak_memory")
     assert {k: v for k, v in many.items() if k not in measured} == {k: v for k, v in alone.items() if k not in measured}
     assert without_seconds(record(tmp_path / "many").points) == without_seconds(record(tmp_path / "alone").points)
     same_weights(tmp_path / "alone", tmp_path / "many")

@@ -108,7 +108,7 @@ def test_the_same_call_goes_on_and_another_one_does_not(monkeypatch):
     written = [path.stat().st_mtime_ns for path in Path("study/runs").glob("*/run.json")]
     assert compared(data=data()).runs == first
     assert [path.stat().st_mtime_ns for path in Path("study/runs").glob("*/run.json")] == written
-    with pytest.raises(UsageError, match="other settings"):
+    with pytest.raises(UsageError, match="from before the examples changed: choose"):
         compared(data=tuple((x * 2, y) for x, y in data()))
 
 

@@ -166,20 +166,26 @@ def refuse_other(out: Path, what: str, there: Mapping[str, Any], here: Mapping[s
         raise UsageError(f"{out} holds {what} with other settings ({listing}): choose another --out, or delete it")
     if keys:
         raise UsageError(
-            f"{out} holds {what} from before {changed_sources(there, here)} changed, or what is imported there: choose "
-            "another --out, or put it back as it was"
+            f"{out} holds {what} from before {changed_sources(there, here)} changed: choose another --out, or put it "
+            "back as it was"
         )
 
 
 def changed_sources(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """The user's functions and data whose digests differ in two settings, in words."""
+    """The user's functions (or what their files import) and data whose digests differ in two settings, in words."""
     before, now = there.get(SOURCES, {}), here.get(SOURCES, {})
     names = [name for name in now | before if before.get(name) != now.get(name)]
     metrics = {f"metric {name}": place for name, place, _ in map(parse_metric, here.get("metric", ()))}
     places = [metrics.get(name, here.get(name)) or name for name in names if name != EXAMPLES]
-    files = [place if is_model_folder(place) else place.rpartition(":")[0] or place for place in places]
+    files = [place if is_model_folder(place) else file_of(place) for place in places]
     changed = [", ".join(dict.fromkeys(files))] if files else []
     return " and ".join([*changed, "the examples"] if EXAMPLES in names else changed)
+
+
+def file_of(function: str) -> str:
+    """The file or module of a function, for messages about its digest, which covers what is imported there."""
+    file, colon, _ = function.rpartition(":")
+    return f"{file} (or a file that it imports)" if colon else function
 
 
 def write_run(folder: Path, files: Mapping[str, str]) -> None:
