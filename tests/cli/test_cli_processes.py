@@ -15,6 +15,20 @@ from stretto.cli import main
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32"]
+LAST_STEP = """
+import time
+from pathlib import Path
+
+seen = []
+
+
+def slow(output, target):
+    seen.append(0)
+    if len(seen) > 3:  # batches: three are the validation split's, and those of the test split follow
+        Path("test-split").touch()
+        time.sleep(0.5)
+    return output.mean()
+"""
 STUDY = ["compare", *SMALL, "--methods", "greedy,backprop", "--seeds", "1", "--lr", "0.05", "--steps", "4000"]
 
 
@@ -64,7 +78,7 @@ def test_ctrl_c_while_processes_start(tmp_path):
 
 def test_an_interrupted_run(tmp_path):
     """It keeps a checkpoint, and the command that it says goes on from there."""
-    words = ["train", *SMALL, "--steps", "2000", "--out", "run"]
+    words = ["train", *SMALL, "--steps", "4000", "--out", "run"]
     process = start(words, tmp_path)
     events = tmp_path / ".run.partial" / "events.jsonl"
     wait_for(lambda: events.exists() and "evaluation" in events.read_text(), process)
@@ -83,6 +97,20 @@ def test_an_interrupted_run(tmp_path):
         assert again.returncode == 0, err
     one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "undisturbed"))
     assert one == other
+
+
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+def test_a_run_that_has_made_its_last_step_is_finished(tmp_path, workers):
+    (tmp_path / "own.py").write_text(LAST_STEP)
+    words = ["train", *SMALL, "--metric", "slow=own.py:slow", "--steps", "3", "--evaluations", "1", "--out", "run"]
+    process = start([*words, *workers], tmp_path)
+    wait_for((tmp_path / "test-split").exists, process)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "test_slow" in out
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"run.json", "model.safetensors"}
+    assert not (tmp_path / ".run.checkpoints").exists()
 
 
 def test_a_run_interrupted_before_its_first_step_says_that_nothing_is_kept(tmp_path):

@@ -243,12 +243,15 @@ def unfinished(prepared: "Prepared", folder: Path, command: str | None) -> Itera
     from stretto.runtime.launch import WorkerFailedError
     from stretto.study.checkpoints import Checkpoints
     from stretto.study.disk_errors import FullDiskError
+    from stretto.study.store import RUN
 
     try:
         yield
     except (KeyboardInterrupt, WorkerFailedError, FullDiskError) as error:
-        step = Checkpoints(prepared.settings, folder).last()
         interrupted = isinstance(error, KeyboardInterrupt)
+        if interrupted and (folder / RUN).is_file():
+            return  # its processes had made the last step
+        step = Checkpoints(prepared.settings, folder).last()
         if step is None and interrupted:
             raise KeyboardInterrupt(
                 "interrupted before a checkpoint; nothing is kept, the same command begins again"

@@ -34,6 +34,7 @@ from stretto.study.disk_errors import writing
 from stretto.study.measurements import Bleu, Measurer, ObservationWindows
 from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
 from stretto.study.store import RunWriter, versions
+from stretto.tracing import Recording
 from stretto.trainer.metrics import Metric, refuse_undefined
 from stretto.trainer.trainer import Trainer
 
@@ -123,8 +124,8 @@ def run(
     measured if they are not given, for which this process needs all stages. On several processes it is a collective:
     all train, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one. No
     process waits for another one longer than `timeout` seconds. A run that is asked to stop saves a checkpoint first if
-    `keeps` is true or its settings save checkpoints anyway; it raises KeyboardInterrupt. Energy is measured, where it
-    can be, if the run is `alone` on its machine.
+    `keeps` is true or its settings save checkpoints anyway, and raises KeyboardInterrupt; after its last step it comes to
+    its end. Energy is measured, where it can be, if the run is `alone` on its machine.
     """
     forget_most_held()
     return run_prepared(
@@ -168,18 +169,27 @@ def run_prepared(
         replay(progress, complaints, writer)
         with StopRequest() if keeps or checkpoints.every else nullcontext() as request:
             train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
-        record = make_record(prepared, costs, progress)
-        order = trainer.order()
-        if order is not None:  # in which a parameter server updated
-            writer.event("order", stages=order.to_json())
-        writer.event(record.status, step=progress.steps, **progress.final)
-        writer.traces(recordings)
-        weights = write_or_gather(prepared, writer)  # a collective: afterwards every process has written its files
-        memory = trainer.peak_memory()
-        if weights is not None and memory is not None:
-            writer.finish(run_json(prepared, costs, progress, record, memory), *weights)
-            checkpoints.clear()
+            record = make_record(prepared, costs, progress)
+            write_results(prepared, costs, progress, record, recordings, writer)
+            if trainer.rank == 0:
+                checkpoints.clear()
     return record
+
+
+def write_results(
+    prepared: Prepared, costs: Costs, progress: Progress, record: Record, recordings: list[Recording], writer: RunWriter
+) -> None:
+    """Write the last event, the traces and the weights of a run that has ended, and give it its folder; a collective."""
+    trainer = prepared.trainer
+    order = trainer.order()
+    if order is not None:  # in which a parameter server updated
+        writer.event("order", stages=order.to_json())
+    writer.event(record.status, step=progress.steps, **progress.final)
+    writer.traces(recordings)
+    weights = write_or_gather(prepared, writer)  # a collective: afterwards every process has written its files
+    memory = trainer.peak_memory()
+    if weights is not None and memory is not None:
+        writer.finish(run_json(prepared, costs, progress, record, memory), *weights)
 
 
 def meter_of(trainer: Trainer) -> EnergyMeter | None:
