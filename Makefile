@@ -1,5 +1,6 @@
 # make setup   .venv with locked dependencies      make demo    compare four methods on real data, write a report
-# make test    the tests                           make lint    linters and type checker
+# make test    the tests, but for slow ones        make lint    linters and type checker
+# make test-all   the slow tests, too
 # make test-versions   the tests on CPython 3.11 to 3.13 with the oldest and the newest torch, and a table (by hand)
 # make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
 # make docs    the site, into build/site; strict    make drawings    its drawings and charts anew
@@ -16,7 +17,7 @@ TOX := .tox/.tox/bin/tox
 # The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test test-versions lint bench gpu attack docs drawings wheel lock docs-lock clean
+.PHONY: setup demo test test-all test-versions lint bench gpu attack docs drawings wheel lock docs-lock clean
 
 BUDGET ?= 10
 
@@ -35,6 +36,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(TEST_ENV) $(BIN)/python -m pytest -n 3
+
+test-all: $(READY)
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3 -m ""
 
 lint: $(READY)
 	$(BIN)/ruff check .

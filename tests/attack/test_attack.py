@@ -5,6 +5,7 @@ import pytest
 from attack.protocol import find, names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_attack(name):
     attack = find(name)

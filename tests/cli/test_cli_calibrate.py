@@ -36,6 +36,7 @@ def test_a_calibration_of_two_processes(capsys, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes by torch's launcher")
+@pytest.mark.slow
 def test_a_machine_as_a_cluster(capsys, tmp_path):
     file = tmp_path / "cluster.toml"
     assert main(["calibrate", "--quick", "--json", "--out", str(file)]) == 0

@@ -86,6 +86,7 @@ def test_what_it_leaves_is_a_folder_that_from_pretrained_reads():
     assert again["record"]["train_loss"] < run["record"]["train_loss"]
 
 
+@pytest.mark.slow
 def test_every_command_takes_it(capsys):
     assert main(["doctor", "--model", "hf:model"]) == 0
     assert "transformer.h.0.attn.c_attn" in capsys.readouterr().out
@@ -100,6 +101,7 @@ def test_every_command_takes_it(capsys):
     assert main(["report", "study", *words[:4]]) == 0
 
 
+@pytest.mark.slow
 def test_a_configuration_alone_is_trained_from_the_start(capsys):
     Path("model/model.safetensors").unlink()
     assert trained("a", "--seed", "1")["record"]["train_loss"] != trained("b", "--seed", "2")["record"]["train_loss"]

@@ -279,6 +279,7 @@ def test_a_worker_that_is_killed_costs_nothing(tmp_path):
     assert (events[0], events[-1]) == ("start", "end")
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_costs_an_attempt(capsys, tmp_path):
     """It is ended with the attempt, without half a minute's wait for a SIGTERM that a stopped process never hears."""
     words = ["train", *SMALL, "--method", "1f1b", "--steps", "300", "--checkpoint-every", "50", "--quiet"]

@@ -28,6 +28,7 @@ def test_without_one_nothing_passes():
     assert "No accelerator here" in said
 
 
+@pytest.mark.slow
 def test_every_check_runs_on_the_stand_in(tmp_path):
     status, said = run("--stand-in", "--out", str(tmp_path / "result.json"))
     assert status == 0, said

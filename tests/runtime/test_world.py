@@ -45,6 +45,7 @@ def test_differences_are_named():
     assert difference(b'{"seed": 0, "a": 1}', b'{"seed": 1, "a": 1}') == "seed is 0 on rank 0 and 1 there"
 
 
+@pytest.mark.slow
 def test_torchrun_may_start_all_again(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(RESTARTED)

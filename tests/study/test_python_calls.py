@@ -166,7 +166,7 @@ print(len(study.runs))
 """
 
 
-@pytest.mark.parametrize("workers", ["None", "2"])
+@pytest.mark.parametrize("workers", ["None", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_script_without_a_guard(folder, workers):
     (folder / "script.py").write_text(SCRIPT.replace("WORKERS", workers))
     ran = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=120)
