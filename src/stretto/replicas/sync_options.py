@@ -1,12 +1,12 @@
 """How replicas stay together, as data: the values of `sync=`. No torch in here."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stretto.errors import UsageError, nearest
 from stretto.methods.definition import Method
 from stretto.options.checks import is_among, shown
-from stretto.options.parse import WORDS, parse
+from stretto.options.choices import choice_text, find_choice
 from stretto.replicas.parameter_server.update_log import Order
 from stretto.schedule.replicated import Agreement
 
@@ -21,9 +21,7 @@ class Sync:
     agreement: ClassVar[Agreement]
 
     def __str__(self) -> str:
-        values = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        options = ", ".join(f"{key}={written(value)}" for key, value in values if value is not None)
-        return f"{self.name}({options})" if options else self.name
+        return choice_text(self.name, self)
 
     @property
     def action(self) -> Agreement | None:
@@ -277,20 +275,7 @@ def find(sync: str | Sync) -> Sync:
         return sync
     if not isinstance(sync, str):
         raise UsageError(f"sync={shown(sync)}: give a name, such as 'all-reduce', or stretto.LocalSGD(every=8)")
-    bare, options = parse(sync, "sync")
-    if bare not in CHOICES:
-        raise UsageError(f"unknown sync {bare!r}: {nearest(bare, CHOICES)}")
-    option_names = [field.name for field in fields(CHOICES[bare])]
-    for key in options:
-        if key not in option_names:
-            raise UsageError(f"sync {bare!r} has no option {key!r}: {nearest(key, option_names)}")
-    return CHOICES[bare](**options)
-
-
-def written(value: Any) -> str:
-    """An option's value as text that `find` can read: quoted if it is a string that `find` would not read as one."""
-    is_word = isinstance(value, str) and value.replace("-", "_").isidentifier() and value.lower() not in WORDS
-    return repr(value) if isinstance(value, str) and not is_word else str(value)
+    return find_choice(sync, "sync", CHOICES)
 
 
 def check_algorithm(name: str) -> None:
