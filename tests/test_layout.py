@@ -16,7 +16,7 @@ from stretto.processes.fork_server import NEEDED
 
 ROOT = Path(stretto.__file__).parent
 GROUPS = {
-    "ground": "errors options mesh optimizers files processes",
+    "ground": "errors options mesh optimizers files processes trackers",
     "what is done": "schedule methods",
     "one stage's work": "collectives nn data losses heads optim weights parallel replicas tracing stage",
     "interpreters": "simulate checkpoint emulate runtime trainer",
@@ -25,7 +25,18 @@ GROUPS = {
     "doors": "doctor cli",
 }
 ORDER = [folder for folders in GROUPS.values() for folder in folders.split()]
-WITHOUT_TORCH = ("options", "mesh", "optimizers", "files", "processes", "schedule", "methods", "settings", "plan")
+WITHOUT_TORCH = (
+    "options",
+    "mesh",
+    "optimizers",
+    "files",
+    "processes",
+    "trackers",
+    "schedule",
+    "methods",
+    "settings",
+    "plan",
+)
 
 
 def test_every_folder_has_its_place():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
-    from stretto import collectives, losses, parallel
+    from stretto import collectives, losses, parallel, trackers
     from stretto.analysis.gradient_cosine import alignment
     from stretto.analysis.linear_probes import probes
     from stretto.analysis.noise_scale import noise_scale
@@ -63,6 +63,7 @@ __all__ = [
     "scale_for_batch",
     "sharpness",
     "split",
+    "trackers",
     "train",
 ]
 
@@ -90,7 +91,14 @@ _HOMES = {
     "split": "stretto.splitting",
     "train": "stretto.study.python_calls",
 }
-_PARTS = ("collectives", "heads", "losses", "methods", "parallel")  # modules that are asked for by their own name
+_PARTS = (
+    "collectives",
+    "heads",
+    "losses",
+    "methods",
+    "parallel",
+    "trackers",
+)  # modules that are asked for by their own name
 
 
 def __getattr__(name: str) -> Any:

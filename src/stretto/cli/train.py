@@ -120,6 +120,7 @@ def train(
     from stretto.study.first_batches import refuse_other_sizes
     from stretto.study.prepare import prepare, prepare_trial, resolve
     from stretto.study.single_run import claim, default_folder
+    from stretto.study.tracked_report import track_run
 
     rank, launched = place_in_job()  # torchrun or srun may have started several
     if launched > 1:
@@ -150,6 +151,8 @@ def train(
                 timeout=processes.patience,
                 silent=output.silent or rank > 0,
             )
+        if rank == 0 and processes.nodes == 1:
+            track_run(folder, resolved)
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
     return tell_result(folder, rank, trace, output, nodes=processes.nodes)

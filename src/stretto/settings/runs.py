@@ -26,8 +26,8 @@ class Settings:
 
     # settings of later versions, with their values unused: folders that were written before lack them
     added: ClassVar[Mapping[str, Any]] = {"loss": "auto", "metric": [], "sources": {}}
-    # where a run computes: not what it computes, and so no part of what makes it the same run
-    where: ClassVar[tuple[str, ...]] = ("device", "threads")
+    # where a run computes and logs: not what it computes, and so no part of what makes it the same run
+    where: ClassVar[tuple[str, ...]] = ("device", "threads", "log")
 
     model: str = "mlp"
     """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder; or your own,
@@ -104,6 +104,9 @@ class Settings:
     another device is no other run."""
     threads: Annotated[int, WHOLE] = 1
     """Threads of each process on the CPU. A run with more threads is no other run."""
+    log: Annotated[tuple[str, ...], TEXTS] = ()
+    """Experiment trackers to log to as well: tensorboard, wandb, mlflow, csv; with options, "wandb(project=mine)",
+    "tensorboard(folder=runs)". One run there for each run, whatever the number of processes."""
     sources: Annotated[dict[str, str], Parameter(parse=False)] = field(default_factory=dict)
     """Digests of the user's functions, with what they import beside them, and of the user's data: what a setting names
     may have been edited since."""
@@ -127,14 +130,14 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain data, for JSON, but for `where` the run computes and unused ones of `added`."""
-        values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        values = as_lists(asdict(self))
         values = {key: value for key, value in values.items() if key not in self.where}
         return {key: value for key, value in values.items() if key not in self.added or value != self.added[key]}
 
     def to_show(self) -> dict[str, Any]:
         """As `to_json`, with `where` the run computes if that was said: settings that can be given back."""
         chosen = {name: getattr(self, name) for name in self.where if getattr(self, name) != getattr(Settings, name)}
-        return self.to_json() | chosen
+        return self.to_json() | as_lists(chosen)
 
     @property
     def digest(self) -> str:
@@ -162,6 +165,11 @@ class Settings:
         if untrusted:
             refuse_named(origin, untrusted)
         return settings
+
+
+def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with lists instead of tuples, as JSON and TOML have them."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def refuse_named(place: str, functions: Mapping[str, str]) -> NoReturn:
@@ -298,6 +306,7 @@ def check(settings: Settings) -> None:
             at_least_one(name, getattr(settings, name))
     if not 1 <= settings.threads <= MOST_THREADS:
         raise UsageError(f"threads={settings.threads}: choose a whole number from 1 to {MOST_THREADS}")
+    check_trackers(settings)
     refuse_float16(settings.precision)
     for name, choices in CHOICES.items():
         value = getattr(settings, name)
@@ -319,6 +328,14 @@ def check(settings: Settings) -> None:
         if settings.checkpoint_every is not None:
             at_least_one("checkpoint_every", settings.checkpoint_every)
         positive_rates([] if settings.lr is None else [settings.lr])
+
+
+def check_trackers(settings: Settings) -> None:
+    """Raise UsageError for a tracker that there is not, or whose package is not installed."""
+    if settings.log:
+        from stretto.trackers import find
+
+        find(settings.log)
 
 
 def check_replicas(settings: Settings) -> None:

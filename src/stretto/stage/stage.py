@@ -165,7 +165,8 @@ class Stage:
         self._autocast = specification.precision.autocast(specification.device)
         self.agreement = parts.agreement
         self._gradient_norms: Norms = parts.norms or own_norms
-        self.gradient_norms: Tensor | None = None  # of the last update, before its limit; None where there is no limit
+        self.gradient_norms: Tensor | None = None  # of the last update, before its limit; None unless measured
+        self.measures_norms = False  # also where nothing limits them
         self._begun = False  # whether a gradient has been computed since the last update
         self._counting = Counting(rules.per_update, self.agreement)
         self._divisors: list[Tensor] = []  # of the gradients since the last update, a micro-batch each
@@ -548,6 +549,8 @@ class Stage:
                 self._drop_gradients()
             elif self._clip is not None:
                 clip(self._parameters, self._clip, operands.get("norm") or [self._norms()])
+            elif self.measures_norms:
+                self._norms()
             steps = counts or (self.agreement is not None and self.agreement.steps)
             step: Callable[[], object] = nothing
             if steps:  # optimizer.step is looked up each time: a scheduler replaces it

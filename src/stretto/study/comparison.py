@@ -18,6 +18,7 @@ from stretto.study.process_pool import Failure, OnRun, OnSteps, run_all
 from stretto.study.report_page import describe, write_report
 from stretto.study.shared_queue import SharedQueue, open_storage, refuse_other_sources, storage_errors
 from stretto.study.study import Study, Task, claimed
+from stretto.study.tracked_report import prepare_trackers, track_study
 
 RUN_KEYS = (
     "id", "method", "seed", "options", "status", "diverged_at", "train_loss", "train_accuracy", "validation_loss",
@@ -108,6 +109,7 @@ def compare(
         with storage_errors(storage):
             refuse_other_sources(opened, study)
     with claimed(study, exclusive=opened is None):
+        prepare_trackers(study)
         described = describe(study, command)
         with live_page(study, described, tell, on_steps, shared=opened is not None) as advance:
             if storage is None or opened is None:
@@ -117,6 +119,7 @@ def compare(
                 with storage_errors(storage), SharedQueue(opened, study) as queue:
                     failures = share(queue, number, advance, on_run)
         report = write_report(study, command, described=described)
+        track_study(study, report)
         return Outcome(study.records(), tuple(failures), report, study.left_out, not_tried(study, failures))
 
 

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -34,7 +34,9 @@ from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import claim, default_folder, in_words, summary
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import open_study
+from stretto.study.tracked_report import track_run
 from stretto.study.training_run import counting, run_prepared
+from stretto.trackers import find as find_trackers
 
 SWEPT = ("methods", "lr", "batch_size", "seeds")
 
@@ -175,7 +177,8 @@ def compare(
         jobs: runs made at a time; one a core unless given.
         quiet: show no progress.
         settings: any other option of the command line, with its name there: `weight_decay=0.01`, `device="cpu"`,
-            `threads=4` (of each process, one unless given).
+            `threads=4` (of each process, one unless given), `log="tensorboard"` (or "wandb", "mlflow", "csv", a
+            stretto.trackers.Tracker, or several).
 
     Raises UsageError, before the first run, for what cannot work.
     """
@@ -248,6 +251,7 @@ def train(
                 run_on_processes(
                     resolved, folder, on_step, place, costs_of(prepared), resume=resume, keeps=True, objects=objects
                 )
+        track_run(folder, resolved)
     run, record = read_run(folder)
     return FinishedRun(summary(run, record, folder), folder, record)
 
@@ -272,8 +276,14 @@ def common(
         "optimizer": named("optimizer", optimizer),
         "metric": tuple(f"{name}={named(name, function)}" for name, function in (metrics or {}).items()),
         **axes,
-        **{name: str(value) if name == "device" else value for name, value in others.items()},
+        **{name: AS_TEXT.get(name, lambda value: value)(value) for name, value in others.items()},
     }
+
+
+AS_TEXT: Mapping[str, Callable[[Any], Any]] = {
+    "device": str,
+    "log": lambda given: tuple(map(str, find_trackers(given))),
+}
 
 
 def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:

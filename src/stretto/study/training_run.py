@@ -5,9 +5,10 @@ import math
 import os
 import socket
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -33,9 +34,12 @@ from stretto.study.checkpoints import Checkpoints
 from stretto.study.disk_errors import writing
 from stretto.study.measurements import Bleu, Measurer, ObservationWindows
 from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
-from stretto.study.store import RunWriter, versions
+from stretto.study.store import STUDY, RunWriter, versions
 from stretto.tracing import Recording
+from stretto.trackers import RunDescription
+from stretto.trackers import find as find_trackers
 from stretto.trainer.metrics import Metric, refuse_undefined
+from stretto.trainer.tracking import Tracking, drawing_of
 from stretto.trainer.trainer import Trainer
 
 EVALUATION_BATCH = 128
@@ -61,7 +65,8 @@ class Progress:
     """The state of a run while it trains: with a trainer's checkpoint it is enough to go on.
 
     `step_seconds` has one entry for each step that was made; `final` the losses and accuracies of a finished run.
-    `joules_before` is the energy up to the checkpoint that a run goes on from, None if it is not known.
+    `joules_before` is the energy up to the checkpoint that a run goes on from, None if it is not known; `tracker_ids`
+    are what trackers call the run.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -72,6 +77,7 @@ class Progress:
     final: dict[str, Any] = field(default_factory=dict)
     joules_before: float | None = 0.0
     meter: EnergyMeter | None = None
+    tracker_ids: dict[str, str] = field(default_factory=dict)
 
     @property
     def joules(self) -> float | None:
@@ -92,6 +98,7 @@ class Progress:
             "measurements": [measurement.to_json() for measurement in self.measurements],
             "step_seconds": list(self.step_seconds),
             "joules": self.joules,
+            "trackers": self.tracker_ids,
         }
 
     @classmethod
@@ -103,6 +110,7 @@ class Progress:
             [Measurement.from_json(measurement) for measurement in data.get("measurements", ())],
             list(data["step_seconds"]),
             joules_before=data.get("joules"),
+            tracker_ids=dict(data.get("trackers", {})),
         )
 
 
@@ -167,13 +175,41 @@ def run_prepared(
         )
         writer.event("start", id=settings.id, settings=settings.to_json())
         replay(progress, complaints, writer)
-        with StopRequest() if keeps or checkpoints.every else nullcontext() as request:
-            train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step)
+        with (
+            StopRequest() if keeps or checkpoints.every else nullcontext() as request,
+            tracking_of(prepared, folder, progress) as tracking,
+        ):
+            train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step, tracking)
+            tracking.evaluation(progress.steps, test_scores(progress))
+            progress.tracker_ids = tracking.for_checkpoint()
             record = make_record(prepared, costs, progress)
             write_results(prepared, costs, progress, record, recordings, writer)
             if trainer.rank == 0:
                 checkpoints.clear()
     return record
+
+
+@contextmanager
+def tracking_of(prepared: Prepared, folder: Path, progress: Progress) -> Iterator[Tracking]:
+    """The run in the trackers of its settings: a new one, or that of the checkpoint which it goes on from."""
+    settings, trainer, study = prepared.settings, prepared.trainer, folder.absolute().parent.parent
+    description = RunDescription(
+        name=folder.name,
+        settings=settings.to_show(),
+        schedule=drawing_of(trainer) if settings.log else "",
+        group=study.name if (study / STUDY).is_file() else None,
+        ids=progress.tracker_ids,
+        since=progress.steps,
+    )
+    tracking = trainer.track(
+        find_trackers(settings.log), description, lambda text: print(f"stretto: {text}", file=sys.stderr, flush=True)
+    )
+    finished = False
+    try:
+        yield tracking
+        finished = progress.diverged_at is None
+    finally:
+        tracking.close(finished=finished)
 
 
 def write_results(
@@ -250,6 +286,7 @@ def run_json(
         "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
         "seconds_per_step": record.seconds_per_step,
         "peak_memory": [None if most < 0 else most for most in peak_memory],
+        **({"trackers": progress.tracker_ids} if progress.tracker_ids else {}),
         "record": {**record.to_json(), "points": [], "observations": [], "measurements": []},
     }
 
@@ -262,6 +299,7 @@ def train_until_done(
     request: StopRequest | None,
     writer: RunWriter,
     on_step: OnStep,
+    tracking: Tracking,
 ) -> None:
     """Train, evaluate and write events until all steps are made or a loss is not finite.
 
@@ -282,10 +320,13 @@ def train_until_done(
         if windows is not None:
             windows.before(step)
         loss = trainer.step(x, y)
-        if step == steps or checkpoints.due(step):
-            trainer.flush()
+        flushed = trainer.flush() if step == steps or checkpoints.due(step) else []
         progress.step_seconds.append(time.perf_counter() - before)
         meter.tick()
+        tracking.step(step, known(settings.batch_size) / progress.step_seconds[-1])
+        if loss is not None:
+            tracking.loss(step - trainer.lag, loss)
+        tracking.last_losses(step, flushed)
         on_step(step, loss)
         if loss is not None and not math.isfinite(loss):
             progress.diverged_at = step
@@ -304,17 +345,32 @@ def train_until_done(
             progress.points.append(point)
             writer.event("evaluation", **point.to_json())
             writer.worker_event("evaluation", step=step, seconds=point.seconds)
+            tracking.evaluation(step, scores_of(point))
             measurement = measurer.measure(step)
             if measurement is not None:
                 progress.measurements.append(measurement)
                 writer.event("measurement", **measurement.to_json())
         stops = request is not None and trainer.stops(request.received) and step < steps
         if stops or (checkpoints.due(step) and step < steps):
+            progress.tracker_ids = tracking.for_checkpoint()
             path = checkpoints.save(trainer, progress.steps, progress.to_json())
             writer.worker_event("checkpoint", step=step, path=str(path))
         if stops:
             raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
     progress.final = final_scores(prepared, progress.points[-1], bleu, metrics)
+
+
+def scores_of(point: Point) -> dict[str, float | None]:
+    """The numbers of an evaluation by name, the user's metrics among them."""
+    values = point.to_json()
+    del values["step"], values["metrics"]
+    return values | {f"validation_{name}": value for name, value in point.metrics.items()}
+
+
+def test_scores(progress: Progress) -> dict[str, float | None]:
+    """What a finished run came to on the test split; nothing of one that diverged."""
+    values = {key: value for key, value in progress.final.items() if key.startswith("test_")}
+    return values | {f"test_{name}": value for name, value in values.pop("test_metrics", {}).items()}
 
 
 def final_scores(prepared: Prepared, last: Point, bleu: Bleu, metrics: Sequence[Metric]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -151,6 +152,14 @@ class Backend(ABC):
         """The states of all processes' stages, by stage, on rank 0; None elsewhere. `states` are this process's."""
 
     @abstractmethod
+    def report(self, message: Tensor) -> None:
+        """Send a message to rank 0, without waiting for it to be read."""
+
+    @abstractmethod
+    def reports(self) -> list[Tensor]:
+        """On rank 0: the oldest unread message of every process, by rank."""
+
+    @abstractmethod
     def collect(self, message: Tensor) -> list[Tensor]:
         """The messages of all processes, by rank, on rank 0; an empty list elsewhere."""
 
@@ -202,6 +211,7 @@ class OneProcess(Backend):
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._servers: LocalServers | None = None
+        self._reports: deque[Tensor] = deque()
 
     def workers(self, requested: int | None, num_stages: int) -> int | None:
         """As requested: one process emulates any number of workers."""
@@ -300,6 +310,14 @@ class OneProcess(Backend):
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """The given states: all stages are in this process."""
         return dict(states)
+
+    def report(self, message: Tensor) -> None:
+        """Keep it."""
+        self._reports.append(message)
+
+    def reports(self) -> list[Tensor]:
+        """The oldest of this process."""
+        return [self._reports.popleft()]
 
     def collect(self, message: Tensor) -> list[Tensor]:
         """This process's message alone."""

@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -61,6 +61,8 @@ from stretto.trainer.metrics import Metric
 LOGGER = logging.getLogger("stretto")
 DEPTH = 4  # values sent outside a schedule that may wait for their receiver
 FIRST_TAG = 1  # tag 0 is for messages outside a schedule
+REPORT_TAG = 2**20  # beyond those of any schedule
+REPORTS = 64  # messages for trackers that may wait to be read
 
 
 class SeveralProcesses(Backend):
@@ -80,6 +82,9 @@ class SeveralProcesses(Backend):
         self.cpu = torch.device("cpu")
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
+        self._reports: deque[Tensor] = deque()  # of this process, unread
+        self._report_outbox: Outbox | None = None
+        self._report_inboxes: list[Inbox] = []
         self._home_of: Mapping[int, int] = {}  # stage -> its worker
         self._sharded = False  # whether each replica keeps only a share of the weights
         self._calibration: Calibration | None = None
@@ -490,6 +495,24 @@ class SeveralProcesses(Backend):
             self._to(rank).send(as_tensor(json.dumps(own).encode()))
         self._settle()
         return own
+
+    def report(self, message: Tensor) -> None:
+        """Through a channel of its own: rank 0 reads it later, between other messages."""
+        if self.is_first:
+            self._reports.append(message)
+            return
+        if self._report_outbox is None:
+            self._report_outbox = Outbox(self._report_line(0), REPORTS)
+        self._report_outbox.send(message)
+
+    def reports(self) -> list[Tensor]:
+        """Wait for the oldest report of every other process."""
+        if not self._report_inboxes:
+            self._report_inboxes = [Inbox(self._report_line(rank), self.cpu) for rank in range(1, self.size)]
+        return [self._reports.popleft(), *(inbox.receive().value.clone() for inbox in self._report_inboxes)]
+
+    def _report_line(self, rank: int) -> ChannelEnd:
+        return ChannelEnd(self.group, rank, REPORT_TAG, "a report for the trackers", self.status)
 
     def collect(self, message: Tensor) -> list[Tensor]:
         """Every process sends its own to rank 0."""

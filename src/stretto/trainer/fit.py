@@ -6,7 +6,7 @@ import time
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +19,8 @@ from stretto.nn.seeding import derive
 from stretto.options.checks import flag, function, refuse, sequence, shown, whole
 from stretto.options.checks import path as check_path
 from stretto.processes.stop_request import StopRequest
+from stretto.trackers import RunDescription, Tracker
+from stretto.trackers import find as find_trackers
 from stretto.trainer.backend import Backend
 from stretto.trainer.early_stop import EarlyStop, Waiting
 from stretto.trainer.feed import Batch, Feed, Needs, Rows, find_feed, is_stream
@@ -26,6 +28,7 @@ from stretto.trainer.history import Entry, History
 from stretto.trainer.loader_state import packed, unpacked
 from stretto.trainer.metrics import named_metrics
 from stretto.trainer.progress_line import ProgressLine, progress_line, say
+from stretto.trainer.tracking import Tracking, bubble_of, drawing_of, settings_of
 
 if TYPE_CHECKING:
     from stretto.trainer.trainer import Trainer
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
 Callback: TypeAlias = "Callable[[Trainer, Entry], Any]"
 """(trainer, the history's newest entry) -> True to stop, anything else to go on."""
 
-MOST_ACTIONS = 2500  # of a turn whose bubble is worth computing: some 0.1 s
+Log: TypeAlias = Callable[[dict[str, Any]], Any] | str | Tracker | Sequence[str | Tracker]
+"""What `fit` logs to: a function of each step, or the names of experiment trackers."""
+
 RECENT = 50  # steps over which the speed is measured
 SAME_DATA = "Every process gives fit the same data, in the same order, and the same arguments"
 
@@ -48,7 +53,7 @@ class FitArguments:
     evaluate_every: int | None
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None
     callbacks: Iterable[Callback]
-    log: Callable[[dict[str, Any]], Any] | None
+    log: Log | None
     checkpoint: str | os.PathLike[str] | None
     early_stop: int | EarlyStop | None
     quiet: bool
@@ -70,11 +75,21 @@ class FitArguments:
         sequence("fit: callbacks", self.callbacks, "a list of functions of (trainer, entry)")
         for number, callback in enumerate(self.callbacks):
             function(f"fit: callbacks[{number}]", callback, "a function of (trainer, entry)")
-        if self.log is not None:
-            function("fit: log", self.log, "a function of a dict")
+        if self.log is not None and not callable(self.log):
+            find_trackers(self.log, "fit: log", also=", or a function of a dict")
         if self.checkpoint is not None:
             check_path("fit: checkpoint", self.checkpoint)
         flag("fit: quiet", self.quiet)
+
+    @property
+    def on_step(self) -> Callable[[dict[str, Any]], Any] | None:
+        """The function that is called with each step, if `log` is one."""
+        return self.log if callable(self.log) else None
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...]:
+        """The trackers that `log` names."""
+        return () if self.log is None or callable(self.log) else find_trackers(self.log)
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,7 @@ class FitLoop:
         self._sizes: list[int] = []  # examples of the steps whose train loss is in no entry yet
         self._open: deque[Interval] = deque()
         self._history = History()
+        self._tracker_ids: dict[str, str] = {}  # of the run that a checkpoint goes on with
         self._speed = Speed()
         self.interrupted: str | None = None  # that it was asked to stop, and how to go on
         self._request = backend.new_request()
@@ -162,6 +178,7 @@ class FitLoop:
         self._backend.compare(self._description, "goes through other data, or with other arguments,", SAME_DATA)
         if found:
             self._resume()
+        self._tracking = self._track()
         shown_here = self._first and not self._given.quiet
         self._bubble = bubble_of(self._trainer) if shown_here else None
         with (
@@ -169,18 +186,40 @@ class FitLoop:
             progress_line(self._total(), self._place.step, shown=shown_here) as line,
         ):
             self._speed.resume()
+            finished = False
             try:
-                self._train(line, request)
-            except KeyboardInterrupt as error:
-                if self._given.checkpoint is not None and not self._several and not (request and request.received):
-                    self._save_after(error)
-                raise
-            if self.interrupted is None:
-                self._flush()
-                self._complete()
-                if request is not None and self._backend.anyone(request.received):
-                    self.interrupted = f"fit had ended, after step {self._place.step}"
+                self._train_to_the_end(line, request)
+                finished = self.interrupted is None
+            finally:
+                self._tracking.close(finished=finished)
         return self._history
+
+    def _train_to_the_end(self, line: ProgressLine, request: StopRequest | None) -> None:
+        try:
+            self._train(line, request)
+        except KeyboardInterrupt as error:
+            if self._given.checkpoint is not None and not self._several and not (request and request.received):
+                self._save_after(error)
+            raise
+        if self.interrupted is None:
+            self._flush()
+            self._complete()
+            if request is not None and self._backend.anyone(request.received):
+                self.interrupted = f"fit had ended, after step {self._place.step}"
+
+    def _track(self) -> Tracking:
+        trackers, since = self._given.trackers, self._place.step
+        if not trackers:
+            return self._trainer.track((), RunDescription(""), warnings.warn)
+        settings = settings_of(self._trainer) | {"batch_size": self._feed.batch_size}
+        description = RunDescription(
+            name=f"fit-{self._trainer.method.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+            settings=settings | {"epochs": self._given.epochs, "steps": self._given.steps},
+            schedule=drawing_of(self._trainer),
+            ids=self._tracker_ids,
+            since=since,
+        )
+        return self._trainer.track(trackers, description, warnings.warn)
 
     # -- data -------------------------------------------------------------------------------------------------------
 
@@ -223,6 +262,7 @@ class FitLoop:
             "steps": str(given.steps),
             "evaluate_every": str(given.evaluate_every),
             "metrics": ", ".join(given.metrics or {})[:200],
+            "trackers": ", ".join(map(str, given.trackers))[:200],
             "early_stop": "none" if self._waiting is None else str(self._waiting.rule)[:200],
             "checkpoint": "none" if given.checkpoint is None else "there" if found else "not there yet",
         }
@@ -268,6 +308,7 @@ class FitLoop:
         self._place = replace(place, batch=place.batch + 1, step=number + 1)
         self._sizes.append(batch.examples)
         self._speed.add(batch.examples)
+        self._tracking.step(self._place.step, self._speed.examples_per_second)
         if loss is not None:
             self._record(number - self._trainer.lag, loss)
         line.advance(self._figures, self._speed.seconds_per_step)
@@ -279,9 +320,10 @@ class FitLoop:
             return
         assert number == len(losses), f"the loss of step {number} after that of step {len(losses) - 1}"
         losses.append(loss)
-        if self._given.log is not None and self._first:
+        self._tracking.loss(number + 1, loss)
+        if self._given.on_step is not None and self._first:
             rate = self._speed.examples_per_second
-            self._given.log({"step": number + 1, "loss": loss, "examples_per_second": rate})
+            self._given.on_step({"step": number + 1, "loss": loss, "examples_per_second": rate})
 
     def _figures(self) -> str:
         place, losses = self._place, self._history.steps
@@ -354,6 +396,7 @@ class FitLoop:
         while self._open and self._open[0].step <= len(self._history.steps):
             ready.append(self._entry(self._open.popleft()))
             self._history.entries.append(ready[-1])
+            self._tracking.evaluation(ready[-1]["step"], {k: v for k, v in ready[-1].items() if k != "step"})
             if self._waiting is not None and self._waiting.stops(ready[-1][self._waiting.rule.metric]):
                 self._history.stopped = self._patience()
         if ready and self._given.checkpoint is not None:
@@ -425,6 +468,7 @@ class FitLoop:
             "entries": self._history.entries,
             "by_callback": self._by_callback,
             "data": packed(self._feed.state()),
+            "trackers": self._tracking.for_checkpoint(),
             **{key: self._description[key] for key in SAME_ON_RESUME},
         }
         self._trainer.save(self._given.checkpoint, extra={"fit": state})
@@ -447,7 +491,7 @@ class FitLoop:
         self._trainer.load(path)
         losses = array("d")
         losses.frombytes(state["losses"])
-        self._began = state["began"]
+        self._began, self._tracker_ids = state["began"], state.get("trackers", {})
         self._place, self._last = Place(*state["place"]), state["last"]
         self._sizes, self._by_callback = list(state["sizes"]), state["by_callback"]
         self._history.steps, self._history.entries = losses.tolist(), state["entries"]
@@ -483,18 +527,3 @@ def derive_seed(seed: int, began: int) -> int:
 def finite(losses: Iterable[float]) -> bool:
     """Whether all are numbers."""
     return all(map(math.isfinite, losses))
-
-
-def bubble_of(trainer: "Trainer") -> float | None:
-    """The share of time in which workers wait in the steady state, with forwards of 1 and backwards of 2 units.
-
-    None where it would take long to find.
-    """
-    schedule, rules = trainer.schedule, trainer.rules
-    actions = [action for row in schedule.body for action in row]
-    if len(actions) > MOST_ACTIONS:
-        return None
-    from stretto.simulate import period, unit_costs
-
-    time_of_turn = period(schedule, rules, unit_costs)
-    return 1 - sum(map(unit_costs, actions)) / (time_of_turn * schedule.num_workers)

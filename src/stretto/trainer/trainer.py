@@ -32,13 +32,15 @@ from stretto.stage.precision import Precision
 from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh
 from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
+from stretto.trackers.tracker import RunDescription, Tracker
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
 from stretto.trainer.early_stop import EarlyStop
 from stretto.trainer.feed import Needs
-from stretto.trainer.fit import Callback, FitArguments, FitLoop
+from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
+from stretto.trainer.tracking import Tracking
 from stretto.trainer.weight_files import write_index, write_part
 from stretto.trainer.weight_observer import Observer
 
@@ -275,7 +277,7 @@ class Trainer:
         evaluate_every: int | None = None,
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
         callbacks: Iterable[Callback] = (),
-        log: Callable[[dict[str, Any]], Any] | None = None,
+        log: Log | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         early_stop: int | EarlyStop | None = None,
         quiet: bool = False,
@@ -295,7 +297,11 @@ class Trainer:
             metrics: as `evaluate` takes them; their values are `validation_<name>`.
             callbacks: functions of (trainer, entry), called on every process whenever an entry of the history is
                 complete; one that returns True stops training, on all processes.
-            log: called on rank 0 with {"step": from 1, "loss": of that step, "examples_per_second": lately}, in order.
+            log: an experiment tracker: "tensorboard", "wandb", "mlflow" or "csv", with options as "wandb(project=mine)"
+                or stretto.trackers.WandB(project="mine"), or several. One run there, whatever the number of processes:
+                settings, schedule, the loss of every step, entries, learning rates, gradient norm, memory; with
+                `checkpoint` a call that goes on goes on there. Or a function, called on rank 0 with {"step": from 1,
+                "loss": of that step, "examples_per_second": lately}, in order.
             checkpoint: a folder, saved at each epoch's end (with `steps` whenever it is evaluated). If it is there
                 already, training goes on from it as if it had never stopped, to the last bit. Ctrl-C and SIGTERM save
                 it after the current step.
@@ -470,13 +476,36 @@ class Trainer:
     def grad_norm(self) -> float | None:
         """The norm of the gradients of this process's stages at their last updates, before `clip` shrinks them.
 
-        It is measured where `clip` needs it; clip=math.inf only measures. None without `clip`, and before the first
-        update. Reading it waits for the device.
+        It is measured where `clip` needs it, clip=math.inf only measures, and while `fit` logs to a tracker. None where
+        it is not measured, and before the first update. Reading it waits for the device.
         """
         norms = [stage.gradient_norms for stage in self._stages.values() if stage.gradient_norms is not None]
-        if self.clip is None or not norms:
+        if not norms:
             return None
         return math.hypot(*[float(torch.linalg.vector_norm(each.double())) for each in norms])
+
+    def measured(self) -> dict[str, Any]:
+        """What a tracker is told of this process: rates by stage, the gradients' norm, the most bytes it has held.
+
+        Of replicas, and of processes that share stages, only the first one tells rates and norms.
+        """
+        tells = self._backend.writes
+        rates = enumerate(self.lr if tells else [])
+        return {
+            "lr": {f"stage_{index}": max(rate) if isinstance(rate, list) else rate for index, rate in rates if rate},
+            "norm": self.grad_norm if tells else None,
+            "peak_memory": most_held(self.device),
+        }
+
+    def track(self, trackers: Sequence[Tracker], run: RunDescription, tell: Callable[[str], None]) -> Tracking:
+        """Log to trackers from now on; each process calls this, and the first one writes.
+
+        Gradients are measured at every update then. `tell` is called with a sentence where a tracker fails.
+        """
+        for stages in self._replicas if trackers else ():
+            for stage in stages.values():
+                stage.measures_norms = True
+        return Tracking(self, self._backend, trackers, run, tell)
 
     def __repr__(self) -> str:
         parameters = dict.fromkeys(parameter for stage in self.stages for parameter in stage.parameters())

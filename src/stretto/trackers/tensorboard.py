@@ -1,0 +1,58 @@
+"""TensorBoard: event files in `logs/<run>`, shown by `tensorboard --logdir logs`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stretto.trackers.comma_separated import folder_of
+from stretto.trackers.tracker import Row, RunDescription, Tracker, TrackerRun, flat, grouped
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBoard(Tracker):
+    """Event files in `folder`, a folder for each run (and study), by torch's SummaryWriter."""
+
+    name: ClassVar[str] = "tensorboard"
+    package: ClassVar[str | None] = "tensorboard"
+    folder: str = "logs"
+
+    def open(self, run: RunDescription) -> TrackerRun:
+        """Begin a file of events; where a run goes on, what was written after its checkpoint is passed over."""
+        return TensorBoardRun(folder_of(self.folder, run, self.name), run)
+
+
+class TensorBoardRun(TrackerRun):
+    """The event files of one run."""
+
+    def __init__(self, folder: Path, run: RunDescription) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.id = str(folder)
+        goes_on = TensorBoard.name in run.ids
+        purge = run.since + 1 if goes_on else None
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        if not goes_on:
+            self._writer.add_text("settings", table_of(run.settings))
+            if run.schedule:
+                self._writer.add_text("schedule", f"```\n{run.schedule}\n```")
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add a point to the curve of each value."""
+        for step, values in rows:
+            for key, value in values.items():
+                self._writer.add_scalar(grouped(key), value, step)
+
+    def add_file(self, path: Path) -> None:
+        """Say where the file is: event files hold none."""
+        self._writer.add_text("files", f"`{path.resolve()}`")
+
+    def close(self, *, finished: bool) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+def table_of(settings: Any) -> str:
+    """Settings as a table in Markdown."""
+    rows = [f"| {key} | {value} |" for key, value in flat(settings).items()]
+    return "\n".join(["| setting | value |", "|---|---|", *rows])

@@ -1,0 +1,165 @@
+"""What a Trainer measures while it trains, on its way to the run's experiment trackers."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stretto.runtime.serialize import as_tensor, as_text
+from stretto.schedule import draw
+from stretto.trackers.tracked_run import TrackedRun
+from stretto.trackers.tracker import RunDescription, Tracker
+
+if TYPE_CHECKING:
+    from stretto.trainer.backend import Backend
+    from stretto.trainer.trainer import Trainer
+
+MOST_ACTIONS = 2500  # of a turn that is drawn and whose bubble is computed: some 0.1 s
+TURNS = 4  # drawn of a schedule whose turn is one micro-batch
+WIDTH = 200  # characters of a drawing
+
+
+class Tracking:
+    """Sends losses, evaluations and what the processes measure to the trackers of one run.
+
+    Every process has one and calls `step` after each step; the first process writes. Rates, norms and memory travel to
+    it as messages that nobody waits for: it reads those of a step `lag` steps later, when all processes have made it.
+    """
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        backend: "Backend",
+        trackers: Sequence[Tracker],
+        run: RunDescription,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._trainer, self._backend = trainer, backend
+        self._every = min((tracker.every for tracker in trackers), default=0)
+        self._reported: deque[int] = deque()  # steps whose reports the first process has not read
+        self._open: dict[int, dict[str, float]] = {}  # by steps whose loss is not known
+        self._told = run.since  # the last step whose loss is logged
+        self._run = TrackedRun(trackers, run, tell) if trackers and trainer.rank == 0 else None
+
+    def for_checkpoint(self) -> dict[str, str]:
+        """Pass on all that is logged; returns what the run is called in each tracker, on the first process."""
+        if self._run is None:
+            return {}
+        self._run.flush()
+        return dict(self._run.ids)
+
+    def step(self, number: int, examples_per_second: float) -> None:
+        """Step `number`, counted from 1, has been made; its loss may come later."""
+        if not self._every:
+            return
+        if number == 1 or number % self._every == 0:
+            with self._trainer.together():
+                self._backend.report(as_tensor(json.dumps(self._trainer.measured()).encode()))
+            self._reported.append(number)
+        if self._run is not None:
+            self._open[number] = {"examples_per_second": examples_per_second}
+            while self._reported and self._reported[0] + self._trainer.lag <= number:
+                self._read()
+
+    def loss(self, number: int, value: float) -> None:
+        """The loss of a step, under its own number under every method; told again, or before the run, it is dropped."""
+        if self._run is not None and number > self._told:
+            self._told = number
+            self._run.write(number, {"loss": value, **self._open.pop(number, {})})
+
+    def last_losses(self, entered: int, values: Sequence[float]) -> None:
+        """The losses of the last of `entered` steps, as `flush` returns them."""
+        for number, value in enumerate(values, start=entered - len(values) + 1):
+            self.loss(number, value)
+
+    def evaluation(self, number: int, values: Mapping[str, float | None]) -> None:
+        """What was evaluated after a step."""
+        if self._run is not None:
+            self._run.write(number, {key: float(value) for key, value in values.items() if value is not None})
+
+    def add_file(self, path: Any) -> None:
+        """Keep a copy of a file with the run."""
+        if self._run is not None:
+            self._run.add_file(path)
+
+    def settle(self) -> None:
+        """Read what the other processes have sent; all have made the same steps."""
+        while self._run is not None and self._reported:
+            self._read()
+
+    def close(self, *, finished: bool) -> None:
+        """End the run; of one that has not `finished`, other processes may be lost, and nothing is waited for."""
+        if finished:
+            self.settle()
+        if self._run is not None:
+            self._run.close(finished=finished)
+
+    def _read(self) -> None:
+        assert self._run is not None
+        with self._trainer.together():
+            reports = [json.loads(as_text(report)) for report in self._backend.reports()]
+        self._run.write(self._reported.popleft(), joined(reports))
+
+
+def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """One row of the reports of all processes, by rank: learning rates, the norm of all gradients, peak memory."""
+    row: dict[str, float] = {}
+    rates = {name: rate for report in reports for name, rate in report["lr"].items()}
+    if len(set(rates.values())) == 1:
+        row["lr"] = next(iter(rates.values()))
+    else:
+        row |= {f"lr/{name}": rate for name, rate in rates.items()}
+    squares = [report["norm"] ** 2 for report in reports if report["norm"] is not None]
+    if squares:
+        row["grad_norm"] = sum(squares) ** 0.5
+    for rank, report in enumerate(reports):
+        if report["peak_memory"] is not None:
+            row[f"peak_memory_bytes/rank_{rank}" if len(reports) > 1 else "peak_memory_bytes"] = report["peak_memory"]
+    return row
+
+
+def bubble_of(trainer: "Trainer") -> float | None:
+    """The share of time in which workers wait in the steady state, with forwards of 1 and backwards of 2 units.
+
+    None where it would take long to find.
+    """
+    schedule, rules = trainer.schedule, trainer.rules
+    actions = [action for row in schedule.body for action in row]
+    if len(actions) > MOST_ACTIONS:
+        return None
+    from stretto.simulate import period, unit_costs
+
+    time_of_turn = period(schedule, rules, unit_costs)
+    return 1 - sum(map(unit_costs, actions)) / (time_of_turn * schedule.num_workers)
+
+
+def drawing_of(trainer: "Trainer") -> str:
+    """The trainer's schedule in characters; empty where it is too long to be looked at."""
+    from stretto.simulate import simulate
+
+    schedule = trainer.schedule
+    if sum(map(len, schedule.body)) > MOST_ACTIONS:
+        return ""
+    timeline = simulate(schedule, trainer.rules, TURNS if schedule.per_turn == 1 else 1)
+    return f"{trainer.method}: {trainer.method.summary}\n\n{draw.text(timeline.spans, width=WIDTH)}"
+
+
+def settings_of(trainer: "Trainer") -> dict[str, Any]:
+    """What a Trainer was made of, as plain data."""
+    optimizer = next((each for each in trainer.optimizers if each is not None), None)
+    group = {} if optimizer is None else optimizer.param_groups[0]
+    options = {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
+    return {
+        "method": str(trainer.method),
+        "stages": len(trainer.stages),
+        "workers": trainer.schedule.num_workers,
+        "processes": trainer.processes,
+        "mesh": {"data": trainer.mesh.data, "tensor": trainer.mesh.tensor, "space": list(trainer.mesh.space)},
+        "sync": str(trainer.sync),
+        "precision": trainer.precision.name,
+        "device": str(trainer.device),
+        "seed": trainer.seed,
+        "clip": trainer.clip,
+        "optimizer": {"name": type(optimizer).__name__, **options} if optimizer is not None else "none",
+        "bubble": bubble_of(trainer),
+    }

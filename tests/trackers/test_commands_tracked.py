@@ -1,0 +1,70 @@
+"""`--log` of train and compare: one run there for one run here, on any number of processes, with the report."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+import stretto
+from stretto.cli import main
+
+SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32", "--steps", "12"]
+LOG = ["--log", "csv(every=4)"]
+TIMED = ("seconds", "examples_per_second", "joules", "serial_flops")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(file):
+    with Path(file).open(newline="") as opened:
+        return {int(row["step"]): {k: float(v) for k, v in row.items() if v} for row in csv.DictReader(opened)}
+
+
+def without_times(table):
+    return {step: {k: v for k, v in row.items() if k not in TIMED and "memory" not in k} for step, row in table.items()}
+
+
+@pytest.mark.parametrize("method", ["pb", "1f1b"])
+def test_two_processes_log_what_one_logs(method, capsys):
+    words = ["train", *SMALL, "--method", method, *LOG, "--quiet"]
+    assert main([*words, "--out", "alone"]) == 0
+    assert main([*words, "--out", "many", "--workers", "2"]) == 0, capsys.readouterr().err
+    alone, many = (rows(f"logs/{name}/metrics.csv") for name in ("alone", "many"))
+    assert [*many] == [*range(1, 13)]
+    for step, row in without_times(alone).items():
+        assert without_times(many)[step] == pytest.approx(row, rel=1e-5), step
+    assert {key for key in many[4] if "memory" in key} == {"peak_memory_bytes/rank_0", "peak_memory_bytes/rank_1"}
+    run = json.loads(Path("alone/run.json").read_text())
+    assert many[12]["test_loss"] == pytest.approx(run["record"]["test_loss"], rel=1e-5)
+    assert run["trackers"] == {"csv": "logs/alone"}
+    assert "log" not in run["settings"]
+    for name in ("alone", "many"):
+        assert Path(f"logs/{name}/report.html").is_file()
+
+
+def test_logging_is_no_part_of_what_makes_a_run(capsys):
+    words = ["train", *SMALL, "--out", "run"]
+    assert main([*words, *LOG, "--quiet"]) == 0
+    assert main(words) == 0
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_a_study_has_a_run_for_each_of_its_runs_and_one_for_the_report():
+    settings = {"steps": 6, "batch_size": 32, "seeds": 1, "lr": 0.01, "model_options": {"width": 8, "depth": 3}}
+    study = stretto.compare("mlp", "digits", methods=("backprop", "greedy"), out="study", quiet=True,
+                            log=stretto.trackers.CSV(folder="kept"), jobs=1, **settings)  # fmt: skip
+    assert {path.name for path in Path("kept/study").iterdir()} == {*(run["id"] for run in study.runs), "report"}
+    for run in study.runs:
+        assert rows(f"kept/study/{run['id']}/metrics.csv")[6]["validation_loss"] == run["validation_loss"]
+    assert Path("kept/study/report/report.html").read_text() == study.report().read_text()
+    assert json.loads(Path("kept/study/report/settings.json").read_text())["methods"] == ["backprop", "greedy"]
+
+
+def test_an_unknown_tracker_is_told_before_anything_is_trained(capsys):
+    assert main(["train", *SMALL, "--log", "tensorbord"]) == 2
+    assert "did you mean 'tensorboard'" in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
