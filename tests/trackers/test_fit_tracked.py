@@ -114,7 +114,7 @@ def test_after_a_crash_the_run_goes_on_in_the_same_place(method):
 
 
 def test_a_tracker_that_fails_is_a_warning(monkeypatch):
-    monkeypatch.setattr("stretto.trackers.comma_separated.CSVRun.write", lambda *_: 1 / 0)
+    monkeypatch.setattr("stretto.trackers.csv_files.CSVRun.write", lambda *_: 1 / 0)
     with pytest.warns(UserWarning, match=r"tracker csv failed \(ZeroDivisionError") as caught:
         history = build().fit((X, Y), epochs=2, batch_size=8, log=LOG, quiet=True)
     assert len(caught) == 1

@@ -123,8 +123,8 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
         ("validation_loss", "validation/loss"),
         ("test_mae", "test/mae"),
         ("train_accuracy", "train/accuracy"),
-        ("total_flops", "spent/total_flops"),
-        ("peak_memory_bytes/rank_0", "spent/peak_memory_bytes/rank_0"),
+        ("total_flops", "usage/total_flops"),
+        ("peak_memory_bytes/rank_0", "usage/peak_memory_bytes/rank_0"),
     ],
 )
 def test_names_are_grouped_where_trackers_group(key, name):

@@ -39,7 +39,7 @@ from stretto.tracing import Recording
 from stretto.trackers import RunDescription
 from stretto.trackers import find as find_trackers
 from stretto.trainer.metrics import Metric, refuse_undefined
-from stretto.trainer.tracking import Tracking, drawing_of
+from stretto.trainer.tracking import Tracking, bubble_of, drawing_of
 from stretto.trainer.trainer import Trainer
 
 EVALUATION_BATCH = 128
@@ -195,7 +195,7 @@ def tracking_of(prepared: Prepared, folder: Path, progress: Progress) -> Iterato
     settings, trainer, study = prepared.settings, prepared.trainer, folder.absolute().parent.parent
     description = RunDescription(
         name=folder.name,
-        settings=settings.to_show(),
+        settings=settings.to_show() | {"bubble": bubble_of(trainer) if settings.log else None},
         schedule=drawing_of(trainer) if settings.log else "",
         group=study.name if (study / STUDY).is_file() else None,
         ids=progress.tracker_ids,

@@ -3,7 +3,7 @@
 To add one: a file here with a `Tracker` and its `TrackerRun`, and a line in `table.py`.
 """
 
-from stretto.trackers.comma_separated import CSV
+from stretto.trackers.csv_files import CSV
 from stretto.trackers.mlflow import MLflow
 from stretto.trackers.table import find
 from stretto.trackers.tensorboard import TensorBoard

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stretto.trackers.comma_separated import folder_of
+from stretto.trackers.csv_files import folder_of
 from stretto.trackers.tracker import Row, RunDescription, Tracker, TrackerRun, flat, grouped
 
 
@@ -45,7 +45,7 @@ class TensorBoardRun(TrackerRun):
 
     def add_file(self, path: Path) -> None:
         """Say where the file is: event files hold none."""
-        self._writer.add_text("files", f"`{path.resolve()}`")
+        self._writer.add_text(f"files/{path.name}", f"`{path.resolve()}`")
 
     def close(self, *, finished: bool) -> None:
         """Write what is left."""

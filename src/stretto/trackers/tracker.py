@@ -102,4 +102,4 @@ def grouped(key: str) -> str:
     head, _, rest = key.partition("_")
     if head in SPLITS and rest:
         return f"{head}/{rest}"
-    return f"step/{key}" if key.partition("/")[0] in OF_STEPS else f"spent/{key}"
+    return f"step/{key}" if key.partition("/")[0] in OF_STEPS else f"usage/{key}"
