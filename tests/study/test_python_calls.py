@@ -110,6 +110,8 @@ def test_the_same_call_goes_on_and_another_one_does_not(monkeypatch):
     assert [path.stat().st_mtime_ns for path in Path("study/runs").glob("*/run.json")] == written
     with pytest.raises(UsageError, match="from before the examples changed: choose"):
         compared(data=tuple((x * 2, y) for x, y in data()))
+    with pytest.raises(UsageError, match=r"from before the model that was given \(.*\) changed"):
+        compared(model=build(), data=data())
 
 
 def test_one_run_alone_and_on_processes():

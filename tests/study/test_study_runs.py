@@ -449,6 +449,10 @@ def test_folders_that_are_something_else(whole, tmp_path):
     study.check_folder(whole, resolved)
     with pytest.raises(UsageError, match=r"steps: 12 there, 13 here\): choose another --out"):
         study.check_folder(whole, {**resolved, "steps": 13})
+    with pytest.raises(UsageError, match=r"loss: 'auto' there, 'cross_entropy' here\)"):
+        study.check_folder(whole, {**resolved, "loss": "cross_entropy"})
+    with pytest.raises(UsageError, match=r"metric: \['f1=own.py:f1'\] there, \[\] here\)"):
+        store.refuse_other(whole, "a study", {**resolved, "metric": ["f1=own.py:f1"]}, resolved)
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(UsageError, match="is a file"):

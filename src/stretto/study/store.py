@@ -16,9 +16,10 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.files.whole_files import write_whole
+from stretto.options.given_objects import is_given
 from stretto.options.user_function import is_model_folder
 from stretto.report.record import Measurement, Observation, Point, Record
-from stretto.settings.runs import parse_metric
+from stretto.settings.runs import CompareSettings, parse_metric
 from stretto.study.disk_errors import locked, writing
 from stretto.tracing import Recording
 
@@ -155,13 +156,20 @@ def replace_into(written: Path, folder: Path) -> None:
 
 def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """The settings that have another value `there` than `here`."""
-    return [key for key in here if there.get(key) != here[key]]
+    return [key for key in {**here, **there} if setting(there, key) != setting(here, key)]
+
+
+def setting(settings: Mapping[str, Any], key: str) -> Any:
+    """The value of a setting; one of `CompareSettings.added` that is missing is not used."""
+    return settings.get(key, CompareSettings.added.get(key))
 
 
 def refuse_other(out: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise UsageError if the settings `there`, in a folder, differ from those `here`, naming the differences."""
     keys = differing(there, here)
-    listing = "; ".join(f"{key}: {there.get(key)!r} there, {here[key]!r} here" for key in keys if key != SOURCES)
+    listing = "; ".join(
+        f"{key}: {setting(there, key)!r} there, {setting(here, key)!r} here" for key in keys if key != SOURCES
+    )
     if listing:
         raise UsageError(f"{out} holds {what} with other settings ({listing}): choose another --out, or delete it")
     if keys:
@@ -176,16 +184,19 @@ def changed_sources(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     before, now = there.get(SOURCES, {}), here.get(SOURCES, {})
     names = [name for name in now | before if before.get(name) != now.get(name)]
     metrics = {f"metric {name}": place for name, place, _ in map(parse_metric, here.get("metric", ()))}
-    places = [metrics.get(name, here.get(name)) or name for name in names if name != EXAMPLES]
-    files = [place if is_model_folder(place) else file_of(place) for place in places]
-    changed = [", ".join(dict.fromkeys(files))] if files else []
+    sources = [source_of(name, metrics.get(name, here.get(name)) or name) for name in names if name != EXAMPLES]
+    changed = [", ".join(dict.fromkeys(sources))] if sources else []
     return " and ".join([*changed, "the examples"] if EXAMPLES in names else changed)
 
 
-def file_of(function: str) -> str:
-    """The file or module of a function, for messages about its digest, which covers what is imported there."""
-    file, colon, _ = function.rpartition(":")
-    return f"{file} (or a file that it imports)" if colon else function
+def source_of(name: str, place: str) -> str:
+    """What the digest of a setting covers, for messages: `name` is the setting's, `place` where its function is."""
+    if is_model_folder(place):
+        return place
+    if is_given(place):
+        return f"the {name} that was given (or a file that it imports)"
+    file, colon, _ = place.rpartition(":")
+    return f"{file} (or a file that it imports)" if colon else place
 
 
 def write_run(folder: Path, files: Mapping[str, str]) -> None:

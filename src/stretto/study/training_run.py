@@ -131,9 +131,9 @@ def run(
     A loss that is not finite ends the run as diverged. `trace` also records what each worker did, and when. `costs` are
     measured if they are not given, for which this process needs all stages. On several processes it is a collective:
     all train, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one. No
-    process waits for another one longer than `timeout` seconds. A run that is asked to stop saves a checkpoint first if
-    `keeps` is true or its settings save checkpoints anyway, and raises KeyboardInterrupt; after its last step it comes
-    to its end. Energy is measured, where it can be, if the run is `alone` on its machine.
+    process waits for another one longer than `timeout` seconds. A run that is asked to stop before its last step raises
+    KeyboardInterrupt; it saves a checkpoint first if `keeps` is true or its settings save checkpoints anyway. Energy is
+    measured, where it can be, if the run is `alone` on its machine.
     """
     forget_most_held()
     return run_prepared(
@@ -215,7 +215,7 @@ def tracking_of(prepared: Prepared, folder: Path, progress: Progress) -> Iterato
 def write_results(
     prepared: Prepared, costs: Costs, progress: Progress, record: Record, recordings: list[Recording], writer: RunWriter
 ) -> None:
-    """Write last event, traces and weights of a run that has ended, and give it its folder; a collective."""
+    """Write the last event, traces and weights of a run that has ended, and give it its folder; a collective."""
     trainer = prepared.trainer
     order = trainer.order()
     if order is not None:  # in which a parameter server updated
