@@ -50,7 +50,7 @@ def test_a_counter_goes_round(tmp_path):
 
 
 def test_a_meter_counts_between_start_and_pause(powercap):
-    meter = energy_meter(CPU, root=powercap)
+    meter = energy_meter([CPU], root=powercap)
     assert meter.source == "RAPL package-0, RAPL dram, RAPL package-1"
     meter.start()
     count(powercap / "intel-rapl:0", 600_000)
@@ -65,7 +65,7 @@ def test_a_meter_counts_between_start_and_pause(powercap):
 def test_a_tick_reads_now_and_then(powercap, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(energy.time, "monotonic", lambda: clock[0])
-    meter = energy_meter(CPU, root=powercap)
+    meter = energy_meter([CPU], root=powercap)
     meter.start()
     for now, microjoules, joules in ((104.0, 900_000, 0.0), (105.0, 900_000, 0.4), (110.0, 100_000, 0.6)):
         clock[0] = now
@@ -77,12 +77,12 @@ def test_a_tick_reads_now_and_then(powercap, monkeypatch):
 def test_nothing_is_measured_where_a_part_cannot_be_read(powercap, tmp_path):
     (powercap / "intel-rapl:1" / "energy_uj").unlink()
     assert rapl_domains(powercap) == []
-    assert energy_meter(CPU, root=powercap) is None
-    assert energy_meter(CPU, root=tmp_path / "nowhere") is None
+    assert energy_meter([CPU], root=powercap) is None
+    assert energy_meter([CPU], root=tmp_path / "nowhere") is None
 
 
 def test_a_counter_that_fails_ends_the_measurement(powercap):
-    meter = energy_meter(CPU, root=powercap)
+    meter = energy_meter([CPU], root=powercap)
     meter.start()
     content = (powercap / "intel-rapl:0" / "energy_uj").read_text()
     (powercap / "intel-rapl:0" / "energy_uj").unlink()
@@ -133,9 +133,9 @@ def test_gpus_are_found_by_their_uuids(monkeypatch):
 
 
 def test_an_accelerator_needs_its_own_counter(powercap, monkeypatch):
-    device = SimpleNamespace(type="another", index=0)
-    monkeypatch.setattr(energy, "device_uuids", lambda *_: ["one"])
+    device = SimpleNamespace(type="another", index=3)
+    monkeypatch.setattr(energy, "uuid_of", lambda device: f"{device.index}")
     monkeypatch.setitem(sys.modules, "pynvml", None)  # cannot be imported
-    assert energy_meter(device, root=powercap) is None
-    monkeypatch.setitem(sys.modules, "pynvml", played_nvml({"GPU-one": 0}))
-    assert energy_meter(device, root=powercap).source.endswith("RAPL package-1, NVML a GPU")
+    assert energy_meter([CPU, device], root=powercap) is None
+    monkeypatch.setitem(sys.modules, "pynvml", played_nvml({"GPU-3": 0}))
+    assert energy_meter([CPU, device], root=powercap).source.endswith("RAPL package-1, NVML a GPU")

@@ -7,6 +7,7 @@ import multiprocessing
 import shutil
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from stretto import UsageError
 from stretto.cost import find_cluster
 from stretto.measure.energy import EnergyMeter
+from stretto.nn import devices
 from stretto.nn.chain import Chain
 from stretto.report.computed_on import several_devices
 from stretto.settings.runs import CompareSettings, TrainSettings
@@ -398,6 +400,37 @@ def test_the_energy_of_runs_side_by_side_is_not_measured(tmp_path, monkeypatch):
     settings = resolve(SINGLE)
     record = run(settings, tmp_path / "run", alone=False)
     assert {point.joules for point in record.points} == {None}
+
+
+def test_measurements_and_checkpoints_are_not_in_the_energy(tmp_path, monkeypatch):
+    counter = CountedSteps()
+
+    def counted(work):
+        def works(*arguments):
+            counter.read += 1000
+            return work(*arguments)
+
+        return works
+
+    monkeypatch.setattr(training_run, "energy_meter", lambda _: EnergyMeter([counter]))
+    monkeypatch.setattr(training_run.Measurer, "measure", counted(training_run.Measurer.measure))
+    monkeypatch.setattr(training_run.Checkpoints, "save", counted(training_run.Checkpoints.save))
+    record = run(resolve(replace(SINGLE, checkpoint_every=3, measure=("sharpness",))), tmp_path / "run")
+    assert [point.joules for point in record.points] == [1.0, 4.0]  # up to step 2; to checkpoints 3 and 6, and the end
+
+
+@pytest.mark.parametrize(("device", "count"), [("auto", [0, 1]), ("cuda:1", [1]), ("cuda", [0, 1])])
+def test_the_accelerators_that_processes_have_are_measured(monkeypatch, device, count):
+    monkeypatch.setattr(devices, "accelerator", lambda: "cuda")
+    monkeypatch.setattr(devices, "pick_device", torch.device)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(training_run, "is_one_machine", lambda _: True)
+    monkeypatch.setattr(training_run, "energy_meter", lambda chosen: sorted(device.index for device in chosen))
+    trainer = SimpleNamespace(rank=0, processes=2)
+    prepared = SimpleNamespace(trainer=trainer, settings=SimpleNamespace(device=device))
+    assert training_run.meter_of(prepared) == count
+    trainer.rank = 1
+    assert training_run.meter_of(prepared) is None
 
 
 def test_a_run_that_goes_on_counts_its_energy_on():

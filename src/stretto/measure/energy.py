@@ -5,14 +5,14 @@ RAPL counts what a whole CPU uses, of all programs. Linux lets root alone read i
 
 import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from stretto.nn.devices import HOST, device_uuids
+from stretto.nn.devices import HOST, uuid_of
 
 POWERCAP = Path("/sys/class/powercap")
 PERIOD = 5.0  # seconds between two readings, at most while steps are made: RAPL's counters wrap within minutes
@@ -156,15 +156,13 @@ class EnergyMeter:
             return None
 
 
-def energy_meter(device: torch.device, processes: int = 1, *, root: Path = POWERCAP) -> EnergyMeter | None:
-    """A meter for `processes` of this machine that train on devices of this kind; None where it cannot be measured.
+def energy_meter(devices: Iterable[torch.device], *, root: Path = POWERCAP) -> EnergyMeter | None:
+    """A meter of the machine's CPUs, and of those of the `devices` that are accelerators; None if one has no counter.
 
-    It counts the machine's CPUs and, on an accelerator, those of the processes, too.
+    None, too, if nothing can be measured.
     """
-    counters: list[Counter] = [*rapl_domains(root)]
-    if device.type not in HOST:
-        accelerators = nvml_devices(device_uuids(device, processes))
-        if not accelerators:
-            return None
-        counters += accelerators
-    return EnergyMeter(counters) if counters else None
+    accelerators = [device for device in devices if device.type not in HOST]
+    uuids = [uuid for device in accelerators if (uuid := uuid_of(device)) is not None]
+    gpus = nvml_devices(uuids) if uuids else []
+    counters: list[Counter] = [*rapl_domains(root), *gpus]
+    return EnergyMeter(counters) if counters and len(gpus) == len(accelerators) else None

@@ -72,14 +72,12 @@ def accelerator_names() -> list[str]:
     return [str(module.get_device_name(index)) for index in range(torch.accelerator.device_count())]
 
 
-def device_uuids(device: torch.device, processes: int = 1) -> list[str]:
-    """The UUIDs of this accelerator, or of those that so many processes of this machine have; empty if it has none."""
+def uuid_of(device: torch.device) -> str | None:
+    """The UUID of an accelerator; None if it has none."""
     module: Any = torch.get_device_module(device)
-    if not hasattr(module, "get_device_properties"):
-        return []
-    indices = [device.index or 0] if processes == 1 else range(min(processes, torch.accelerator.device_count()))
-    uuids = [getattr(module.get_device_properties(index), "uuid", None) for index in indices]
-    return [] if None in uuids else [str(uuid) for uuid in uuids]
+    properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else str(uuid)
 
 
 def name_of(device: torch.device) -> str:

@@ -20,7 +20,7 @@ from stretto.data import forever
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
-from stretto.nn.devices import name_of
+from stretto.nn.devices import name_of, pick_device_of
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import derive
 from stretto.options.user_function import is_model_folder
@@ -40,7 +40,6 @@ from stretto.trackers import RunDescription
 from stretto.trackers import find as find_trackers
 from stretto.trainer.metrics import Metric, refuse_undefined
 from stretto.trainer.tracking import Tracking, bubble_of, drawing_of
-from stretto.trainer.trainer import Trainer
 
 EVALUATION_BATCH = 128
 TRAIN_SAMPLE = 512  # training examples that train loss and accuracy are evaluated on
@@ -161,7 +160,7 @@ def run_prepared(
     with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
         saved, complaints = checkpoints.load(trainer) if resume else (None, [])
         progress = Progress() if saved is None else Progress.from_json(saved)
-        progress.meter = meter_of(trainer) if alone else None
+        progress.meter = meter_of(prepared) if alone else None
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, RemoteStage)]
         where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
         writer.worker_event(
@@ -228,10 +227,14 @@ def write_results(
         writer.finish(run_json(prepared, costs, progress, record, memory), *weights)
 
 
-def meter_of(trainer: Trainer) -> EnergyMeter | None:
+def meter_of(prepared: Prepared) -> EnergyMeter | None:
     """On the first process a meter of this machine's energy, if all processes are on it; None elsewhere."""
-    on_this_machine = trainer.processes == 1 or is_one_machine(os.environ)
-    return energy_meter(trainer.device, trainer.processes) if on_this_machine and trainer.rank == 0 else None
+    trainer = prepared.trainer
+    if trainer.rank > 0 or (trainer.processes > 1 and not is_one_machine(os.environ)):
+        return None
+    if trainer.processes == 1:
+        return energy_meter([trainer.device])
+    return energy_meter({pick_device_of(prepared.settings.device, rank) for rank in range(trainer.processes)})
 
 
 def write_or_gather(prepared: Prepared, writer: RunWriter) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
@@ -338,22 +341,23 @@ def train_until_done(
         if step in evaluated:
             with meter.paused():
                 point = evaluate(prepared, costs, step, sum(progress.step_seconds), bleu, metrics)
-            if point is None:
-                progress.diverged_at = step
-                return
-            point = replace(point, joules=progress.joules)
-            progress.points.append(point)
-            writer.event("evaluation", **point.to_json())
-            writer.worker_event("evaluation", step=step, seconds=point.seconds)
-            tracking.evaluation(step, scores_of(point))
-            measurement = measurer.measure(step)
+                if point is None:
+                    progress.diverged_at = step
+                    return
+                point = replace(point, joules=progress.joules)
+                progress.points.append(point)
+                writer.event("evaluation", **point.to_json())
+                writer.worker_event("evaluation", step=step, seconds=point.seconds)
+                tracking.evaluation(step, scores_of(point))
+                measurement = measurer.measure(step)
             if measurement is not None:
                 progress.measurements.append(measurement)
                 writer.event("measurement", **measurement.to_json())
         stops = request is not None and trainer.stops(request.received) and step < steps
         if stops or (checkpoints.due(step) and step < steps):
-            progress.tracker_ids = tracking.for_checkpoint()
-            path = checkpoints.save(trainer, progress.steps, progress.to_json())
+            with meter.paused():
+                progress.tracker_ids = tracking.for_checkpoint()
+                path = checkpoints.save(trainer, progress.steps, progress.to_json())
             writer.worker_event("checkpoint", step=step, path=str(path))
         if stops:
             raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
