@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stretto
 from stretto import UsageError
+from stretto.runtime.process_memory import CLEAR
 from stretto.study.comparison import RUN_KEYS
 from stretto.study.python_calls import digest_of_layers
 
@@ -112,6 +113,15 @@ def test_the_same_call_goes_on_and_another_one_does_not(monkeypatch):
         compared(data=tuple((x * 2, y) for x, y in data()))
     with pytest.raises(UsageError, match=r"from before the model that was given \(.*\) changed"):
         compared(model=build(), data=data())
+
+
+@pytest.mark.skipif(not CLEAR.exists(), reason="only Linux can forget a process's peak")
+def test_what_a_script_held_before_is_not_in_the_memory_of_a_run():
+    given = {"loss": mse_loss, "lr": 0.05, "stages": 2, "steps": 4, "batch_size": 8, "quiet": True}
+    (before,) = stretto.train(build, data, **given, out="before")["peak_memory"]
+    torch.ones(2**26, dtype=torch.float64).sum()
+    (after,) = stretto.train(build, data, **given, out="after")["peak_memory"]
+    assert after < before + 2**28
 
 
 def test_one_run_alone_and_on_processes():

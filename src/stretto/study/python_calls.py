@@ -25,6 +25,7 @@ from stretto.report.metric import metric
 from stretto.report.panel import panel
 from stretto.report.terminal import table
 from stretto.runtime.launch import LaunchSettings
+from stretto.runtime.process_memory import forget_most_held
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known
 from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
@@ -236,6 +237,7 @@ def train(
     )  # fmt: skip
     folder = default_folder(resolved) if out is None else Path(out)
     if claim(folder, resolved, resume=resume):
+        forget_most_held()  # what this script held before is not the run's
         prepared = (prepare if workers is None else prepare_trial)(resolved)
         refuse_other_sizes(prepared)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
