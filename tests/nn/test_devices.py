@@ -41,7 +41,7 @@ def alone(tmp_path_factory):
     calls = [
         ("placement",), ("train_all", RUNS), ("mixtures",), ("global_generators",), ("streams_apart",),
         ("single_generator",), ("recorded",), ("split_by_time",), ("early_reuse",), ("on_a_stream",), ("bf16",),
-        ("saved", folder / "device"), ("resumed", folder / "cpu"),
+        ("saved", folder / "device"), ("resumed", folder / "cpu"), ("peak_memory",),
     ]  # fmt: skip
     (results,) = launch(1, "runtime.on_stand_in:each", calls)
     return folder, {name: result for (name, *_), result in zip(calls, results, strict=True)}
@@ -116,6 +116,10 @@ def test_streams(results):
 
 def test_a_checkpoint_of_a_device_goes_on_on_the_cpu(alone, results):
     assert same(scripts.resume("pb-lwp-sc", alone[0] / "device", device="cpu"), results["saved"])
+
+
+def test_memory_that_an_allocator_does_not_count_is_unknown(results):
+    assert results["peak_memory"] is None
 
 
 def test_a_checkpoint_of_the_cpu_goes_on_on_a_device(alone, results):

@@ -66,10 +66,7 @@ def pick_device_of(device: str | torch.device, local_rank: int) -> torch.device:
 def accelerator_names() -> list[str]:
     """The product name of each accelerator of this machine; empty without one."""
     kind = accelerator()
-    if kind is None:
-        return []
-    module: Any = torch.get_device_module(kind)
-    return [str(module.get_device_name(index)) for index in range(torch.accelerator.device_count())]
+    return [] if kind is None else [name_of(torch.device(kind, i)) for i in range(torch.accelerator.device_count())]
 
 
 def uuid_of(device: torch.device) -> str | None:
@@ -81,10 +78,11 @@ def uuid_of(device: torch.device) -> str | None:
 
 
 def name_of(device: torch.device) -> str:
-    """The product name of an accelerator; "cpu" for the CPU."""
+    """The product name of an accelerator, or its kind if torch does not tell; "cpu" for the CPU."""
     if device.type in HOST:
         return device.type
-    return str(torch.get_device_module(device).get_device_name(device))
+    module: Any = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
 
 def synchronize(device: torch.device) -> None:

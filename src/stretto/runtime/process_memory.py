@@ -43,7 +43,9 @@ def most_held(device: torch.device) -> int | None:
     On an accelerator those of tensors there, by torch's allocator; on the CPU the process's resident memory.
     """
     if device.type not in HOST:
-        return int(torch.accelerator.max_memory_allocated(device))
+        with suppress(RuntimeError):  # torch's allocator for this kind of device does not count
+            return int(torch.accelerator.max_memory_allocated(device))
+        return None
     with suppress(OSError):  # not Linux
         for line in STATUS.read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
@@ -58,8 +60,9 @@ def most_held(device: torch.device) -> int | None:
 
 def forget_most_held() -> None:
     """Begin anew what `most_held` tells, on Linux and on accelerators; elsewhere it is since the process started."""
-    if torch.accelerator.is_available():
-        torch.accelerator.reset_peak_memory_stats()
+    for index in range(torch.accelerator.device_count()):
+        with suppress(RuntimeError):  # as in most_held
+            torch.accelerator.reset_peak_memory_stats(index)
     with suppress(OSError):
         CLEAR.write_text(FORGET_PEAK, encoding="ascii")
 
