@@ -154,6 +154,8 @@ def test_seeds_without_an_effect_on_weights_are_said(capsys):
         ({"loss": lambda output, target: (output - target) ** 2}, "the loss returned a tensor"),
         ({"methods": ("backprop", "pb-lwp-sc"), "optimizer": "adam"}, "SGD"),
         ({"stages": 99}, "99"),
+        ({"jobs": 0}, "jobs=0: choose a whole number of at least 1"),
+        ({"jobs": 2, "workers": 2}, "jobs=2, workers=2: runs on several processes go one after the other"),
     ],
 )
 def test_mistakes(changed, message):

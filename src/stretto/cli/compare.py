@@ -16,7 +16,7 @@ from stretto.cli.study_file import study_file
 from stretto.errors import UsageError
 from stretto.processes import fork_server
 from stretto.settings.command_line import NUMBER, WHOLE
-from stretto.settings.runs import CompareSettings, at_least_one, known
+from stretto.settings.runs import CompareSettings, check_jobs, known
 
 if TYPE_CHECKING:
     from stretto.report.heading import Heading
@@ -95,17 +95,6 @@ def compare(
         content = {name: outcome.to_json() for name, outcome in outcomes.items()}
         print_json({"parts": content} if parts else content[""])
     return 1 if any(outcome.failures for outcome in outcomes.values()) else 0
-
-
-def check_jobs(settings: CompareSettings, jobs: int | None) -> None:
-    """Raise UsageError for a number of jobs below one, or above one where runs have processes of their own."""
-    if jobs is not None:
-        at_least_one("jobs", jobs)
-    if settings.workers is not None and jobs not in (None, 1):
-        raise UsageError(
-            f"jobs={jobs}, workers={settings.workers}: runs on several processes go one after the other, so that their "
-            "times can be compared; leave --jobs out"
-        )
 
 
 def check_timeout(settings: CompareSettings, timeout: float | None) -> None:

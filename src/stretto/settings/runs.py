@@ -411,6 +411,17 @@ def at_least_one(name: str, value: int) -> None:
         raise UsageError(f"{name}={value}: choose a whole number of at least 1")
 
 
+def check_jobs(settings: CompareSettings, jobs: int | None) -> None:
+    """Raise UsageError for a number of jobs below one, or above one where runs have processes of their own."""
+    if jobs is not None:
+        at_least_one("jobs", jobs)
+    if settings.workers is not None and jobs not in (None, 1):
+        raise UsageError(
+            f"jobs={jobs}, workers={settings.workers}: runs on several processes go one after the other, so that their "
+            "times can be compared; leave --jobs out"
+        )
+
+
 def positive_rates(rates: Sequence[float]) -> None:
     """Raise UsageError for learning rates that are not above 0, or infinite."""
     for rate in rates:

@@ -26,7 +26,7 @@ from stretto.report.panel import panel
 from stretto.report.terminal import table
 from stretto.runtime.launch import LaunchSettings
 from stretto.runtime.process_memory import forget_most_held
-from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known
+from stretto.settings.runs import CompareSettings, Settings, TrainSettings, check_jobs, known
 from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
 from stretto.study.first_batches import refuse_other_sizes
@@ -189,6 +189,7 @@ def compare(
         lr=listed(lr), batch_size=listed(batch_size), seeds=seeds, steps=steps, stages=stages, workers=workers,
         **chosen,
     )  # fmt: skip
+    check_jobs(several, jobs)
     with scratch() as folder:
         objects = folder / "objects"
         write_objects(objects, several.functions.values())
