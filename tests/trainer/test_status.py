@@ -231,6 +231,16 @@ def test_weights_are_written_a_file_a_stage(tmp_path):
     assert all(torch.equal(value, gathered[name]) for name, value in written.items())
 
 
+def test_weights_that_are_tied_within_a_stage_are_written_under_each_name(tmp_path):
+    stage = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    stage[1].weight = stage[0].weight
+    trainer = stretto.Trainer([stage], nn.functional.mse_loss, partial(torch.optim.SGD, lr=0.1), "backprop")
+    trainer.write_weights(tmp_path)
+    written, gathered = load_file(tmp_path / "model-00001-of-00001.safetensors"), trainer.gather()
+    assert written.keys() == gathered.keys()
+    assert torch.equal(written["0.1.weight"], gathered["0.0.weight"])
+
+
 def test_weights_are_written_under_the_names_that_are_asked_for(tmp_path):
     trainer = make()
     trainer.write_weights(tmp_path, lambda name: None if name.endswith("bias") else f"net.{name}")

@@ -25,17 +25,23 @@ def write_part(
     """Write the file of a stage; return the bytes of each tensor in it, under its name behind SIZE."""
     named = {key if names is None else names(key): value for key, value in weights.items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in named.items() if name is not None}
-    alone = {name: value.clone() if shares(value) else value for name, value in tensors.items()}
     with replacing(folder / file_of(stage, num_stages)) as file:
         mode = file.stat().st_mode
-        save_file(alone, file, metadata={"format": "pt"})  # which nobody but this user could read
+        save_file(apart(tensors), file, metadata={"format": "pt"})  # which nobody but this user could read
         file.chmod(mode)
     return {SIZE + name: torch.tensor(value.nbytes) for name, value in tensors.items()}
 
 
-def shares(tensor: Tensor) -> bool:
-    """Whether a tensor is a part of a larger storage, which safetensors would refuse."""
-    return tensor.untyped_storage().nbytes() != tensor.nbytes
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, copied where safetensors would refuse them: parts of a larger storage, and tied ones."""
+    storages: set[int] = set()
+    copied = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages
+        copied[name] = tensor if alone else tensor.clone()
+        storages.add(storage.data_ptr())
+    return copied
 
 
 def write_index(folder: Path, written: Mapping[int, Mapping[str, Tensor]]) -> None:
