@@ -43,6 +43,7 @@ def folder(tmp_path, monkeypatch):
     )  # fmt: skip
     transformers.GPT2LMHeadModel(config).save_pretrained("model")
     Path("model/tokenizer.json").write_text("{}")
+    Path("model/chat_template.jinja").write_text("")
     Path("own.py").write_text(OWN)
 
 
@@ -72,7 +73,7 @@ def test_what_it_leaves_is_a_folder_that_from_pretrained_reads():
     run = trained("out", "--workers", "2")
     names = {path.name for path in Path("out/model").iterdir()}
     parts = {f"model-0000{part}-of-00002.safetensors" for part in (1, 2)}
-    assert names >= {*parts, "config.json", "tokenizer.json", "model.safetensors.index.json"}
+    assert names >= {*parts, "config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"}
     assert all(
         Path("out/model", name).stat().st_mode & 0o777 == Path("own.py").stat().st_mode & 0o777 for name in parts
     )

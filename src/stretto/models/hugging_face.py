@@ -195,7 +195,7 @@ def write_surroundings(text: str, model: Any, folder: Path) -> None:
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     for path in folder_of(text).iterdir():
-        beside = path.suffix in (".json", ".txt", ".model") and path.name not in (CONFIG, INDEX)
+        beside = path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in (CONFIG, INDEX)
         if beside and path.is_file():
             shutil.copyfile(path, folder / path.name)
 
