@@ -355,7 +355,7 @@ def test_who_has_edited_a_function_is_refused_while_the_study_is_unfinished(tmp_
         began.finish(made)
         own.write_text(OWN.replace("Tanh", "ReLU"))
         edited = open_study(settings, tmp_path / "two")
-        with pytest.raises(UsageError, match=r"with other versions of own\.py: give"):
+        with pytest.raises(UsageError, match=r"with other versions of own\.py \(or a file that it imports\): give"):
             compare(edited, jobs=1, storage=url)
         assert not (tmp_path / "two").exists()
     own.write_text(OWN)
