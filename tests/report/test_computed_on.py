@@ -13,10 +13,10 @@ def test_several_devices_are_said_once(monkeypatch):
     assert several_devices((here, here, old)) == ""
     mixed = (here, replace(here, device="NVIDIA H200"), here, replace(here, threads=4))
     sentence = (
-        "Runs were computed on several devices: 2 on cpu, 1 thread; 1 on NVIDIA H200, 1 thread; 1 on cpu, 4 threads. "
+        "Runs were not all computed alike: 2 on cpu, 1 thread; 1 on NVIDIA H200, 1 thread; 1 on cpu, 4 threads. "
         "Do not compare their seconds."
     )
     assert several_devices(mixed) == sentence
     monkeypatch.setattr("stretto.report.html._bundle", str)
     assert render(make_page(mixed)).count(sentence) == 1
-    assert "several devices" not in render(make_page((here,)))
+    assert "not all computed alike" not in render(make_page((here,)))

@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,10 @@ def test_a_study_answers():
     assert study.report().is_file()
     assert "greedy" in study.table()
     assert "<pre>" in study._repr_html_()
+    first, *others = study.outcome.records
+    mixed = replace(study, outcome=replace(study.outcome, records=(replace(first, threads=3), *others)))
+    for told in (repr(mixed), mixed._repr_html_()):
+        assert "Do not compare their seconds." in told
     with pytest.raises(UsageError, match="did you mean 'mae'"):
         study.best("mea")
 

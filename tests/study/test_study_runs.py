@@ -587,7 +587,7 @@ def test_device_and_threads_are_recorded_and_do_not_make_another_run(tmp_path):
     told = [(record.device, record.threads) for record in (*single.records, *again.records)]
     assert told == [("cpu", 1), ("cpu", 2)]
     assert json.loads((tmp_path / "runs/backprop-lr0.05-b32-s0/run.json").read_text())["record"]["threads"] == 2
-    sentence = "Runs were computed on several devices: 1 on cpu, 1 thread; 1 on cpu, 2 threads."
+    sentence = "Runs were not all computed alike: 1 on cpu, 1 thread; 1 on cpu, 2 threads."
     assert several_devices((*single.records, *again.records)).startswith(sentence)
 
 

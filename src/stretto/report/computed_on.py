@@ -18,4 +18,4 @@ def several_devices(records: Sequence[Record]) -> str:
     if len(places) < 2:
         return ""
     listed = "; ".join(f"{count} on {place}" for place, count in places.items())
-    return f"Runs were computed on several devices: {listed}. Do not compare their seconds."
+    return f"Runs were not all computed alike: {listed}. Do not compare their seconds."

@@ -96,15 +96,16 @@ class FinishedStudy:
 
     def __repr__(self) -> str:
         failed = f", {len(self.outcome.failures)} failed" if self.outcome.failures else ""
-        several = several_devices(self.outcome.records)
-        return f"{len(self.outcome.records)} runs{failed}, {self.outcome.report}\n{self.table()}{several}"
+        told = self.table() + several_devices(self.outcome.records)
+        return f"{len(self.outcome.records)} runs{failed}, {self.outcome.report}\n{told}"
 
     def _repr_html_(self) -> str:
         from html import escape
 
         picture = self.outcome.report.with_name("frontier.svg")
         drawn = picture.read_text(encoding="utf-8") if picture.is_file() else ""
-        return f"<pre>{escape(self.table())}</pre>{drawn}<p>{escape(str(self.outcome.report))}</p>"
+        told = self.table() + several_devices(self.outcome.records)
+        return f"<pre>{escape(told)}</pre>{drawn}<p>{escape(str(self.outcome.report))}</p>"
 
 
 @dataclass(frozen=True, eq=False)
