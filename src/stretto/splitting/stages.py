@@ -38,11 +38,10 @@ class Stages(list[nn.Module]):
 
     def name_in_model(self, key: str) -> str | None:
         """The name in the model of a weight "<stage>.<name>"; None for one that an earlier stage has, too (tied)."""
-        names = self._names.get(key.replace("_orig_mod.", ""))  # torch.compile adds this prefix
-        if names is None:
-            raise UsageError(f"{key!r} is no weight of these {len(self)} stages: {nearest(key, self._names)}")
+        own = self._key(key)
+        names = self._names[own]
         first = next(other for other, others in self._names.items() if others == names)
-        return names[0] if names and first == key.replace("_orig_mod.", "") else None
+        return names[0] if names and first == own else None
 
     def model_state(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights that `trainer.gather()` returned, under the names that `model.load_state_dict` takes.
@@ -54,12 +53,17 @@ class Stages(list[nn.Module]):
         state: dict[str, Tensor] = dict(self._model.state_dict())
         for key, value in gathered.items():
             if not key.startswith("heads."):
-                name = key.replace("_orig_mod.", "")  # torch.compile adds this prefix
-                if name not in self._names:
-                    raise UsageError(f"{key!r} is no weight of these {len(self)} stages: {nearest(name, self._names)}")
+                names = self._names[self._key(key)]
                 of_kind(f"gathered[{key!r}]", value, Tensor, "a tensor")
-                state.update(dict.fromkeys(self._names[name], value))
+                state.update(dict.fromkeys(names, value))
         return state
+
+    def _key(self, weight: str) -> str:
+        """The key in `_names` of a weight "<stage>.<name>" as a trainer names it."""
+        key = weight.replace("_orig_mod.", "")  # torch.compile adds this prefix
+        if key not in self._names:
+            raise UsageError(f"{weight!r} is no weight of these {len(self)} stages: {nearest(key, self._names)}")
+        return key
 
 
 def names_in(model: nn.Module, stages: Sequence[nn.Module]) -> dict[str, list[str]]:
