@@ -57,11 +57,12 @@ def test_stages_without_a_place_for_each_target_have_none():
     assert probes([nn.Identity(), pooled], (x, y), (x, y)) == (None, None)
 
 
-def test_targets_that_ask_for_nothing_do_not_count():
+@pytest.mark.parametrize("padding", [-100, -1])
+def test_targets_that_ask_for_nothing_do_not_count(padding):
     g = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, 5, (60, 7), generator=g)
-    y = tokens.where(torch.rand(60, 7, generator=g) < 0.5, -100)
-    tokens[y == -100] = 0
+    y = tokens.where(torch.rand(60, 7, generator=g) < 0.5, padding)
+    tokens[y == padding] = 0
     assert probes([nn.Embedding(5, 4)], (tokens[:40], y[:40]), (tokens[40:], y[40:])) == (1,)
 
 

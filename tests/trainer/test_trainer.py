@@ -158,6 +158,23 @@ def test_evaluate_counts_tokens_and_pixels():
         assert pixels.evaluate([(x, y)])["accuracy"] == pytest.approx(right)
 
 
+def test_padding_of_any_number_below_zero_has_no_part_in_the_accuracy():
+    """A tagger's own loss may leave out -1 as well as torch's -100; either would be right nowhere."""
+
+    def loss(output, target):
+        kept = target >= 0
+        return nn.functional.cross_entropy(output[kept], target[kept], reduction="sum"), kept.sum()
+
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    trainer = make("backprop", [nn.Linear(6, 3).double()], loss=loss)
+    with torch.no_grad():
+        y = trainer.stages[0](x).argmax(-1)
+    y[0, 0] = (y[0, 0] + 1) % 3
+    for padding in (-1, -100):
+        y[:, 4:] = padding
+        assert trainer.evaluate([(x, y)])["accuracy"] == 7 / 8
+
+
 def test_evaluate_without_classes_has_no_accuracy():
     trainer = make("backprop", linears(6, 3, 2), loss=mse_loss)
     x = batches(1)[0][0]

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from stretto.analysis.gradient_cosine import boundaries
 from stretto.errors import UsageError
-from stretto.nn.batch import IGNORED, check_examples, with_numbers
+from stretto.nn.batch import check_examples, counted, with_numbers
 from stretto.nn.input_errors import explaining_misfits
 from stretto.nn.preserve import evaluating
 from stretto.options.checks import of_kind, sequence, shown
@@ -27,7 +27,7 @@ MOST_STEPS = 25  # of L-BFGS
 def probes(stages: Sequence[nn.Module], train: Examples, test: Examples) -> tuple[float | None, ...]:
     """By stage: the accuracy on `test` of a probe fitted on `train`, both (x, y).
 
-    y are classes, one for each example or one for each position; targets of -100 are ignored. None where a stage's
+    y are classes, one for each example or one for each position; targets below 0 are ignored. None where a stage's
     first output has no floating-point numbers, or no position for each target.
     """
     check(stages, train, test)
@@ -52,8 +52,8 @@ def check(stages: Sequence[nn.Module], train: Examples, test: Examples) -> None:
             raise UsageError(f"{name}={shown(pair)}: give a pair of tensors (x, y)")
         x, y = (with_numbers(part, f"the {letter} of {name}") for part, letter in zip(pair, "xy", strict=True))
         check_examples((x,), y, cuts=False)
-        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or int(y.min()) < IGNORED:
-            raise UsageError(f"{name}: y is {shown(y)}: give classes as whole numbers from 0 on, {IGNORED} for none")
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise UsageError(f"{name}: y is {shown(y)}: give classes as whole numbers from 0 on, any below for none")
 
 
 def outputs(stages: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
@@ -82,11 +82,11 @@ def probe(train: Examples, test: Examples) -> float:
 
 def prepared(features: Tensor, y: Tensor) -> Examples:
     """Features [n, d] in float64 and targets [n], of those that ask for something."""
-    flat = features.flatten(0, y.dim() - 1)[y.flatten() != IGNORED].double()
+    flat = features.flatten(0, y.dim() - 1)[counted(y).flatten()].double()
     if flat.dim() == 4 and flat[0].numel() > WIDEST:
         side = max(1, int((WIDEST / flat.shape[1]) ** 0.5))
         flat = nn.functional.adaptive_avg_pool2d(flat, (min(side, flat.shape[2]), min(side, flat.shape[3])))
-    return flat.flatten(1), y[y != IGNORED]
+    return flat.flatten(1), y[counted(y)]
 
 
 def classifier(x: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -28,6 +28,11 @@ class Named(tuple[Tensor, ...]):
         return named
 
 
+def counted(target: Tensor) -> Tensor:
+    """Which targets are classes: whole numbers from 0. All below are padding, whichever of them a loss leaves out."""
+    return target >= 0
+
+
 def with_names_of(inputs: Sequence[Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """The `tensors` as a tuple, with the argument names of `inputs` if it is `Named`."""
     return Named(tensors, inputs.names) if isinstance(inputs, Named) else tuple(tensors)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.losses import Loss, mean_and_weight
-from stretto.nn.batch import IGNORED, call, inputs_on, target_on, to_device
+from stretto.nn.batch import call, counted, inputs_on, target_on, to_device
 from stretto.nn.preserve import evaluating
 from stretto.stage.trainer_specification import Specification
 from stretto.trainer.metrics import Metric, MetricTally
@@ -29,7 +29,7 @@ class Tally:
         self.examples += examples
         if countable(output, target):
             self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
-            self.targets += int((target != IGNORED).sum())
+            self.targets += int(counted(target).sum())
         for metric in self.metrics.values():
             metric.add(output, target, examples)
 
@@ -64,9 +64,9 @@ def evaluate(
 ) -> dict[str, float]:
     """The mean "loss" over examples, or over what the loss counts, the "accuracy" over targets, and the metrics.
 
-    There is an accuracy where targets are whole numbers with one dimension less than outputs; targets of -100 are
-    ignored. Batches are weighted by their number of examples, or, where the loss gives (sum, count), by that count.
-    Raises UsageError when there are no examples, or nothing counts.
+    There is an accuracy where targets are whole numbers with one dimension less than outputs; those below 0 (padding)
+    do not count. Batches are weighted by their number of examples, or, where the loss gives (sum, count), by that
+    count. Raises UsageError when there are no examples, or nothing counts.
     """
     device, precision, tally = specification.device, specification.precision, Tally(metrics)
     with evaluating([model]):

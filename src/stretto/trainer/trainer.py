@@ -423,8 +423,8 @@ class Trainer:
         """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
 
         If targets are whole numbers with one dimension less than the output, "accuracy" is the share of targets that
-        the output's largest entry hits; targets of -100 are ignored, as in torch's cross entropy. Without such targets
-        there is no such key. Raises UsageError without examples.
+        the output's largest entry hits; targets below 0 are padding and do not count. Without such targets there is no
+        such key. Raises UsageError without examples.
 
         Each of `metrics`, by name, takes (output, target) of a batch and returns a mean over its examples, or (sum,
         count); or it is an object with reset(), update(output, target) and compute(), as those of torchmetrics are. Its
