@@ -11,6 +11,7 @@ from branching_models import Branching, Counting, Moody, Regions, Shared, Tied
 
 import stretto
 from stretto.nn.chain import Chain
+from stretto.nn.preserve import without_fused_transformers
 from stretto.splitting.export.modes import Switch
 
 transformers.logging.set_verbosity_error()
@@ -174,3 +175,27 @@ def test_methods_train_the_model(kind, method):
     scores = trainer.evaluate([(inputs, target)])
     assert scores == trainer.evaluate([(inputs, target)])
     assert stages.model_state(trainer.gather()).keys() == reference.state_dict().keys()
+
+
+class Tagger(torch.nn.Module):
+    """torch's own transformer, as it comes, on padded sequences: no tracer sees its blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(11, 8, padding_idx=0)
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2)
+        self.out = torch.nn.Linear(8, 3)
+
+    def forward(self, words):
+        return self.out(self.encoder(self.words(words), src_key_padding_mask=words == 0))
+
+
+def test_a_transformer_of_torch_is_cut_though_its_fused_kernel_gives_other_numbers_for_padding():
+    model, words = Tagger(), tokens(4, 6)
+    words[:, 4:] = 0
+    stages = stretto.split(model, 2, example=words)
+    with torch.no_grad(), without_fused_transformers():
+        expected = model.eval()(words)
+        torch.testing.assert_close(Chain(*stages).eval()(words), expected)
+    assert torch.backends.mha.get_fastpath_enabled()

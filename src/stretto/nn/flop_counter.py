@@ -13,6 +13,8 @@ from torch.utils.flop_counter import (
     shape_wrapper,
 )
 
+from stretto.nn.preserve import without_fused_transformers
+
 
 @contextmanager
 def counting() -> Iterator[FlopCounterMode]:
@@ -22,15 +24,11 @@ def counting() -> Iterator[FlopCounterMode]:
     fused transformer kernel is off in the block, as the counter would count it as 0. Compiled modules run uncompiled:
     up to torch 2.13, torch.compile never compiles a module whose first call ran under a dispatch mode.
     """
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
+    with without_fused_transformers():
         counter = FlopCounterMode(display=False, custom_mapping=CPU_KERNELS)
         counter.mod_tracker = NoModuleTracker()  # type: ignore[assignment]
         with torch.compiler.set_stance("force_eager"), counter:
             yield counter
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 class NoModuleTracker:

@@ -58,6 +58,20 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def without_fused_transformers() -> Iterator[None]:
+    """Without torch's fused transformer kernel, which evaluation takes where no gradient is wanted.
+
+    With a mask of padding nn.TransformerEncoder gives zeros there then, other than in training.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@contextmanager
 def trainable(model: nn.Module) -> Iterator[None]:
     """In this block every floating-point parameter requires a gradient, frozen ones included."""
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 from stretto.errors import UsageError
 from stretto.nn import deferred
 from stretto.nn.chain import Chain
-from stretto.nn.preserve import device_of, output_tensors, trainable, undisturbed
+from stretto.nn.preserve import device_of, output_tensors, trainable, undisturbed, without_fused_transformers
 from stretto.splitting.assembly import assemble
 from stretto.splitting.boundary_values import (
     Form,
@@ -87,6 +87,7 @@ class Traced(SplitParts):
             with (
                 undisturbed([self._model, *stages], device_of([self._model])),
                 torch.no_grad(),
+                without_fused_transformers(),  # no tracer records it
                 deferred.faked([self._model, *stages]) as valueless,
             ):
                 for module, training in (modes or {}).items():
