@@ -8,6 +8,7 @@ from torch.nn.functional import mse_loss
 
 from stretto.cost import Cluster, Device, Group, Link
 from stretto.cost.step_prediction import forecast
+from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.methods import method
 from stretto.plan import Problem, search
@@ -27,6 +28,36 @@ def calibrated(workers):
     link = Link(latency=2e-4, bandwidth=1e9, contention=1.1, send=3e-5, send_per_byte=1e-10, receive=7e-5)
     group = Group(nodes=1, workers=workers, device="d", within="l")
     return Cluster(name="c", groups=(group,), devices={"d": device}, links={"l": link})
+
+
+def linear_problem(heads, *names):
+    layers, x = [nn.Linear(WIDTH, WIDTH) for _ in range(7)], torch.zeros(2, WIDTH)
+    costs = layer_costs(layers, x, loss=mse_loss, target=x)
+    given = None if heads is None else tuple(costs.layers[0] if known else None for known in heads)
+    return Problem(
+        costs=costs, cluster=calibrated(3), workers=3, batch_sizes=(BATCH,), methods=names, heads=given,
+        all_workers=True, optimizer="adam", microbatches=(1,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["greedy", "chunked", "overlapping"])
+def test_no_stage_with_a_loss_ends_where_there_can_be_no_head(name):
+    """Inside an attention the rows of an exported graph's values are no examples, so no head can stand there."""
+    three_stages = {"among": lambda c: c.pipeline == 3}
+    places = [False, True, False, False, False, True, False]
+    found = search(linear_problem(places, name), **three_stages)
+    assert found.plans
+    for plan in found.plans:
+        after = plan.candidate.gradients.heads
+        assert {end for stage, end in enumerate(plan.bounds[1:-1]) if stage in after} <= {2, 6}
+    assert not search(linear_problem([False, False, True, *[False] * 4], "greedy"), **three_stages).plans
+
+
+def test_local_methods_without_the_costs_of_heads_are_refused_where_they_are_named():
+    for name in ("greedy", "local"):
+        with pytest.raises(UsageError, match=f"no plan can have the methods {name}: .*no data"):
+            linear_problem(None, "1f1b", name)
+    assert "greedy" not in linear_problem(None, "all").names
 
 
 @pytest.mark.parametrize("name", METHODS)

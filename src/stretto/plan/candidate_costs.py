@@ -329,9 +329,12 @@ class Prices:
         )
 
     def head(self, c: Candidate, worker: int) -> "Head":
-        """The costs of a head behind layer j - 1, at [0, j]."""
-        heads = self.problem.heads
-        assert heads is not None, "methods with heads are tried only where their costs are known"
+        """The costs of a head behind layer j - 1, at [0, j]; where there can be none it takes infinite memory."""
+        given = self.problem.heads
+        assert given is not None, "methods with heads are tried only where their costs are known"
+        some = next(head for head in given if head is not None)
+        heads = [some if head is None else head for head in given]
+        missing = np.array([inf if head is None else 0.0 for head in given])
         rows = self.seconds(heads, self.places_of(c).machines[worker], c.examples)
 
         def at_end(values: Sequence[float] | Numbers) -> Table:
@@ -340,7 +343,7 @@ class Prices:
 
         return Head(
             Times(*map(at_end, rows.T)),
-            at_end([head.parameter_bytes + self.problem.state(head) for head in heads]),
+            at_end(missing + np.array([head.parameter_bytes + self.problem.state(head) for head in heads])),
             at_end([head.gradient_bytes for head in heads]),
             at_end([head.activation.at(c.examples) for head in heads]),
         )
@@ -366,7 +369,8 @@ class Prices:
             stage_bytes = stage.static_bytes + planning.held(stage_at) * stage.microbatch_bytes + stage.recompute_bytes
             memory = place.memory[worker] / planning.stages_per_worker
             wait = wait_terms(c, s, stage) if planning.waits else (None, None)
-            rows.append(Row(fill, np.where(stage_bytes <= memory, load, inf), stage_bytes, *wait))
+            fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
+            rows.append(Row(fill, np.where(fits, load, inf), stage_bytes, *wait))
         return rows
 
     def cut(self, c: Candidate, rows: Sequence[Row]) -> Partition | None:

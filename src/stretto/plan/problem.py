@@ -12,6 +12,11 @@ from stretto.plan.planned_methods import FAMILIES, names_of, planned
 SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
 
 
+def family_of(word: str) -> str:
+    """The family that a method belongs to, or that the word itself is."""
+    return word if word in FAMILIES else planned(word).family
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A model to train on the first `workers` of a cluster, and the choices that a plan may make.
@@ -19,9 +24,10 @@ class Problem:
     `batch_sizes` are numbers of examples of a step. `methods` are names, families ("synchronous", "asynchronous",
     "local") or "all". `recompute`, `shards`, `tensors` and `spaces` list the values to try; tensor and space are never
     combined. `microbatches` and `stages` list the numbers allowed, None for any. `heads[l]` is the cost of an auxiliary
-    head behind layer l, which local methods need. `sides[l]` is the number of rows (and columns) of layer l's input
-    image, 0 for no image; space needs them. With `masters`, the optimizer keeps float32 copies of 2-byte weights, and
-    float32 state. With `all_workers`, every plan uses all workers. Raises UsageError for values that no plan can have.
+    head behind layer l, which local methods need; None where there can be none, so that no stage ends there. `sides[l]`
+    is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the
+    optimizer keeps float32 copies of 2-byte weights, and float32 state. With `all_workers`, every plan uses all
+    workers. Raises UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -37,7 +43,7 @@ class Problem:
     spaces: tuple[tuple[int, int], ...] = ((1, 1), (2, 1), (4, 1), (2, 2))
     microbatches: tuple[int, ...] | None = None
     stages: tuple[int, ...] | None = None
-    heads: tuple[LayerCost, ...] | None = None
+    heads: tuple[LayerCost | None, ...] | None = None
     sides: tuple[int, ...] | None = None
     masters: bool = False
     all_workers: bool = False
@@ -52,6 +58,9 @@ class Problem:
                     f"method {name!r} is built on {' or '.join(optimizers)}, and the optimizer is "
                     f"{self.optimizer!r}: choose another method, or optimizer {optimizers[0]!r}"
                 )
+        local = [word for word in self.methods if word != "all" and family_of(word) == "local"]
+        if local and self.why_no_local:
+            raise UsageError(f"no plan can have the methods {', '.join(local)}: {self.why_no_local}. Leave them out")
         if not 1 <= self.workers <= self.cluster.num_workers:
             raise UsageError(
                 f"workers={self.workers} of cluster {self.cluster.name!r}, which has {self.cluster.num_workers}: "
@@ -63,14 +72,25 @@ class Problem:
                     raise UsageError(f"{name} lists {value}: whole numbers of at least 1")
 
     @cached_property
+    def why_no_local(self) -> str:
+        """Why there are no plans with local methods; empty if there are."""
+        if self.costs.ties:
+            return "layers of this model share weights, and local methods are planned for only where none do"
+        if self.heads is None:
+            return (
+                "they need an auxiliary head behind each stage, and its cost is not known: either there are no data, "
+                "which say what it learns, or no layer gives what a head that is chosen unasked takes"
+            )
+        return ""
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The methods to try: those that work with the optimizer.
 
         Local methods only if the costs of heads are known and no layers share weights.
         """
-        allow_local = self.heads is not None and not self.costs.ties
         fitting = (name for name in names_of(self.methods) if planned(name).drives(self.optimizer))
-        return tuple(name for name in fitting if allow_local or planned(name).family != "local")
+        return tuple(name for name in fitting if not self.why_no_local or planned(name).family != "local")
 
     @cached_property
     def plain(self) -> tuple[str, ...]:

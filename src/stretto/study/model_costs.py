@@ -21,7 +21,7 @@ ANY_RATE = 1e-3  # for an optimizer whose state is counted
 class Costed:
     """A model and its costs by layer.
 
-    `heads` are the costs of an auxiliary head behind each layer, None if there is none for the task; `sides` the rows
+    `heads` are the costs of an auxiliary head behind each layer, None where there can be none; `sides` the rows
     of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
     cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
     `stretto.split` counts, None for other models.
@@ -29,7 +29,7 @@ class Costed:
 
     name: str
     costs: ModelCosts
-    heads: tuple[LayerCost, ...] | None
+    heads: tuple[LayerCost | None, ...] | None
     sides: tuple[int, ...]
     batch_size: int
     optimizer: str
@@ -194,8 +194,8 @@ def outputs(layers: "Sequence[nn.Module]", *inputs: "Tensor") -> "list[tuple[Ten
     return values[1:]
 
 
-def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") -> tuple[LayerCost, ...] | None:
-    """The costs of an auxiliary head, with its loss, behind each layer; None if some layer can have none.
+def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") -> tuple[LayerCost | None, ...] | None:
+    """The costs of an auxiliary head, with its loss, behind each layer; None for each that can have none, or for all.
 
     One whose first tensor is a table without examples, as of rotary positions, can have none.
     """
@@ -204,18 +204,20 @@ def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") 
     from stretto.heads import build
     from stretto.measure.layer_flops import layer_costs
 
-    rows = []
+    rows: list[LayerCost | None] = []
     for index, (feature, *_) in enumerate(features[:-1]):  # the heads that are chosen unasked read the first tensor
         if len(feature) != len(target):
-            return None
+            rows.append(None)
+            continue
         try:
             with torch.device(feature.device):
                 head = build("auto", index, (feature,), features[-1][0]).to(feature.dtype)
         except UsageError:
-            return None
+            rows.append(None)
+            continue
         costs = layer_costs([head], feature, loss=loss, target=target)
         rows.append(costs.layers[0].then(costs.layers[1]))
-    return (*rows, rows[-1]) if rows else None
+    return (*rows, rows[-1]) if any(row is not None for row in rows) else None
 
 
 def sides(inputs: "list[tuple[Tensor, ...]]") -> tuple[int, ...]:
