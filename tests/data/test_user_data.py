@@ -193,6 +193,20 @@ def test_an_item_that_cannot_be_read_is_named_with_its_line():
         splits(Holey()).train.read(torch.tensor([3, 1, 22, 7, 25]))
 
 
+def test_items_that_make_no_batch_are_told_with_what_to_do():
+    """Sentences of several lengths, the commonest of all, without a collate function or with one that forgets it."""
+    ragged = [(torch.zeros(length), torch.zeros(length)) for length in (3, 2, 3)]
+    with pytest.raises(UsageError, match=r"made: train: default_collate cannot make a batch of .*with a collate_fn"):
+        user_data((ragged, ragged), "made")
+
+    def stacked(items):
+        return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
+    loader = DataLoader(ragged, batch_size=2, collate_fn=stacked)
+    with pytest.raises(UsageError, match=r"stacked cannot make a batch .*test_user_data.py:\d+\).*let it take a list"):
+        user_data((loader, loader), "made")
+
+
 def test_items_that_are_no_examples():
     for items, message in (
         ([{"a": X[0]}] * 3, "give the target one of the names labels"),

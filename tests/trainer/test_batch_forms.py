@@ -150,7 +150,8 @@ X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
         (
             X,
             torch.full((4,), 7),
-            r"with the target Tensor \[.*\] of torch.int64: IndexError: Target 7 is out of bounds",
+            r"has a loss that fails \(the stage is given \[.*4\] float32\), with the target Tensor \[.*: "
+            r"IndexError: Target 7 is out of bounds\. Cross entropy takes classes from 0 .*leaves yours out",
         ),
         (X, Y.to(torch.complex64), "with the target Tensor"),
     ],

@@ -117,7 +117,22 @@ class ItemSplit(RowReader):
         numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
         with drawing_from(0 if seed is None else seed):
             batch = fetch(self._items, list(numbers), self._where)
-            return pair_of(self._collate(batch) if isinstance(batch, list) else batch, self._where)
+            return pair_of(self._collated(batch) if isinstance(batch, list) else batch, self._where)
+
+    def _collated(self, items: list[Any]) -> Any:
+        try:
+            return self._collate(items)
+        except Exception as error:
+            name = getattr(self._collate, "__name__", type(self._collate).__name__)
+            remedy = (
+                "give a DataLoader with a collate_fn that makes them alike (pads them)"
+                if self._collate is default_collate
+                else "let it take a list of such items"
+            )
+            raise UsageError(
+                f"{self._where}: {name} cannot make a batch of {len(items)} items such as {form(items[0])}: "
+                f"{type(error).__name__}: {error}{error_place(error)}. If items differ in size or kind, {remedy}"
+            ) from error
 
     def read_all(self, batches: Iterable[tuple[Tensor | slice, int | None]]) -> Iterator[tuple[Any, Any]]:
         """Read batch after batch, ahead of their use if there are workers."""

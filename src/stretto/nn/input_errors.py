@@ -23,13 +23,19 @@ def is_misfit(error: BaseException) -> bool:
 def error_text(error: BaseException) -> str:
     """An error's type and text, cut after LONGEST characters, and the line of the user's code that it comes from."""
     text = str(error).strip()
+    text = text if text.endswith("..") else text.removesuffix(".")
     return f"{type(error).__name__}: {text[:LONGEST]}{' ...' * (len(text) > LONGEST)}{error_place(error)}"
 
 
 def out_of_range(error: BaseException) -> str:
-    """A sentence for a message if an index into a tensor, as an embedding's, is too large; else empty."""
+    """A sentence for a message if an index into a tensor, as an embedding's, or a class is too large; else empty."""
     if isinstance(error, IndexError) and str(error).startswith("index"):  # list indices and targets begin otherwise
         return "A value may lie outside an embedding's range, 0 to num_embeddings - 1. "
+    if isinstance(error, IndexError) and str(error).startswith("Target"):
+        return (
+            "Cross entropy takes classes from 0 to the number of the model's outputs less one, and -100 for none: give "
+            "padding this target, or a loss that leaves yours out. "
+        )
     return ""
 
 

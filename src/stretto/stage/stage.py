@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -234,6 +235,8 @@ class Stage:
             if "activation" in operands
             else (f"fails in its {KINDS[kind]}")
         )
+        if target is not None and in_the_loss(error):
+            what = f"has a loss that fails (the stage is given {describe(operands['activation'])})"
         against = f", with the target {shown(target.value)}" if target is not None else ""
         return UsageError(
             f"stage {self.index} ({summary(self.module)}) {what}{against}: {error_text(error)}. "
@@ -603,6 +606,11 @@ IN_PLACE = (
     "stage {} changes its input in place, which belongs to the stage before it: begin the stage with an operation that "
     "does not work in place (or with `x.clone()`)"
 )
+
+
+def in_the_loss(error: Exception) -> bool:
+    """Whether an error comes from a stage's loss, or from the head that it reads, and not from the stage itself."""
+    return any(frame.f_code is Stage._compute_loss.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def head_loss(loss: Loss, head: nn.Module | None, features: Tensors, output: Any, target: Target) -> Tensor:
