@@ -32,6 +32,17 @@ def breaks():
 
 def number():
     return 3
+
+class Deciding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.first(x) if x.sum() > 0 else self.first(-x))
+
+def deciding():
+    return Deciding()
 """
 
 
@@ -78,6 +89,15 @@ def test_a_module_that_cannot_be_guaranteed(capsys):
     assert found["ok"] is False
     assert found["model"] == "nets/mine.py:normed"
     assert [each["module"] for each in found["objections"]] == ["1"]
+
+
+def test_a_model_that_cannot_be_cut_is_told_before_a_run_says_so(capsys):
+    """Every weight of its one stage can be guaranteed, but train and compare would refuse it."""
+    out = doctor(capsys, "nets/mine.py:deciding", "--example", "4,6", status=1)
+    assert "it cannot be cut into stages, so that no run can train it in several: Deciding.forward cannot be" in out
+    found = json.loads(doctor(capsys, "nets/mine.py:deciding", "--example", "4,6", "--json", status=1))
+    assert found["ok"] is False
+    assert found["objections"] == []
 
 
 def test_an_example_from_the_layers_or_from_the_function(capsys, monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """stretto doctor: check the environment, or a model."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.cli.output import aligned, print_json
@@ -25,7 +26,7 @@ def doctor(
     """Check what Stretto needs on this machine; exit with 1 if something that it cannot do without is missing.
 
     With --model: list which of its modules can be trained under which methods, and exit with 1 if there is one for
-    which the wanted weights cannot be guaranteed.
+    which the wanted weights cannot be guaranteed, or if the model cannot be cut into stages.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ def doctor(
             print_json({"model": model, **diagnosis.to_json()})
         else:
             print("\n".join(in_words(model, diagnosis)))
-        return 1 if diagnosis.objections else 0
+        return 0 if diagnosis.good else 1
     for name, value in (("example", example), ("stages", stages), ("path", path), ("data", data)):
         if value is not None:
             raise UsageError(f"{name} is about a model: give --model, too")
@@ -86,7 +87,7 @@ def diagnosis_of(
 
     `shape` is that of an input batch. Raises UsageError for a model or an example that there is not.
     """
-    from stretto.doctor.model_check import cut, diagnose, example_of
+    from stretto.doctor.model_check import cut, diagnose, example_of, why_whole
 
     model, example = built_in(name, options, data) if ":" not in name else of_user(name, options, data)
     if shape is not None:
@@ -103,7 +104,8 @@ def diagnosis_of(
             f"{name} gives no example, and what it takes cannot be told from its layers: give the shape of an input "
             "batch, --example 32,784, or return (module, example)"
         )
-    return diagnose(model, pieces, example)
+    found = diagnose(model, pieces, example)
+    return replace(found, whole=why_whole(model, pieces, example) if stages is None else "")
 
 
 def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
@@ -161,4 +163,6 @@ def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
     for remark in diagnosis.remarks:
         alike.setdefault((remark.kind, remark.remark), []).append(remark.module)
     lines += [f"mind: {', '.join(names)} ({kind}) {remark}" for (kind, remark), names in alike.items()]
+    if diagnosis.whole:
+        lines.append(f"it cannot be cut into stages, so that no run can train it in several: {diagnosis.whole}")
     return [*lines, "every method's weights can be guaranteed" if not diagnosis.objections else "see those marked NO"]

@@ -16,7 +16,7 @@ from stretto.nn import deferred, tied_weights
 from stretto.nn.batch import call, inputs_on, with_names_of
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.nn.shapes import describe, trace
-from stretto.splitting import Stages, divide
+from stretto.splitting import Stages, divide, pieces
 from stretto.splitting.lists import whole_list
 from stretto.stage.stage import begins_in_place, leaf
 from stretto.stage.trainer_arguments import enable_training
@@ -72,10 +72,16 @@ class Diagnosis:
     remarks: tuple[Remark, ...]
     shares: tuple[float, ...] = ()  # of the cost, by stage, where the model was split
     uneven: str = ""
+    whole: str = ""  # why the model cannot be cut into stages; empty if it can, or was
+
+    @property
+    def good(self) -> bool:
+        """Whether every method can train the model."""
+        return not self.objections and not self.whole
 
     def to_json(self) -> dict[str, Any]:
         """The object that `stretto doctor --model --json` prints."""
-        return {"ok": not self.objections, "mechanisms": methods_of(), **asdict(self)}
+        return {"ok": self.good, "mechanisms": methods_of(), **asdict(self)}
 
 
 def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Diagnosis:
@@ -215,6 +221,17 @@ def cut(model: nn.Module, num_stages: int | None, path: str | None, example: Any
     if example is not None and isinstance(output_of(model, example), Mapping):
         return divide(model, 1, example=example)  # the tensors in a ModelOutput
     return [model]
+
+
+def why_whole(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> str:
+    """Why a model that is examined in one piece cannot be cut as a run cuts it; empty if it can."""
+    if len(stages) > 1 or isinstance(model, nn.Sequential | nn.ModuleList):
+        return ""
+    try:
+        pieces(model, example=example)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def output_of(model: nn.Module, example: Any) -> Any:
