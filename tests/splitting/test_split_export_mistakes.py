@@ -146,3 +146,15 @@ def test_what_one_mode_alone_computes_in_vain():
     for training in (True, False):
         model.train(training)
         assert torch.equal(Chain(*stages).train(training)(x), model(x))
+
+
+def test_one_stage_is_the_model_itself_where_nothing_can_be_recorded():
+    """Data parallelism and plain training cut nothing; an LSTM of packed sequences decides by what a tensor holds."""
+
+    model, x = Plain(by_value), torch.randn(6, 4)
+    stages = stretto.split(model, 1, example=x)
+    assert list(stages) == [model]
+    weights = stretto.Trainer(stages, nn.functional.mse_loss, torch.optim.SGD, example=x).gather()
+    assert stages.model_state(weights).keys() == model.state_dict().keys()
+    with pytest.raises(UsageError, match="cannot be exported"):
+        stretto.split(model, 1, example=torch.randn(6, 3))

@@ -3,13 +3,17 @@
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
-from stretto.nn.batch import Named, inputs_of
-from stretto.nn.preserve import device_of
+from stretto.nn import deferred
+from stretto.nn.batch import Named, as_tuple, call, inputs_of, inputs_on
+from stretto.nn.preserve import device_of, undisturbed
 from stretto.options.checks import of_kind, one_of, sequence
 from stretto.splitting.choice import FAIR, StageCut, measured, most_even, uneven, ways
 from stretto.splitting.cost import Inputs
@@ -53,7 +57,7 @@ def split(
             A model without a single list of blocks, or with too few blocks, is exported instead (torch.export, takes
             seconds) and its graph is cut: of all nearly even cuts, the one with the fewest bytes sent. It trains and
             evaluates as the model does, on any number of rows. All other sizes, and the dtype, must be the example's;
-            modules frozen in evaluation mode stay so.
+            modules frozen in evaluation mode stay so. One stage is the model itself where nothing can be recorded.
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
         tied: whether parts that share a parameter may come "apart", or stay "together" in one stage. Apart, the first
             of the stages trains it: under pipelines with the gradients of all, under methods whose stages have losses
@@ -91,12 +95,28 @@ def divide(
     names, inputs = named_inputs(model, example)
     target_stages = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
     possible_ways = ways(model, inputs, names, path, target_stages, together=tied == "together")
-    cut, stages = most_even(possible_ways, inputs, by, num_stages)
+    try:
+        cut, stages = most_even(possible_ways, inputs, by, num_stages)
+    except UsageError:
+        if num_stages == 1 and isinstance(model, nn.Module) and gives_tensors(model, example):
+            return Stages([model], model=model, bounds=[0, 1], explanation="the whole model", shares=[1.0])
+        raise
     is_uneven = isinstance(num_stages, int) and cut.imbalance > FAIR and cut.costs.known
     warning = uneven(cut, path) if is_uneven else ""
     explanation = explanation_of(cut, stages)
     LOGGER.info("%s", explanation)
     return Stages(stages, model=model, bounds=cut.bounds, explanation=explanation, shares=cut.shares, uneven=warning)
+
+
+def gives_tensors(model: nn.Module, example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None) -> bool:
+    """Whether a model is a stage as it is: it takes the example and returns a tensor, or a tuple of tensors."""
+    if example is None or any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        return False
+    device = device_of([model])
+    with torch.no_grad(), undisturbed([model], device), deferred.faked([model]), suppress(Exception):
+        output = call(model, inputs_on(example, device))
+        return all(isinstance(tensor, Tensor) for tensor in as_tuple(output))
+    return False
 
 
 def pieces(
