@@ -271,6 +271,11 @@ def test_the_plan_of_a_list_of_layers_ends_with_its_command(capsys):
         (["--optimizer", "sdg"], "unknown optimizer 'sdg': did you mean 'sgd'"),
         (["--optimizer", "lbfgs"], "it evaluates the loss several times a step"),
         (["--optimizer", "adagrad", "--momentum", "0.9"], "optimizer adagrad takes no momentum"),
+        (
+            ["--optimizer", "own.py:sgd", "--momentum", "0.9"],
+            "own.py:sgd takes no momentum: give the function an argument",
+        ),
+        (["--loss", "own.py:zzz"], "own.py has no 'zzz': choose from build, data, hits, loss, mae, pair, sgd"),
         (["--stages", "9"], "9"),
         (["--batch-size", "25"], "batch_size=25, but own.py:data has 24 training examples"),
     ],

@@ -196,7 +196,7 @@ def test_an_item_that_cannot_be_read_is_named_with_its_line():
 def test_items_that_make_no_batch_are_told_with_what_to_do():
     """Sentences of several lengths, the commonest of all, without a collate function or with one that forgets it."""
     ragged = [(torch.zeros(length), torch.zeros(length)) for length in (3, 2, 3)]
-    with pytest.raises(UsageError, match=r"made: train: default_collate cannot make a batch of .*with a collate_fn"):
+    with pytest.raises(UsageError, match=r"default_collate .* 3 items such as .float32 .3., .*with a collate_fn"):
         user_data((ragged, ragged), "made")
 
     def stacked(items):

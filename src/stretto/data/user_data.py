@@ -130,8 +130,9 @@ class ItemSplit(RowReader):
                 else "let it take a list of such items"
             )
             raise UsageError(
-                f"{self._where}: {name} cannot make a batch of {len(items)} items such as {form(items[0])}: "
-                f"{type(error).__name__}: {error}{error_place(error)}. If items differ in size or kind, {remedy}"
+                f"{self._where}: {name} cannot make a batch of {len(items)} items such as "
+                f"{form(items[0], whole=True)}: {type(error).__name__}: {error}"
+                f"{error_place(error)}. If items differ in size or kind, {remedy}"
             ) from error
 
     def read_all(self, batches: Iterable[tuple[Tensor | slice, int | None]]) -> Iterator[tuple[Any, Any]]:

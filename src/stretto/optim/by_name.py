@@ -98,4 +98,9 @@ def refuse_missing(name: str, key: str, value: object, takes: dict[str, Any]) ->
     """Raise UsageError for an option that the optimizer has no argument for."""
     if key not in takes:
         option = "momentum" if key == "betas" else key
+        if is_function(name):
+            raise UsageError(
+                f"{option}={value}: optimizer {name} takes no {key}: give the function an argument of this name behind "
+                f"the parameters, or leave {option} out"
+            )
         raise UsageError(f"{option}={value}: optimizer {name} takes no {key}; it has {', '.join(takes) or 'none'}")

@@ -21,9 +21,15 @@ def import_object(text: str, what: str = "model") -> Any:
     place, _, name = text.rpartition(":")
     module = load(place, text, what)
     if not hasattr(module, name):
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UsageError(f"{place} has no {name!r}: {nearest(name, public)}")
+        raise UsageError(f"{place} has no {name!r}: {nearest(name, callables_of(module))}")
     return getattr(module, name)
+
+
+def callables_of(module: ModuleType) -> list[str]:
+    """The names of what a module defines and can be called; of what it imports, too, if it defines nothing."""
+    public = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+    own = [key for key, value in public.items() if getattr(value, "__module__", None) == module.__name__]
+    return own or list(public)
 
 
 def refuse_functions(place: str, *methods: str) -> None:
