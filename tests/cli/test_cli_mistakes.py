@@ -40,7 +40,7 @@ MISTAKES = {
     "compare --momentum x": "Invalid value for --momentum: 'x' is no number",
     "compare --stages 99": "stages=99, but mlp has 8 blocks: use at most 8 stages",
     "compare --workers 9": "workers=9 for 8 stages: use at most 8 workers",
-    "compare --model mpl --json": "unknown model 'mpl'; did you mean 'mlp'",
+    "compare --model mpl --json": "unknown model 'mpl': did you mean 'mlp'",
     "compare --model transformer --data digits": "take one of: mlp, cnn",
     "compare --model-options 3": "write --model-options.NAME VALUE",
     "compare --model-options.widht 3": "did you mean 'width'",

@@ -73,7 +73,7 @@ def test_the_same_whatever_the_global_state(digits):
 
 
 def test_unknown_names_are_answered_with_the_nearest():
-    with pytest.raises(UsageError, match="unknown data set 'digit'; did you mean 'digits'"):
+    with pytest.raises(UsageError, match="unknown data set 'digit': did you mean 'digits'"):
         load("digit")
     with pytest.raises(UsageError, match="data set 'pydoc' has no option 'contxt'; did you mean 'context'"):
         load("pydoc", contxt=3)

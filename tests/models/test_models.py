@@ -163,7 +163,7 @@ def test_transformer_refuses_more_tokens_than_positions(pydoc):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mpl", {}, "unknown model 'mpl'; did you mean 'mlp'"),
+        ("mpl", {}, "unknown model 'mpl': did you mean 'mlp'"),
         ("mlp", {"dept": 2}, "model 'mlp' has no option 'dept'; did you mean 'depth'"),
         ("cnn", {"heads": 2}, "model 'cnn' has no option 'heads'; choose from depth, width"),
         ("mlp", {"depth": 0}, "model 'mlp': depth=0 must be a whole number of at least 1"),

@@ -511,8 +511,8 @@ def test_the_same_settings_find_the_same_folder_again():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"model": "mpl"}, "unknown model 'mpl'; did you mean 'mlp'"),
-        ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
+        ({"model": "mpl"}, "unknown model 'mpl': did you mean 'mlp'"),
+        ({"data": "digit"}, "unknown data set 'digit': did you mean 'digits'"),
         ({"model_options": {"widht": 3}}, "no option 'widht'; did you mean 'width'"),
         ({"model_options": {"seed": 3}}, "seed is no option of a network"),
         ({"model": "transformer", "data": "digits"}, "take one of: mlp, cnn"),

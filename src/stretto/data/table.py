@@ -36,7 +36,9 @@ def load(name: str, **options: object) -> Dataset:
     Raises `UsageError` for an unknown name or option, naming the nearest known one.
     """
     if not is_among(name, DATASETS):
-        raise UsageError(f"unknown data set {shown(name)}; {nearest(str(name), DATASETS)}")
+        raise UsageError(
+            f"unknown data set {shown(name)}: {nearest(str(name), DATASETS)}; or write path/to/file.py:function"
+        )
     for_dataset = {key: value for key, value in options.items() if key != RANDOM}
     resolved = resolve(f"data set {name!r}", DATASETS[name], for_dataset)
     with torch.device("cpu"):  # whatever the default device is

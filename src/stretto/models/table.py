@@ -60,7 +60,9 @@ def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> M
     Raises `UsageError` for an unknown model or option, or one that does not fit the data.
     """
     if not is_among(name, MODELS):
-        raise UsageError(f"unknown model {shown(name)}; {nearest(str(name), MODELS)}")
+        raise UsageError(
+            f"unknown model {shown(name)}: {nearest(str(name), MODELS)}; or write path/to/file.py:function"
+        )
     of_kind("dataset", dataset, Dataset, "what stretto.data.load(name) returned")
     check_whole("seed", seed)
     if dataset.task != _TASKS[name]:
