@@ -193,20 +193,6 @@ def test_an_item_that_cannot_be_read_is_named_with_its_line():
         splits(Holey()).train.read(torch.tensor([3, 1, 22, 7, 25]))
 
 
-def test_items_that_make_no_batch_are_told_with_what_to_do():
-    """Sentences of several lengths, the commonest of all, without a collate function or with one that forgets it."""
-    ragged = [(torch.zeros(length), torch.zeros(length)) for length in (3, 2, 3)]
-    with pytest.raises(UsageError, match=r"default_collate .* 3 items such as .float32 .3., .*with a collate_fn"):
-        user_data((ragged, ragged), "made")
-
-    def stacked(items):
-        return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
-
-    loader = DataLoader(ragged, batch_size=2, collate_fn=stacked)
-    with pytest.raises(UsageError, match=r"stacked cannot make a batch .*test_user_data.py:\d+\).*let it take a list"):
-        user_data((loader, loader), "made")
-
-
 def test_items_that_are_no_examples():
     for items, message in (
         ([{"a": X[0]}] * 3, "give the target one of the names labels"),
@@ -221,3 +207,12 @@ def test_items_that_are_no_examples():
 
 def test_a_sampler_that_only_shuffles_is_the_runs_order():
     assert splits(DataLoader(Items(), sampler=RandomSampler(Items()))).train.first(2)[0].shape == (2, 3)
+
+
+def test_items_of_unequal_shapes_are_told_with_two_of_them():
+    items = [(torch.zeros(3 + n % 2), n) for n in range(4)]
+    with pytest.raises(UsageError, match=r"train: .*\(float32 \[3\], 0\) and \(float32 \[4\], 1\) cannot be made a b"):
+        user_data((items, items), "own")
+    loader = DataLoader(items, batch_size=2, collate_fn=lambda batch: torch.stack([x for x, _ in batch]))
+    with pytest.raises(UsageError, match=r"by the DataLoader's collate_fn: RuntimeError: .*test_user_data.py:\d+"):
+        user_data((loader, loader), "own")

@@ -117,23 +117,8 @@ class ItemSplit(RowReader):
         numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
         with drawing_from(0 if seed is None else seed):
             batch = fetch(self._items, list(numbers), self._where)
-            return pair_of(self._collated(batch) if isinstance(batch, list) else batch, self._where)
-
-    def _collated(self, items: list[Any]) -> Any:
-        try:
-            return self._collate(items)
-        except Exception as error:
-            name = getattr(self._collate, "__name__", type(self._collate).__name__)
-            remedy = (
-                "give a DataLoader with a collate_fn that makes them alike (pads them)"
-                if self._collate is default_collate
-                else "let it take a list of such items"
-            )
-            raise UsageError(
-                f"{self._where}: {name} cannot make a batch of {len(items)} items such as "
-                f"{form(items[0], whole=True)}: {type(error).__name__}: {error}"
-                f"{error_place(error)}. If items differ in size or kind, {remedy}"
-            ) from error
+            whole = collated(self._collate, batch, self._where) if isinstance(batch, list) else batch
+            return pair_of(whole, self._where)
 
     def read_all(self, batches: Iterable[tuple[Tensor | slice, int | None]]) -> Iterator[tuple[Any, Any]]:
         """Read batch after batch, ahead of their use if there are workers."""
@@ -184,6 +169,23 @@ def item(items: Any, index: int | list[int], what: str) -> Any:
         return items[index]
     except Exception as error:
         raise UsageError(f"{what} raised {type(error).__name__}: {error}{error_place(error)}") from error
+
+
+def collated(collate: Callable[[list[Any]], Any], items: list[Any], where: str) -> Any:
+    """The items as a batch. Raises UsageError for items that make none, as those of unequal shapes."""
+    try:
+        return collate(items)
+    except Exception as error:
+        pairs = any(isinstance(item, tuple | list) for item in items)
+        forms = [form(tuple(item) if isinstance(item, list) else item, whole=True) for item in items]
+        first, other = forms[0], next((other for other in forms if other != forms[0]), None)
+        differ = "" if other is None or not pairs else f", such as {first} and {other}"
+        own = "" if collate is default_collate else " by the DataLoader's collate_fn"
+        raise UsageError(
+            f"{where}: {len(items)} items{differ} cannot be made a batch{own}: {type(error).__name__}: "
+            f"{error}{error_place(error)}. Let all items have one shape, or give a DataLoader with a collate_fn that "
+            "pads"
+        ) from error
 
 
 def pair_of(batch: Any, where: str) -> tuple[Any, Any]:
