@@ -456,3 +456,11 @@ def data():
     assert where in err
     assert "index out of range in self. A value may lie outside an embedding's range" in err
     assert err.count("\n") == 1
+
+
+def test_a_metric_without_a_value_ends_compare_with_2_and_keeps_what_is_finished(capsys):
+    Path("bad.py").write_text("def undefined(output, target):\n    return float('nan')\n")
+    words = ["compare", *WORDS, *FEW, "--metric", "bad=bad.py:undefined", "--methods", "backprop", "--seeds", "1"]
+    message = mistake(capsys, *words, "--jobs", "1", "--out", "study", "--quiet")
+    assert "metric bad is nan on the validation split after step" in message
+    assert "return a number for every batch" in message

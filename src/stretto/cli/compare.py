@@ -94,7 +94,8 @@ def compare(
     if output.json:
         content = {name: outcome.to_json() for name, outcome in outcomes.items()}
         print_json({"parts": content} if parts else content[""])
-    return 1 if any(outcome.failures for outcome in outcomes.values()) else 0
+    failures = [failure for outcome in outcomes.values() for failure in outcome.failures]
+    return (2 if all(failure.is_users for failure in failures) else 1) if failures else 0
 
 
 def check_timeout(settings: CompareSettings, timeout: float | None) -> None:

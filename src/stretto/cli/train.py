@@ -118,6 +118,7 @@ def train(
 
     from stretto.runtime.world import place_in_job
     from stretto.study.first_batches import refuse_other_sizes
+    from stretto.study.first_evaluation import refuse_evaluation
     from stretto.study.prepare import prepare, prepare_trial, resolve
     from stretto.study.single_run import claim, default_folder
     from stretto.study.tracked_report import track_run
@@ -131,6 +132,7 @@ def train(
     here = place is None and launched == 1 and not output.dry_run
     prepared = (prepare if here else prepare_trial)(resolved, processes.patience)
     refuse_other_sizes(prepared)
+    refuse_evaluation(prepared)
     if output.dry_run:
         if rank == 0:
             print_settings(resolved, output)

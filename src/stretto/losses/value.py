@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from stretto.errors import UsageError
 from stretto.losses.cross_entropy import CrossEntropy, recognise
 from stretto.losses.sums import Sum, as_count
 
 Loss = Callable[[Any, Any], Any]  # (output, target) -> mean over the examples, or (sum, count)
+ELEMENTWISE = (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss)
+ELEMENTWISE_MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,29 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
 
 def value_function(loss: Loss) -> Callable[..., Tensor | Sum]:
     """`call` with this loss: what a stage calls with (output, target, counted=...) for each micro-batch."""
-    return loss.value if isinstance(loss, CrossEntropy) else partial(checked_value, loss)
+    if isinstance(loss, CrossEntropy):
+        return loss.value
+    return partial(checked_value, unbroadcast(loss) if is_elementwise(loss) else loss)
+
+
+def is_elementwise(loss: Loss) -> bool:
+    """Whether a loss is one of torch's that compare entry by entry, and stretch a target of another shape to fit."""
+    return loss in ELEMENTWISE or isinstance(loss, ELEMENTWISE_MODULES)
+
+
+def unbroadcast(loss: Loss) -> Loss:
+    """The loss for targets of the output's shape. It raises UsageError for others, of which torch only warns."""
+
+    def function(output: Any, target: Any) -> Any:
+        if isinstance(output, Tensor) and isinstance(target, Tensor) and output.shape != target.shape:
+            remedy = ": give target.unsqueeze(-1)" if output.shape == (*target.shape, 1) else ""
+            raise UsageError(
+                f"the loss got output {list(output.shape)} and target {list(target.shape)}, and would compare every "
+                f"entry of one with others of the other: let both have one shape{remedy}"
+            )
+        return loss(output, target)
+
+    return function
 
 
 def checked_value(loss: Loss, output: Any, target: Any, *, counted: bool) -> Tensor | Sum:

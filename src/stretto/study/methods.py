@@ -9,6 +9,7 @@ from stretto.methods import BASELINE, METHODS, method
 from stretto.methods.cure import Correction, Place, Prediction
 from stretto.settings.runs import CompareSettings
 from stretto.study.first_batches import refuse_other_sizes
+from stretto.study.first_evaluation import refuse_evaluation
 from stretto.study.prepare import Prepared, prepare_trial, resolve, with_optimizer
 
 ALL = "all"
@@ -93,6 +94,7 @@ def attempt(settings: CompareSettings, name: str) -> Prepared:
     prepared = [prepare_trial(run) for run in only.runs()]
     for trial in prepared:
         refuse_other_sizes(trial)
+    refuse_evaluation(prepared[0])
     return prepared[0]
 
 

@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from stretto.errors import UsageError
 from stretto.nn.threads import computing_with
 from stretto.options.given_objects import read_objects
 from stretto.processes import fork_server
@@ -29,6 +30,11 @@ class Failure:
 
     task: Task
     reason: str
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the reason is a mistake of the user's, as in their functions or data."""
+        return self.reason.startswith(f"{UsageError.__name__}: ")
 
     @property
     def cause(self) -> str:

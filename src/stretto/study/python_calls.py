@@ -30,6 +30,7 @@ from stretto.settings.runs import CompareSettings, Settings, TrainSettings, chec
 from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
 from stretto.study.first_batches import refuse_other_sizes
+from stretto.study.first_evaluation import refuse_evaluation
 from stretto.study.prepare import costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import claim, default_folder, in_words, summary
@@ -242,6 +243,7 @@ def train(
         forget_most_held()  # what this script held before is not the run's
         prepared = (prepare if workers is None else prepare_trial)(resolved)
         refuse_other_sizes(prepared)
+        refuse_evaluation(prepared)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
             on_step = counting(advance)

@@ -16,7 +16,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from stretto.data import forever
+from stretto.data import Dataset, forever
+from stretto.data.user_data import UserData
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
@@ -408,8 +409,7 @@ def evaluate(
     Raises UsageError for a metric that is not finite where the loss is.
     """
     dataset, trainer = prepared.dataset, prepared.trainer
-    sampled = itertools.islice(dataset.train.batches(EVALUATION_BATCH), TRAIN_SAMPLE // EVALUATION_BATCH)
-    train = trainer.evaluate(sampled)
+    train = trainer.evaluate(train_sample(dataset))
     validation = trainer.evaluate(dataset.validation.batches(EVALUATION_BATCH), by_name(metrics))
     if not (math.isfinite(train["loss"]) and math.isfinite(validation["loss"])):
         return None
@@ -429,6 +429,17 @@ def evaluate(
         train_accuracy=train.get("accuracy"),
         metrics=measured,
     )
+
+
+def train_sample(dataset: Dataset | UserData) -> Iterator[tuple[Any, Any]]:
+    """The training examples that train loss and accuracy are evaluated on, the same in every run.
+
+    Of the user's data they are evenly spread, as examples may be sorted by class; all others are shuffled: the first.
+    """
+    if not isinstance(dataset, UserData) or len(dataset.train) <= TRAIN_SAMPLE:
+        return itertools.islice(dataset.train.batches(EVALUATION_BATCH), TRAIN_SAMPLE // EVALUATION_BATCH)
+    rows = torch.arange(TRAIN_SAMPLE) * len(dataset.train) // TRAIN_SAMPLE
+    return dataset.train.read_all((part, None) for part in torch.split(rows, EVALUATION_BATCH))
 
 
 def by_name(metrics: Sequence[Metric]) -> dict[str, Any]:
