@@ -213,6 +213,10 @@ def test_items_of_unequal_shapes_are_told_with_two_of_them():
     items = [(torch.zeros(3 + n % 2), n) for n in range(4)]
     with pytest.raises(UsageError, match=r"train: .*\(float32 \[3\], 0\) and \(float32 \[4\], 1\) cannot be made a b"):
         user_data((items, items), "own")
-    loader = DataLoader(items, batch_size=2, collate_fn=lambda batch: torch.stack([x for x, _ in batch]))
+
+    def stacked(batch):
+        return torch.stack([x for x, _ in batch]), torch.tensor([y for _, y in batch])
+
+    loader = DataLoader(items, batch_size=2, collate_fn=stacked)
     with pytest.raises(UsageError, match=r"by the DataLoader's collate_fn: RuntimeError: .*test_user_data.py:\d+"):
         user_data((loader, loader), "own")

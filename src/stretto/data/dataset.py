@@ -33,6 +33,11 @@ Augment: TypeAlias = Callable[[Any, Tensor, torch.Generator], Tensor]
 class RowReader(ABC):
     """Examples with their targets, read by their rows: what a data set's splits have in common."""
 
+    @property
+    def named(self) -> bool:
+        """Whether inputs and targets have names, also where the name of a single input is left out."""
+        return False
+
     @abstractmethod
     def __len__(self) -> int: ...
 

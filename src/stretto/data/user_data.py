@@ -112,13 +112,21 @@ class ItemSplit(RowReader):
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def named(self) -> bool:
+        """Whether items make a dict."""
+        return isinstance(self._whole([0], 0), Mapping)
+
     def read(self, rows: Tensor | slice, seed: int | None = None) -> tuple[Any, Any]:
         """Read these items and collate them."""
         numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
-        with drawing_from(0 if seed is None else seed):
-            batch = fetch(self._items, list(numbers), self._where)
-            whole = collated(self._collate, batch, self._where) if isinstance(batch, list) else batch
-            return pair_of(whole, self._where)
+        return pair_of(self._whole(list(numbers), 0 if seed is None else seed), self._where)
+
+    def _whole(self, numbers: list[int], seed: int) -> Any:
+        # These items as a batch, as the collate function gives it.
+        with drawing_from(seed):
+            batch = fetch(self._items, numbers, self._where)
+            return collated(self._collate, batch, self._where) if isinstance(batch, list) else batch
 
     def read_all(self, batches: Iterable[tuple[Tensor | slice, int | None]]) -> Iterator[tuple[Any, Any]]:
         """Read batch after batch, ahead of their use if there are workers."""

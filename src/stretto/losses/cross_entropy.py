@@ -62,9 +62,12 @@ class CrossEntropy:
             return False
         return self.weight is not None or bool((target == self.ignore_index).any())
 
+    def aligned(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs with the targets that each of them is compared with."""
+        return (output[:, :-1], target[:, 1:]) if self.shift else (output, target)
+
     def _flat(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        if self.shift:
-            output, target = output[:, :-1], target[:, 1:]
+        output, target = self.aligned(output, target)
         tokens = output.dim() == 3 and output.shape[:2] == target.shape if self.tokens is None else self.tokens
         return (output.flatten(0, 1), target.flatten()) if tokens else (output, target)
 

@@ -56,11 +56,11 @@ def takes_two(function: Any) -> bool:
     return needed == ["input", "target"] and "reduction" in names
 
 
-def suitable_loss(x: Any, y: Any, data: str) -> Loss:
+def suitable_loss(x: Any, y: Any, data: str, *, named: bool = False) -> Loss:
     """The loss for examples with these targets where none is named: cross entropy, if targets are classes or tokens.
 
     Where the targets are Hugging Face's `labels`, a copy of `input_ids`, each position predicts the next token. Raises
-    UsageError for all other targets.
+    UsageError for all other targets. `named`: examples are dicts, although a single input comes without its name.
     """
     if not isinstance(y, Tensor) or y.dtype != torch.int64:
         kind = f"{y.dtype} {list(y.shape[1:])}" if isinstance(y, Tensor) else type(y).__name__
@@ -68,7 +68,15 @@ def suitable_loss(x: Any, y: Any, data: str) -> Loss:
             f"loss is missing: the targets of {data} are {kind}, no classes; give --loss, one of torch.nn.functional "
             "(mse_loss, l1_loss, binary_cross_entropy_with_logits, ...) or path/to/file.py:function"
         )
-    tokens = x.get("input_ids") if isinstance(x, Mapping) else None
-    if isinstance(tokens, Tensor) and tokens.shape == y.shape and bool(((y == tokens) | (y == IGNORED)).all()):
-        return next_token_cross_entropy
-    return CrossEntropy(tokens=None)
+    tokens = x.get("input_ids") if isinstance(x, Mapping) else x
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or y.dim() != 2 or tokens.shape != y.shape:
+        return CrossEntropy(tokens=None)
+    if not ((y == tokens) | (y == IGNORED)).all() or not (y == tokens).any():
+        return CrossEntropy(tokens=None)
+    if not named and not isinstance(x, Mapping):
+        raise UsageError(
+            f"loss is missing: the targets of {data} are a copy of its inputs, {list(x.shape[1:])} tokens; give --loss "
+            "next_token_cross_entropy if each position predicts the next token, token_cross_entropy if it predicts its "
+            "own"
+        )
+    return next_token_cross_entropy

@@ -124,7 +124,7 @@ def loss_of(settings: runs.Settings, loaded: data.Dataset | UserData) -> Loss:
     """The loss that the settings name; for a user's own network, if none is named, one that suits its targets."""
     if settings.loss != AUTO:
         return named_loss(settings.loss)
-    return suitable_loss(*loaded.train.first(EXAMPLES), loaded.name)
+    return suitable_loss(*loaded.train.first(EXAMPLES), loaded.name, named=loaded.train.named)
 
 
 def metrics_of(settings: runs.Settings) -> list[Metric]:

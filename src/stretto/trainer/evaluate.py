@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.losses import Loss, mean_and_weight
+from stretto.losses import CrossEntropy, Loss, mean_and_weight
 from stretto.nn.batch import call, counted, inputs_on, target_on, to_device
 from stretto.nn.preserve import evaluating
 from stretto.stage.trainer_specification import Specification
@@ -27,11 +27,12 @@ class Tally:
         self.loss += float(mean) * weight
         self.weight += weight
         self.examples += examples
-        if countable(output, target):
-            self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
-            self.targets += int(counted(target).sum())
         for metric in self.metrics.values():
             metric.add(output, target, examples)
+        if countable(output, target):
+            output, target = loss.aligned(output, target) if isinstance(loss, CrossEntropy) else (output, target)
+            self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
+            self.targets += int(counted(target).sum())
 
     def sums(self) -> list[float]:
         """The sums, then the values of the metrics: what another process needs for the `result`."""
@@ -65,8 +66,9 @@ def evaluate(
     """The mean "loss" over examples, or over what the loss counts, the "accuracy" over targets, and the metrics.
 
     There is an accuracy where targets are whole numbers with one dimension less than outputs; those below 0 (padding)
-    do not count. Batches are weighted by their number of examples, or, where the loss gives (sum, count), by that
-    count. Raises UsageError when there are no examples, or nothing counts.
+    do not count. Where the loss compares outputs with next tokens, so does the accuracy. Batches are weighted by their
+    number of examples, or, where the loss gives (sum, count), by that count. Raises UsageError when there are no
+    examples, or nothing counts.
     """
     device, precision, tally = specification.device, specification.precision, Tally(metrics)
     with evaluating([model]):
