@@ -464,3 +464,25 @@ def test_a_metric_without_a_value_ends_compare_with_2_and_keeps_what_is_finished
     message = mistake(capsys, *words, "--jobs", "1", "--out", "study", "--quiet")
     assert "metric bad is nan on the validation split after step" in message
     assert "return a number for every batch" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "own.py"], "unknown model 'own.py'; choose from .*; your own is path/to/file.py:function"),
+        (
+            ["--metric", "mae=own.py:mae:best"],
+            "metric 'mae=own.py:mae:best': write NAME=path/to/file.py:function, and :hi",
+        ),
+        (["--optimizer", "own.py:rated"], "optimizer own.py:rated needs a rate: give lr, as --lr 0.01"),
+        (["--loss", "own.py:undefined"], "not finite after step 1: look for NaN in the data and in the loss function"),
+    ],
+)
+def test_remedies(words, message, capsys):
+    with Path("own.py").open("a") as file:
+        file.write("\n\ndef rated(params, lr):\n    return torch.optim.SGD(params, lr=lr)\n")
+        file.write("\n\ndef undefined(output, target):\n    return loss(output, target) * float('nan')\n")
+    given = dict(zip(WORDS[::2], WORDS[1::2], strict=True)) | {words[0]: words[1]}
+    status = main(["train", *(word for pair in given.items() for word in pair), "--steps", "2", "--quiet"])
+    assert status == (1 if "not finite" in message else 2)
+    assert re.search(message, capsys.readouterr().err)

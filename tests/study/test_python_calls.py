@@ -161,6 +161,14 @@ def test_seeds_without_an_effect_on_weights_are_said(capsys):
         ({"stages": 99}, "99"),
         ({"jobs": 0}, "jobs=0: choose a whole number of at least 1"),
         ({"jobs": 2, "workers": 2}, "jobs=2, workers=2: runs on several processes go one after the other"),
+        ({"metrics": [mse_loss]}, "metrics=.*: give a dict of functions by name"),
+        ({"lr": "0.1"}, "lr='0.1': give a number, or a list of numbers"),
+        ({"batch_size": torch.tensor([4])}, "batch_size=.*: give a number, or a list"),
+        ({"seeds": 1.5}, "seeds=1.5: give a whole number"),
+        (
+            {"optimizer": lambda params, lr: torch.optim.SGD(params, lr=lr), "lr": None},
+            "needs a rate: give lr, as --lr",
+        ),
     ],
 )
 def test_mistakes(changed, message):

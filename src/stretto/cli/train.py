@@ -237,7 +237,9 @@ def tell_result(folder: Path, rank: int, trace: Path | None, output: Output, *, 
     else:
         output.say(in_words(result))
     if result["status"] == "diverged":
-        print(f"stretto: the loss was not finite after step {result['steps']}: try a smaller --lr", file=sys.stderr)
+        at_once = "look for NaN in the data and in the loss function, or " if result["steps"] == 1 else ""
+        reason = f"the loss was not finite after step {result['steps']}: {at_once}try a smaller --lr"
+        print(f"stretto: {reason}", file=sys.stderr)
         return 1
     return 0
 

@@ -71,7 +71,9 @@ def build_user_model(text: str, options: Mapping[str, Any], loss: Loss, data: st
     layers = [made] if isinstance(made, nn.Module) else made
     parameters = {id(p): p for layer in layers for p in layer.parameters()}
     if not any(p.requires_grad for p in parameters.values()):
-        raise UsageError(f"{text} returned a model without parameters to train")
+        raise UsageError(
+            f"{text} returned a model without parameters to train: set requires_grad, or add a layer that has some"
+        )
     if any(p.is_meta for p in parameters.values()):
         raise UsageError(f"{text} returned a model on the meta device, which holds no numbers: build it on the CPU")
     size = sum(p.numel() for p in parameters.values())

@@ -84,6 +84,8 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, weight_d
     if lr is not None:
         refuse_missing(name, "lr", lr, takes)
         given["lr"] = lr
+    elif takes.get("lr") is inspect.Parameter.empty:
+        raise UsageError(f"optimizer {name} needs a rate: give lr, as --lr 0.01 or lr=0.01, or its argument a default")
     if momentum is not None:
         key = "betas" if "betas" in takes and "momentum" not in takes else "momentum"
         refuse_missing(name, key, momentum, takes)

@@ -192,7 +192,8 @@ def parse_metric(text: str) -> tuple[str, str, bool]:
     name, equals, function = text.partition("=")
     direction = function.rpartition(":")[2]
     function = function.rpartition(":")[0] if direction in ("higher", "lower") else function
-    if not equals or not name.isidentifier() or not is_function(function):
+    twice = function.count(":") > 1 and function.rpartition(":")[0].rpartition(":")[0].endswith(".py")
+    if not equals or not name.isidentifier() or not is_function(function) or twice:
         raise UsageError(
             f"metric {text!r}: write NAME=path/to/file.py:function, and :higher behind it if more is better"
         )

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from stretto import data, models
 from stretto.data.user_data import UserData, drawing_from, user_data
-from stretto.errors import UsageError
+from stretto.errors import UsageError, nearest
 from stretto.losses import Loss
 from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
@@ -102,6 +102,11 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
     if "seed" in options:
         raise UsageError("model_options: seed is no option of a network; the seed of a run decides its weights")
     suited = loaded.for_networks() if isinstance(loaded, UserData) else loaded
+    if settings.model not in runs.DEFAULTS:
+        raise UsageError(
+            f"unknown model {settings.model!r}; {nearest(settings.model, runs.DEFAULTS)}; your own is "
+            "path/to/file.py:function, with the name of the function"
+        )
     if suited is None:
         raise UsageError(
             f"network {settings.model!r} takes classes [N] of numbers [N, ...], or tokens [N, T] with the next tokens; "

@@ -186,9 +186,11 @@ def compare(
     Raises UsageError, before the first run, for what cannot work.
     """
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, CompareSettings)
+    of_kind("seeds", seeds, int, "a whole number, seeds=2")
     several = CompareSettings(
         methods=(methods,) if isinstance(methods, str) else tuple(map(str, methods)),
-        lr=listed(lr), batch_size=listed(batch_size), seeds=seeds, steps=steps, stages=stages, workers=workers,
+        lr=listed("lr", lr), batch_size=listed("batch_size", batch_size), seeds=seeds, steps=steps, stages=stages,
+        workers=workers,
         **chosen,
     )  # fmt: skip
     check_jobs(several, jobs)
@@ -234,6 +236,7 @@ def train(
     A finished run in the same folder is read, not made again; `resume` goes on from its newest checkpoint.
     """
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, TrainSettings)
+    listed("lr", lr)
     resolved = resolve(
         TrainSettings(method=str(method), lr=lr, batch_size=batch_size, seed=seed, steps=steps, stages=stages,
                       workers=workers, **chosen)
@@ -267,6 +270,8 @@ def common(
     others: Mapping[str, Any], kind: type[Settings],
 ) -> dict[str, Any]:  # fmt: skip
     """The settings that both calls take, with names for the objects that were given."""
+    if metrics is not None:
+        of_kind("metrics", metrics, Mapping, "a dict of functions by name, metrics={'mae': mae}")
     known_settings = [field.name for field in fields(kind) if field.name != "sources"]
     for name in others:
         if name not in known_settings:
@@ -313,11 +318,14 @@ def digest_of_layers(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def listed(value: Any) -> tuple[Any, ...] | None:
-    """One value or several as a tuple."""
+def listed(name: str, value: Any) -> tuple[Any, ...] | None:
+    """One number or several as a tuple. Raises UsageError for anything else."""
     if value is None:
         return None
-    return tuple(value) if isinstance(value, Sequence) else (value,)
+    several = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    for one in several:
+        of_kind(name, one, (int, float), "a number, or a list of numbers")
+    return several
 
 
 def shown_progress(title: str, steps: int, *, quiet: bool) -> Any:
