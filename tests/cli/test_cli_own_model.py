@@ -486,3 +486,13 @@ def test_remedies(words, message, capsys):
     status = main(["train", *(word for pair in given.items() for word in pair), "--steps", "2", "--quiet"])
     assert status == (1 if "not finite" in message else 2)
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_doctor_tries_the_users_functions(capsys):
+    words = ["doctor", *WORDS, "--optimizer", "own.py:sgd"]
+    assert main(words) == 0
+    assert "every method's weights can be guaranteed" in capsys.readouterr().out
+    Path("bad.py").write_text("def vector(output, target):\n    return output - target\n")
+    assert "the loss returned a tensor" in mistake(capsys, *words[:5], "--loss", "bad.py:vector")
+    assert "metric bad returned Tensor" in mistake(capsys, *words, "--metric", "bad=bad.py:vector")
+    assert "give --model and --data, too" in mistake(capsys, "doctor", "--loss", "own.py:loss")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.cli.output import aligned, print_json
 from stretto.errors import UsageError, nearest
-from stretto.settings.command_line import FLAG, OPTIONS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import FLAG, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 EXAMPLES = 4  # of a data set, on which a network is tried
 
@@ -18,6 +18,9 @@ def doctor(
     model: str | None = None,
     model_options: Annotated[dict[str, Option] | None, OPTIONS] = None,
     data: str | None = None,
+    loss: str | None = None,
+    metric: Annotated[tuple[str, ...], TEXTS] = (),
+    optimizer: str | None = None,
     example: Annotated[tuple[int, ...] | None, WHOLES] = None,
     stages: Annotated[int | None, WHOLE] = None,
     path: str | None = None,
@@ -37,6 +40,12 @@ def doctor(
         Its options: --model-options.width 256.
     data
         Data set of the network, or your own, path/to/file.py:function: its examples are tried.
+    loss
+        With --data, a loss as stretto train takes it: a step on the model's examples is tried, and an evaluation.
+    metric
+        Metrics, tried alike: NAME=path/to/file.py:function.
+    optimizer
+        An optimizer, tried alike.
     example
         Shape of an input batch of real numbers, 32,784, where the function gives no example.
     stages
@@ -46,7 +55,13 @@ def doctor(
     json
         Print one JSON object on stdout, nothing else.
     """
+    functions = {"loss": loss, "metric": metric or None, "optimizer": optimizer}
+    for name, function in functions.items():
+        if function is not None and (model is None or data is None):
+            raise UsageError(f"{name} is tried on a model's examples: give --model and --data, too")
     if model is not None:
+        if any(value is not None for value in functions.values()):
+            try_functions(model, model_options or {}, data or "", loss, metric, optimizer)
         diagnosis = diagnosis_of(model, model_options or {}, data, example, stages, path)
         if json:
             print_json({"model": model, **diagnosis.to_json()})
@@ -57,6 +72,25 @@ def doctor(
         if value is not None:
             raise UsageError(f"{name} is about a model: give --model, too")
     return environment(json)
+
+
+def try_functions(
+    model: str, options: dict[str, Option], data: str, loss: str | None, metric: tuple[str, ...], optimizer: str | None
+) -> None:
+    """Try a step and an evaluation of the model as one stage. Raises UsageError for what does not work."""
+    from stretto.optim.by_name import takes_rate
+    from stretto.settings.runs import TrainSettings
+    from stretto.study.first_evaluation import refuse_evaluation
+    from stretto.study.prepare import costs_of, prepare_trial, resolve
+
+    rate = 0.01 if optimizer is not None and takes_rate(optimizer) else None
+    settings = TrainSettings(
+        model=model, model_options=options, data=data, loss=loss or "auto", metric=metric,
+        optimizer=optimizer or "auto", lr=rate, stages=1, steps=1,
+    )  # fmt: skip
+    prepared = prepare_trial(resolve(settings))
+    costs_of(prepared)
+    refuse_evaluation(prepared)
 
 
 def environment(json: bool) -> int:
