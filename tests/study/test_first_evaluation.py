@@ -11,7 +11,7 @@ import stretto
 from stretto import UsageError
 from stretto.data.dataset import Split
 from stretto.data.user_data import user_data
-from stretto.study.training_run import TRAIN_SAMPLE, train_sample
+from stretto.study.evaluation import TRAIN_SAMPLE, train_sample
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :2] * X[:, 2:4]

@@ -24,8 +24,8 @@ from stretto.study.measurements import (
     sample,
 )
 from stretto.study.prepare import build_model, dataset, prepare, rate_and_momentum, resolve, scheduler
+from stretto.study.run_progress import Progress
 from stretto.study.store import read_run
-from stretto.study.training_run import Progress
 
 SETTINGS = TrainSettings(model_options={"depth": 3, "width": 8}, steps=12, evaluations=4, batch_size=16)
 BOTH = ("sharpness", "noise")

@@ -30,11 +30,14 @@ from stretto.study import (
     run,
     store,
     study,
+    training_loop,
     training_run,
     write_report,
 )
 from stretto.study.disk_errors import FullDiskError, locked
+from stretto.study.evaluation import evaluation_steps
 from stretto.study.prepare import prepare, resolve
+from stretto.study.run_progress import Progress
 from stretto.study.single_run import claim, default_folder, summary
 
 SETTINGS = CompareSettings(
@@ -413,8 +416,8 @@ def test_measurements_and_checkpoints_are_not_in_the_energy(tmp_path, monkeypatc
         return works
 
     monkeypatch.setattr(training_run, "energy_meter", lambda _: EnergyMeter([counter]))
-    monkeypatch.setattr(training_run.Measurer, "measure", counted(training_run.Measurer.measure))
-    monkeypatch.setattr(training_run.Checkpoints, "save", counted(training_run.Checkpoints.save))
+    monkeypatch.setattr(training_loop.Measurer, "measure", counted(training_loop.Measurer.measure))
+    monkeypatch.setattr(training_loop.Checkpoints, "save", counted(training_loop.Checkpoints.save))
     record = run(resolve(replace(SINGLE, checkpoint_every=3, measure=("sharpness",))), tmp_path / "run")
     assert [point.joules for point in record.points] == [1.0, 4.0]  # up to step 2; to checkpoints 3 and 6, and the end
 
@@ -434,16 +437,16 @@ def test_the_accelerators_that_processes_have_are_measured(monkeypatch, device, 
 
 
 def test_a_run_that_goes_on_counts_its_energy_on():
-    before = training_run.Progress(joules_before=4.0, meter=EnergyMeter([CountedSteps()]))
+    before = Progress(joules_before=4.0, meter=EnergyMeter([CountedSteps()]))
     before.meter.start()
     before.meter.pause()
     kept = before.to_json()
     assert kept["joules"] == 5.0
-    after = training_run.Progress.from_json(kept)
+    after = Progress.from_json(kept)
     assert after.joules is None  # nothing measures it any more
     after.meter = EnergyMeter([CountedSteps()])
     assert after.joules == 5.0
-    unknown = training_run.Progress.from_json(training_run.Progress().to_json())
+    unknown = Progress.from_json(Progress().to_json())
     unknown.meter = EnergyMeter([CountedSteps()])
     assert unknown.joules is None  # of the steps before nothing is known
 
@@ -614,11 +617,11 @@ def test_a_reference_batch_scales_rate_and_momentum():
 
 def test_evaluations_are_closer_together_at_the_start():
     for steps, evaluations in [(600, 40), (1, 40), (7, 3), (400, 1)]:
-        chosen = sorted(training_run.evaluation_steps(steps, evaluations))
+        chosen = sorted(evaluation_steps(steps, evaluations))
         assert chosen[-1] == steps
         assert chosen[0] >= 1
         assert len(chosen) <= evaluations
-    assert sorted(training_run.evaluation_steps(100, 4)) == [7, 25, 57, 100]
+    assert sorted(evaluation_steps(100, 4)) == [7, 25, 57, 100]
 
 
 def test_processes_are_not_more_than_runs(tmp_path, monkeypatch):

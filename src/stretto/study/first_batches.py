@@ -14,8 +14,8 @@ from stretto.nn.batch import inputs_of, with_names_of
 from stretto.nn.seeding import derive
 from stretto.settings.runs import known
 from stretto.splitting.export.exported_program import fixed_sizes, refuse_misfit
+from stretto.study.evaluation import EVALUATION_BATCH
 from stretto.study.prepare import Prepared
-from stretto.study.training_run import EVALUATION_BATCH
 
 TRAINING_BATCHES = 3  # that are looked at before a run, besides the last of validation
 

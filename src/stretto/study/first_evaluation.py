@@ -9,8 +9,8 @@ from torch import Tensor
 from stretto.data.dataset import RowReader
 from stretto.data.user_data import UserData, form, is_classes
 from stretto.errors import UsageError
+from stretto.study.evaluation import EVALUATION_BATCH
 from stretto.study.prepare import Prepared, costs_of, metrics_of
-from stretto.study.training_run import EVALUATION_BATCH
 from stretto.trainer.metrics import Metric, MetricTally
 
 

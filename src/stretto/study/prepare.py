@@ -104,8 +104,8 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
     suited = loaded.for_networks() if isinstance(loaded, UserData) else loaded
     if settings.model not in runs.DEFAULTS:
         raise UsageError(
-            f"unknown model {settings.model!r}; {nearest(settings.model, runs.DEFAULTS)}; your own is "
-            "path/to/file.py:function, with the name of the function"
+            f"unknown model {settings.model!r}: {nearest(settings.model, runs.DEFAULTS)}; or write "
+            "path/to/file.py:function"
         )
     if suited is None:
         raise UsageError(

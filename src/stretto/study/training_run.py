@@ -1,51 +1,40 @@
-"""One run: train, evaluate at some steps, write events and results."""
+"""One run: from its trainer to its folder."""
 
-import itertools
-import math
 import os
 import socket
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto.data import Dataset, forever
-from stretto.data.user_data import UserData
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
 from stretto.nn.devices import name_of, pick_device_of
 from stretto.nn.remote_stage import RemoteStage
-from stretto.nn.seeding import derive
 from stretto.options.user_function import is_model_folder
 from stretto.processes.stop_request import StopRequest
-from stretto.report.record import Measurement, Observation, Point, Record
+from stretto.report.record import Record
 from stretto.runtime.process_memory import forget_most_held
 from stretto.runtime.world import is_one_machine
 from stretto.settings.runs import TrainSettings, known, parse_metric
 from stretto.splitting import Stages
 from stretto.study.checkpoints import Checkpoints
 from stretto.study.disk_errors import writing
-from stretto.study.measurements import Bleu, Measurer, ObservationWindows
-from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
+from stretto.study.evaluation import test_scores
+from stretto.study.prepare import Prepared, costs_of, prepare
+from stretto.study.run_progress import Progress
 from stretto.study.store import STUDY, RunWriter, versions
+from stretto.study.training_loop import OnStep, TrainingLoop
 from stretto.tracing import Recording
 from stretto.trackers import RunDescription
 from stretto.trackers import find as find_trackers
-from stretto.trainer.metrics import Metric, refuse_undefined
 from stretto.trainer.tracking import Tracking, bubble_of, drawing_of
-
-EVALUATION_BATCH = 128
-TRAIN_SAMPLE = 512  # training examples that train loss and accuracy are evaluated on
-
-OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
 
 def counting(advance: Callable[[int], object]) -> OnStep:
@@ -58,60 +47,6 @@ def counting(advance: Callable[[int], object]) -> OnStep:
         done = step
 
     return on_step
-
-
-@dataclass
-class Progress:
-    """The state of a run while it trains: with a trainer's checkpoint it is enough to go on.
-
-    `step_seconds` has one entry for each step that was made; `final` the losses and accuracies of a finished run.
-    `joules_before` is the energy up to the checkpoint that a run goes on from, None if it is not known; `tracker_ids`
-    are what trackers call the run.
-    """
-
-    points: list[Point] = field(default_factory=list)
-    observations: list[Observation] = field(default_factory=list)
-    measurements: list[Measurement] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    diverged_at: int | None = None
-    final: dict[str, Any] = field(default_factory=dict)
-    joules_before: float | None = 0.0
-    meter: EnergyMeter | None = None
-    tracker_ids: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def joules(self) -> float | None:
-        """The energy of all steps, evaluations apart; None if it is not measured."""
-        measured = None if self.meter is None else self.meter.joules
-        return None if measured is None or self.joules_before is None else self.joules_before + measured
-
-    @property
-    def steps(self) -> int:
-        """The number of steps that were made."""
-        return len(self.step_seconds)
-
-    def to_json(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as plain data; a run that has ended keeps none."""
-        return {
-            "points": [point.to_json() for point in self.points],
-            "observations": [observation.to_json() for observation in self.observations],
-            "measurements": [measurement.to_json() for measurement in self.measurements],
-            "step_seconds": list(self.step_seconds),
-            "joules": self.joules,
-            "trackers": self.tracker_ids,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
-        return cls(
-            [Point.from_json(point) for point in data["points"]],
-            [Observation.from_json(observation) for observation in data["observations"]],
-            [Measurement.from_json(measurement) for measurement in data.get("measurements", ())],
-            list(data["step_seconds"]),
-            joules_before=data.get("joules"),
-            tracker_ids=dict(data.get("trackers", {})),
-        )
 
 
 def run(
@@ -179,7 +114,7 @@ def run_prepared(
             StopRequest() if keeps or checkpoints.every else nullcontext() as request,
             tracking_of(prepared, folder, progress) as tracking,
         ):
-            train_until_done(prepared, costs, progress, checkpoints, request, writer, on_step, tracking)
+            TrainingLoop(prepared, costs, progress, checkpoints, request, writer, tracking).run(on_step)
             tracking.evaluation(progress.steps, test_scores(progress))
             progress.tracker_ids = tracking.for_checkpoint()
             record = make_record(prepared, costs, progress)
@@ -293,166 +228,6 @@ def run_json(
         **({"trackers": progress.tracker_ids} if progress.tracker_ids else {}),
         "record": {**record.to_json(), "points": [], "observations": [], "measurements": []},
     }
-
-
-def train_until_done(
-    prepared: Prepared,
-    costs: Costs,
-    progress: Progress,
-    checkpoints: Checkpoints,
-    request: StopRequest | None,
-    writer: RunWriter,
-    on_step: OnStep,
-    tracking: Tracking,
-) -> None:
-    """Train, evaluate and write events until all steps are made or a loss is not finite.
-
-    Raises KeyboardInterrupt, having saved, once a process has been asked to stop.
-    """
-    settings, trainer = prepared.settings, prepared.trainer
-    steps = known(settings.steps)
-    evaluated = evaluation_steps(steps, known(settings.evaluations))
-    observed = trainer.processes == 1 and not is_model_folder(settings.model)  # it takes all stages, and copies of them
-    windows = ObservationWindows(trainer, steps) if observed else None
-    measurer, bleu, metrics = Measurer(prepared, evaluated), Bleu(prepared), metrics_of(settings)
-    done, seed = progress.steps, derive(settings.seed, "batches")
-    batches = forever(prepared.dataset.train, known(settings.batch_size), seed, start=done)
-    meter = progress.meter or EnergyMeter(())
-    meter.start()
-    for step, (x, y) in zip(range(done + 1, steps + 1), batches, strict=False):
-        before = time.perf_counter()
-        if windows is not None:
-            windows.before(step)
-        loss = trainer.step(x, y)
-        flushed = trainer.flush() if step == steps or checkpoints.due(step) else []
-        progress.step_seconds.append(time.perf_counter() - before)
-        meter.tick()
-        tracking.step(step, known(settings.batch_size) / progress.step_seconds[-1])
-        if loss is not None:
-            tracking.loss(step - trainer.lag, loss)
-        tracking.last_losses(step, flushed)
-        on_step(step, loss)
-        if loss is not None and not math.isfinite(loss):
-            progress.diverged_at = step
-            return
-        observation = None if windows is None else windows.after(step)
-        if observation is not None:
-            progress.observations.append(observation)
-            writer.event("observation", **observation.to_json())
-        if step in evaluated:
-            with meter.paused():
-                point = evaluate(prepared, costs, step, sum(progress.step_seconds), bleu, metrics)
-                if point is None:
-                    progress.diverged_at = step
-                    return
-                point = replace(point, joules=progress.joules)
-                progress.points.append(point)
-                writer.event("evaluation", **point.to_json())
-                writer.worker_event("evaluation", step=step, seconds=point.seconds)
-                tracking.evaluation(step, scores_of(point))
-                measurement = measurer.measure(step)
-            if measurement is not None:
-                progress.measurements.append(measurement)
-                writer.event("measurement", **measurement.to_json())
-        stops = request is not None and trainer.stops(request.received) and step < steps
-        if stops or (checkpoints.due(step) and step < steps):
-            with meter.paused():
-                progress.tracker_ids = tracking.for_checkpoint()
-                path = checkpoints.save(trainer, progress.steps, progress.to_json())
-            writer.worker_event("checkpoint", step=step, path=str(path))
-        if stops:
-            raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
-    progress.final = final_scores(prepared, progress.points[-1], bleu, metrics)
-
-
-def scores_of(point: Point) -> dict[str, float | None]:
-    """The numbers of an evaluation by name, the user's metrics among them."""
-    values = point.to_json()
-    del values["step"], values["metrics"]
-    return values | {f"validation_{name}": value for name, value in point.metrics.items()}
-
-
-def test_scores(progress: Progress) -> dict[str, float | None]:
-    """What a finished run came to on the test split; nothing of one that diverged."""
-    values = {key: value for key, value in progress.final.items() if key.startswith("test_")}
-    return values | {f"test_{name}": value for name, value in values.pop("test_metrics", {}).items()}
-
-
-def final_scores(prepared: Prepared, last: Point, bleu: Bleu, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """The losses, accuracies and metrics of a finished run: those of its last evaluation, and on the test split."""
-    split = prepared.dataset.test
-    test: dict[str, float] = {}
-    if split is not None:
-        test = prepared.trainer.evaluate(split.batches(EVALUATION_BATCH), by_name(metrics))
-    test_metrics = {metric.name: test[metric.name] for metric in metrics if test}
-    refuse_undefined(test_metrics, "on the test split")
-    test_loss = test.get("loss")
-    return {
-        "train_loss": last.train_loss,
-        "train_accuracy": last.train_accuracy,
-        "validation_loss": last.validation_loss,
-        "validation_accuracy": last.validation_accuracy,
-        "validation_bleu": last.validation_bleu,
-        "test_loss": test_loss if test_loss is not None and math.isfinite(test_loss) else None,
-        "test_accuracy": test.get("accuracy"),
-        "test_bleu": bleu.test(),
-        "metrics": dict(last.metrics),
-        "test_metrics": test_metrics,
-    }
-
-
-def evaluate(
-    prepared: Prepared, costs: Costs, step: int, seconds: float, bleu: Bleu, metrics: Sequence[Metric]
-) -> Point | None:
-    """Evaluate after a step, and price the run so far; None if a loss is not finite.
-
-    Raises UsageError for a metric that is not finite where the loss is.
-    """
-    dataset, trainer = prepared.dataset, prepared.trainer
-    train = trainer.evaluate(train_sample(dataset))
-    validation = trainer.evaluate(dataset.validation.batches(EVALUATION_BATCH), by_name(metrics))
-    if not (math.isfinite(train["loss"]) and math.isfinite(validation["loss"])):
-        return None
-    measured = {metric.name: validation[metric.name] for metric in metrics}
-    refuse_undefined(measured, f"on the validation split after step {step}")
-    examples = step * known(prepared.settings.batch_size)
-    return Point(
-        step=step,
-        examples=examples,
-        total_flops=examples * costs.total,
-        serial_flops=costs.serial_after(step),
-        seconds=seconds,
-        train_loss=train["loss"],
-        validation_loss=validation["loss"],
-        validation_accuracy=validation.get("accuracy"),
-        validation_bleu=bleu.validation(),
-        train_accuracy=train.get("accuracy"),
-        metrics=measured,
-    )
-
-
-def train_sample(dataset: Dataset | UserData) -> Iterator[tuple[Any, Any]]:
-    """The training examples that train loss and accuracy are evaluated on, the same in every run.
-
-    Of the user's data they are evenly spread, as examples may be sorted by class; all others are shuffled: the first.
-    """
-    if not isinstance(dataset, UserData) or len(dataset.train) <= TRAIN_SAMPLE:
-        return itertools.islice(dataset.train.batches(EVALUATION_BATCH), TRAIN_SAMPLE // EVALUATION_BATCH)
-    rows = torch.arange(TRAIN_SAMPLE) * len(dataset.train) // TRAIN_SAMPLE
-    return dataset.train.read_all((part, None) for part in torch.split(rows, EVALUATION_BATCH))
-
-
-def by_name(metrics: Sequence[Metric]) -> dict[str, Any]:
-    """The metrics' functions by name, as `Trainer.evaluate` takes them."""
-    return {metric.name: metric.function for metric in metrics}
-
-
-def evaluation_steps(steps: int, evaluations: int) -> set[int]:
-    """The steps after which to evaluate: about `evaluations`, closer together at the start, the last step among them.
-
-    Costs are compared on logarithmic axes, so early steps have to be as far apart on them as late ones.
-    """
-    return {max(1, math.ceil(steps * (i / evaluations) ** 2)) for i in range(1, evaluations + 1)}
 
 
 def make_record(prepared: Prepared, costs: Costs, progress: Progress) -> Record:
