@@ -402,7 +402,7 @@ def place(text):
             "return {}['sgd']",
             "optimizer=own.py:sgd failed with KeyError",
         ),
-        ("return ((output - target) ** 2).mean()", "return output.view(7, target)", "cannot take what"),
+        ("return ((output - target) ** 2).mean()", "return output.view(7, target)", "has a loss that fails"),
         ("WEIGHTS = 1", "WEIGHTS = ONE", "cannot import own.py: NameError"),
         (
             "return nn.Sequential(",
@@ -469,7 +469,7 @@ def test_a_metric_without_a_value_ends_compare_with_2_and_keeps_what_is_finished
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "own.py"], "unknown model 'own.py'; choose from .*; your own is path/to/file.py:function"),
+        (["--model", "own.py"], "unknown model 'own.py': choose from .*; or write path/to/file.py:function"),
         (
             ["--metric", "mae=own.py:mae:best"],
             "metric 'mae=own.py:mae:best': write NAME=path/to/file.py:function, and :hi",
