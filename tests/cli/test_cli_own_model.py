@@ -268,6 +268,7 @@ def test_the_plan_of_a_list_of_layers_ends_with_its_command(capsys):
         (["--loss", "auto"], "loss is missing: the targets of own.py:data are torch.float32 [1]"),
         (["--metric", "mae"], "write NAME=path/to/file.py:function"),
         (["--metric", "seed=own.py:mae"], "a run has a seed of its own"),
+        (["--metric", "test_mae=own.py:mae,mae=own.py:mae"], "'test_mae' is what 'mae' is called on the test split"),
         (["--optimizer", "sdg"], "unknown optimizer 'sdg': did you mean 'sgd'"),
         (["--optimizer", "lbfgs"], "it evaluates the loss several times a step"),
         (["--optimizer", "adagrad", "--momentum", "0.9"], "optimizer adagrad takes no momentum"),

@@ -291,6 +291,16 @@ def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(method, data, tmp_pat
     assert same(weights(again), weights(whole))
 
 
+def test_the_folder_of_a_checkpoint_is_made_or_refused_before_training(tmp_path):
+    fit(build("backprop"), (X, Y), epochs=1, checkpoint=tmp_path / "a" / "b" / "saved")
+    assert (tmp_path / "a" / "b" / "saved").is_dir()
+    (tmp_path / "file").write_text("")
+    trainer = build("backprop")
+    with pytest.raises(UsageError, match="fit: checkpoint=.*: cannot make .*file: "):
+        fit(trainer, (X, Y), epochs=1, checkpoint=tmp_path / "file" / "saved")
+    assert trainer.entered == 0
+
+
 def test_ctrl_c_under_an_asynchronous_method_goes_on_with_all_losses(tmp_path):
     def press(told):
         if told["step"] == 7:

@@ -135,11 +135,15 @@ def loss_of(settings: runs.Settings, loaded: data.Dataset | UserData) -> Loss:
 def metrics_of(settings: runs.Settings) -> list[Metric]:
     """The user's metrics. Raises UsageError for a function that there is not, and for a name that is taken."""
     made: list[Metric] = []
-    for name, text, higher in map(runs.parse_metric, settings.metric):
+    parsed = list(map(runs.parse_metric, settings.metric))
+    names = {name for name, *_ in parsed}
+    for name, text, higher in parsed:
         if name in {metric.name for metric in made}:
             raise UsageError(f"metric {name!r} is given twice: choose another name for {text}")
         if name in TAKEN:
             raise UsageError(f"metric {name!r}: a run has a {name} of its own; choose another name")
+        if f"test_{name}" in names:
+            raise UsageError(f"metric 'test_{name}' is what {name!r} is called on the test split: rename one of them")
         made.append(named_metric(name, import_object(text, f"metric {name}"), higher=higher))
     return made
 

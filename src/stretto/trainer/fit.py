@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.utils.data import DataLoader
@@ -174,6 +175,8 @@ class FitLoop:
         """Train, from the checkpoint on if there is one; a collective. Afterwards look at `interrupted`."""
         self._find_feeds()
         found = self._given.checkpoint is not None and checkpoint.exists(self._given.checkpoint)
+        if self._given.checkpoint is not None:
+            make_room(self._given.checkpoint)
         self._description = self._describe(found) if self._given.checkpoint is not None or self._several else {}
         self._backend.compare(self._description, "goes through other data, or with other arguments,", SAME_DATA)
         if found:
@@ -527,3 +530,15 @@ def derive_seed(seed: int, began: int) -> int:
 def finite(losses: Iterable[float]) -> bool:
     """Whether all are numbers."""
     return all(map(math.isfinite, losses))
+
+
+def make_room(path: str | os.PathLike[str]) -> None:
+    """Make the folder in which a checkpoint will be saved. Raises UsageError where nothing can be written there."""
+    folder = Path(path).absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError as error:
+        raise UsageError(f"fit: checkpoint={os.fspath(path)}: cannot make {folder}: {error.strerror}") from error
+    if not writable:
+        raise UsageError(f"fit: checkpoint={os.fspath(path)}: nothing can be written in {folder}: name another folder")
