@@ -296,7 +296,7 @@ def test_the_folder_of_a_checkpoint_is_made_or_refused_before_training(tmp_path)
     assert (tmp_path / "a" / "b" / "saved").is_dir()
     (tmp_path / "file").write_text("")
     trainer = build("backprop")
-    with pytest.raises(UsageError, match="fit: checkpoint=.*: cannot make .*file: "):
+    with pytest.raises(UsageError, match=r"fit: checkpoint=.*: cannot make .*file: "):
         fit(trainer, (X, Y), epochs=1, checkpoint=tmp_path / "file" / "saved")
     assert trainer.entered == 0
 
