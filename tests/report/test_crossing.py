@@ -91,6 +91,15 @@ def test_ratios_have_their_spread_over_seeds():
     _, greedy = speedups(panel(study, TRAIN_LOSS, 1.0), ("backprop", "greedy"))
     assert (greedy.serial, greedy.by_seed, greedy.spread) == (4.0, ((4.0, 1.0), (2.0, 2.0)), "2.0 to 4.0× over 2 seeds")
     assert greedy.total_spread == "1.0 to 2.0×"
+    crossed = [
+        *study[:2],
+        run([2.0, 1.0], method="greedy", seed=0, costs=[(1.0, 4.0), (2.0, 12.0)]),
+        run([2.0, 1.0], method="backprop", seed=1, costs=[(2.0, 2.0), (4.0, 6.0)]),
+        run([2.0, 1.0], method="greedy", seed=1, costs=[(2.0, 8.0), (3.0, 9.0)]),
+    ]
+    _, greedy = speedups(panel(crossed, TRAIN_LOSS, 1.0), ("backprop", "greedy"))
+    assert (greedy.total, greedy.by_seed) == (2.0, ((4.0, 1.5), (4.0 / 3.0, 1.5)))
+    assert greedy.total_spread == "1.5 to 2.0×", "the two fastest runs have two seeds, and their ratio is in the range"
     never = [*study[:3], run([2.0, 1.9], method="greedy", seed=1)]
     _, once = speedups(panel(never, TRAIN_LOSS, 1.0), ("backprop", "greedy"))
     assert (once.spread, once.total_spread) == ("only 1 of 2 seeds gets there with both", "")

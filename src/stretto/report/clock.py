@@ -31,7 +31,7 @@ class ClockTime:
     @property
     def spread(self) -> str:
         """The range of the ratio over seeds, in words, or why there is none; empty without a ratio."""
-        return "" if self.times is None else spread_over_seeds(self.by_seed, self.seeds)
+        return "" if self.times is None else spread_over_seeds(self.times, self.by_seed, self.seeds)
 
 
 def clock_times(panel: Panel, methods: Sequence[str]) -> tuple[ClockTime, ...]:

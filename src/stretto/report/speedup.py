@@ -36,22 +36,27 @@ class Speedup:
         """The range of the ratio over seeds, in words, or why there is none; empty without a ratio."""
         if self.serial is None:
             return ""
-        return spread_over_seeds([ratio for ratio, _ in self.by_seed], self.seeds)
+        return spread_over_seeds(self.serial, [ratio for ratio, _ in self.by_seed], self.seeds)
 
     @property
     def total_spread(self) -> str:
-        """The range of `total` over the same seeds; empty with fewer than two."""
-        return _range(total for _, total in self.by_seed) if self.total is not None and len(self.by_seed) > 1 else ""
+        """The range of `total` over the same seeds, itself among them; empty with fewer than two."""
+        if self.total is None or len(self.by_seed) < 2:
+            return ""
+        return _range([self.total, *(total for _, total in self.by_seed)])
 
 
-def spread_over_seeds(ratios: Sequence[float], seeds: int) -> str:
-    """The range of the ratios of seeds with which both methods get there, of `seeds` that both have, in words."""
+def spread_over_seeds(ratio: float, ratios: Sequence[float], seeds: int) -> str:
+    """The range of a ratio over the seeds with which both methods get there, of `seeds` that both have, in words.
+
+    The `ratio` itself is in the range: its two runs may have different seeds, and then it is none of the `ratios`.
+    """
     count = len(ratios)
     if seeds < 2:
         return "one seed" if seeds else "no seed in common"
     if count < 2:
         return f"only {count or 'none'} of {seeds} seeds gets there with both".replace("only none", "none")
-    return f"{_range(ratios)} over {seeds if count == seeds else f'{count} of {seeds}'} seeds"
+    return f"{_range([ratio, *ratios])} over {seeds if count == seeds else f'{count} of {seeds}'} seeds"
 
 
 def best_by_seed(panel: Panel, method: str, cost: Callable[[Arrival], Any]) -> dict[int, Arrival]:
