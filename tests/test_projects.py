@@ -130,7 +130,7 @@ def test_plain_training_goes_on_from_its_checkpoint(folder, project, capsys, mon
     assert tests[0].startswith("test loss")
 
 
-@pytest.mark.parametrize("project", PROJECTS)
+@pytest.mark.parametrize("project", ["fashion", "series", pytest.param("llama", marks=pytest.mark.slow)])
 def test_commands_of_the_readme_are_understood(folder, project, capsys, monkeypatch):
     monkeypatch.chdir(folder / project)
     if project in WRITERS:

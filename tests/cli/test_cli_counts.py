@@ -86,6 +86,7 @@ def test_an_emulated_run_builds_one_trainer(counts):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_on_processes_builds_one_trainer_in_each(counts):
     every = counts(*TRAIN, "--method", "greedy(head=two-layer)", "--workers", "2")
     assert len(every) == 3  # the command, and two workers
@@ -95,6 +96,7 @@ def test_a_run_on_processes_builds_one_trainer_in_each(counts):
         assert counted["parse", "greedy(head=two-layer)"] == counted["parse", "two-layer"] == 1
 
 
+@pytest.mark.slow
 def test_a_study_tries_each_method_once_trains_it_once_and_draws_it_once(counts):
     (counted,) = counts(*SMALL_STUDY, "--methods", "backprop,greedy")
     assert counted["Trainer", ""] == counted["plan", ""] == 2 * 3

@@ -45,6 +45,7 @@ def check_runs(told, runs, workers):
             assert near(told[0][number][1], weights), method
 
 
+@pytest.mark.slow
 def test_two_pipelines_of_two():
     runs = [*RUNS, *MORE]
     told = launch(4, "runtime.replicated:train_all", [(method, TWO, each) for method, each in (*runs, *NEAR)])

@@ -109,6 +109,7 @@ def test_a_short_study_starts_no_process(opened, described, monkeypatch):
         page.advance(6)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_told_once(opened, described):
     told = []
     (opened.out / "report.html").mkdir()  # nothing can be written there

@@ -60,6 +60,7 @@ def queue(url, opened):
     return SharedQueue(open_storage(url), opened, beat=0.05, patience=0.5, pause=0)
 
 
+@pytest.mark.slow
 def test_two_processes_make_each_run_once_and_report_all(tmp_path):
     url = url_of("sqlite", tmp_path)
     fork_server.prepare()
