@@ -249,9 +249,10 @@ def test_a_worker_that_is_killed_leaves_no_semaphore(tmp_path):
 def test_no_orphans_when_the_command_is_killed(tmp_path):
     process, workers = started(tmp_path)
     process.kill()
-    process.communicate(timeout=60)
+    err = process.communicate(timeout=60)[1]
     assert gone(workers)
     assert not any(alive(pid) for pid in workers)
+    assert [line for line in err.splitlines() if "%" not in line] == [], "no trace of torch's, no semaphores"
 
 
 def test_no_orphans_when_the_command_is_killed_while_it_starts_workers(tmp_path):

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -35,7 +35,10 @@ NEEDED = (
     "stretto.study.run_processes",
 )
 LOST = (EOFError, ConnectionError)  # raised where a process is started and the fork server has ended meanwhile
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# what a fork server imports may start no threads: a fork does not copy them
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+# once a command has been killed, what its workers and Python say on their way out: a trace of torch's store, semaphores
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"}
 
 
 def method() -> str:
@@ -49,7 +52,8 @@ def prepare() -> None:
     if method() == "forkserver":
         temporary_folders.sweep()
         temporary_folders.for_sockets()
-        with blocked(signal.SIGINT, signal.SIGTERM), one_thread(), lifeline.starter_named():
+        quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
+        with blocked(signal.SIGINT, signal.SIGTERM), environment(ONE_THREAD | quiet), lifeline.starter_named():
             multiprocessing.set_forkserver_preload([*NEEDED])
             forkserver.ensure_running()
 
@@ -129,10 +133,10 @@ def without_script() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep what processes import, that are started meanwhile, from starting threads, which a fork does not copy."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Give processes that are started meanwhile these environment variables; those of this process are restored."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
