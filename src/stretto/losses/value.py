@@ -34,6 +34,21 @@ class MeanOverExamples:
         return self.loss(output, target)
 
 
+@dataclass(frozen=True, eq=False)
+class MeanOfStage(MeanOverExamples):
+    """A mean over examples that knows whose output it gets: `of(stage)` is the loss of that stage's head or output.
+
+    `loss` is the one of the model's output in evaluation.
+    """
+
+    of: Callable[[int], Loss]
+
+
+def of_stage(loss: Loss, stage: int) -> Loss:
+    """The loss that stage `stage` calls."""
+    return loss.of(stage) if isinstance(loss, MeanOfStage) else loss
+
+
 def mean(loss: Loss) -> MeanOverExamples:
     """Declare that `loss` is a mean over the examples of a batch, for any targets: Trainer then does not check it.
 

@@ -1,6 +1,7 @@
 """A batch as users write it (tensors, arrays, tuples, dicts) and as stages take it (a tuple of tensors)."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,14 @@ class Named(tuple[Tensor, ...]):
 def counted(target: Tensor) -> Tensor:
     """Which targets are classes: whole numbers from 0. All below are padding, whichever of them a loss leaves out."""
     return target >= 0
+
+
+class Examples(ABC):
+    """A target of another form than tensors, tuples and dicts of them, which knows how to cut itself."""
+
+    @abstractmethod
+    def cut(self, pieces: int) -> Sequence["Examples"]:
+        """The examples in `pieces` parts, of the sizes that torch.tensor_split gives."""
 
 
 def with_names_of(inputs: Sequence[Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -128,10 +137,12 @@ def to_device(target: Any, device: torch.device) -> Any:
 def cut(value: Any, pieces: int, what: str = "micro-batches") -> list[Any]:
     """Cut a tensor, or a tuple or dict of tensors, along the first dimension into `pieces`, as torch.tensor_split does.
 
-    Raises UsageError for any other value; `what` names the pieces in the message.
+    `Examples` cut themselves. Raises UsageError for any other value; `what` names the pieces in the message.
     """
     if pieces == 1:
         return [value]
+    if isinstance(value, Examples):
+        return list(value.cut(pieces))
     if isinstance(value, Tensor) and value.layout != torch.strided:
         raise UsageError(f"{shown(value)} is {value.layout}: only dense tensors can be cut into {pieces} {what}")
     if isinstance(value, Tensor) and value.dim():

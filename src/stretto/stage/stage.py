@@ -17,7 +17,7 @@ from stretto.heads.head import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.sums import Sum
-from stretto.losses.value import Loss, call, mean_and_weight, value_function
+from stretto.losses.value import Loss, call, mean_and_weight, of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.input_errors import error_text, is_misfit, out_of_range
@@ -146,7 +146,7 @@ class Stage:
         self.optimizer = parts.optimizer
         self.scheduler = parts.scheduler
         self.weights, self._step, self._clip = phase
-        self.loss = specification.precision.loss(specification.loss)
+        self.loss = specification.precision.loss(of_stage(specification.loss, index))
         self._loss_value = value_function(self.loss)
         self.updates = 0
         self._recompute = index in rules.recompute

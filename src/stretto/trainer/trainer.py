@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -630,23 +631,56 @@ class Trainer:
         if extra is not None:
             of_kind("save: extra", extra, Mapping, "a dict of numbers, text, lists and dicts")
         self.flush()
-        manifest = Manifest(
+        manifest = self._manifest(extra or {})
+        with self._backend.together():
+            self._backend.save(path, self._states(), manifest)
+
+    def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
+        return Manifest(
             method=str(self.method),
             seed=self.seed,
             precision=self.precision.name,
             entered=self._entered,
             losses={n: [self._mean_loss(losses)] for n, losses in self._losses.items()},
-            extra=extra or {},
+            extra=extra,
             parts=self._backend.sharing.parts,
             replicas=self.mesh.data,
             sync=self.sync.checkpoint_name(self.mesh.data),
         )
+
+    def _states(self) -> list[dict[int, dict[str, Any]]]:
+        # The states of this process's stages, one dict for each of its replicas.
+        return [
+            {self._checkpoint_index(index): stage.state_dict() for index, stage in stages.items()}
+            for stages in self._replicas
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `save` writes, as objects, of this process's stages; drains first. A collective.
+
+        Its "stages" have the states by replica and stage. Those of all processes together, in one dict with any
+        process's other entries, are what `load_state_dict` takes. Tensors are those of training, which the next step
+        changes.
+        """
+        self.flush()
         with self._backend.together():
-            states = [
-                {self._checkpoint_index(index): stage.state_dict() for index, stage in stages.items()}
-                for stages in self._replicas
-            ]
-            self._backend.save(path, states, manifest)
+            states = self._states()
+        stages = dict(zip(self._backend.replicas, states, strict=True))
+        return {**vars(self._manifest({})), "stages": stages, "num_stages": len(self.stages)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` of all processes returned, as `load` does from a folder, and refused alike."""
+        where, stages = "the state", state["stages"]
+        manifest = Manifest(**{key: value for key, value in state.items() if key not in ("stages", "num_stages")})
+        self._pause()
+        with self._backend.together():
+            self._refuse_other(where, manifest, state["num_stages"])
+
+            def read(index: int, replica: int) -> dict[str, Any]:
+                known: dict[str, Any] = copy.deepcopy(stages[replica][index])  # an optimizer would keep the tensors
+                return known
+
+            self._take_over(where, manifest, read)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
@@ -663,51 +697,60 @@ class Trainer:
         self._pause()
         with self._backend.together():
             manifest = read_manifest(path)
-            own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
-            for name, value in own.items():
-                if getattr(manifest, name) != value:
-                    raise UsageError(
-                        f"{path} was saved with {name} {getattr(manifest, name)}, this trainer has {name} {value}"
-                    )
-            stages, parts = len(manifest.stages) // manifest.parts, self._backend.sharing.parts
-            if stages != len(self.stages):
-                raise UsageError(f"{path} holds {stages} stages, this trainer has {len(self.stages)}")
-            if manifest.parts != parts:
-                raise UsageError(
-                    f"{path} holds stages whose weights {manifest.parts} processes share, here {parts} do: go on with "
-                    f"mesh=Mesh(tensor={manifest.parts})" + " on processes" * (parts == 1)
-                )
-            refuse_other(str(path), manifest.sync, manifest.replicas, self.sync, self.mesh.data)
-            self._load_stages(path, manifest.entered, alike=manifest.replicas != self.mesh.data)
-            self._entered = manifest.entered
-            self._finished = self._entered
-            self._losses = {  # a mean loss as the sum of one entry
-                n: [torch.tensor([sum(losses), 1.0], dtype=torch.float64)] for n, losses in manifest.losses.items()
-            }
-            self._drained, self._broken = True, None
-            self._interpreter.restart(self._entered)
+            self._refuse_other(str(path), manifest, len(manifest.stages) // manifest.parts)
+            self._take_over(str(path), manifest, partial(read_stage, path))
         return dict(manifest.extra)
+
+    def _refuse_other(self, where: str, manifest: Manifest, stages: int) -> None:
+        own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
+        for name, value in own.items():
+            if getattr(manifest, name) != value:
+                raise UsageError(
+                    f"{where} was saved with {name} {getattr(manifest, name)}, this trainer has {name} {value}"
+                )
+        parts = self._backend.sharing.parts
+        if stages != len(self.stages):
+            raise UsageError(f"{where} holds {stages} stages, this trainer has {len(self.stages)}")
+        if manifest.parts != parts:
+            raise UsageError(
+                f"{where} holds stages whose weights {manifest.parts} processes share, here {parts} do: go on with "
+                f"mesh=Mesh(tensor={manifest.parts})" + " on processes" * (parts == 1)
+            )
+        refuse_other(where, manifest.sync, manifest.replicas, self.sync, self.mesh.data)
+
+    def _take_over(self, where: str, manifest: Manifest, read: Callable[[int, int], dict[str, Any]]) -> None:
+        # `read` returns the state of a stage, by its number in the checkpoint and its replica's.
+        self._load_stages(where, manifest.entered, read, alike=manifest.replicas != self.mesh.data)
+        self._entered = manifest.entered
+        self._finished = self._entered
+        self._losses = {  # a mean loss as the sum of one entry
+            n: [torch.tensor([sum(losses), 1.0], dtype=torch.float64)] for n, losses in manifest.losses.items()
+        }
+        self._drained, self._broken = True, None
+        self._interpreter.restart(self._entered)
 
     def _checkpoint_index(self, index: int) -> int:
         sharing = self._backend.sharing
         return index * sharing.parts + sharing.part
 
-    def _load_stages(self, path: str | os.PathLike[str], entered: int, *, alike: bool) -> None:
+    def _load_stages(
+        self, where: str, entered: int, read: Callable[[int, int], dict[str, Any]], *, alike: bool
+    ) -> None:
         # Loads each replica's own state, or replica 0's into all of them if `alike`.
         loads = [
-            (stage, read_stage(path, self._checkpoint_index(index), 0 if alike else replica))
+            (stage, read(self._checkpoint_index(index), 0 if alike else replica))
             for replica, stages in zip(self._backend.replicas, self._replicas, strict=True)
             for index, stage in stages.items()
         ]
         for stage, state in loads:
             if state.get("updates") != entered:
                 raise UsageError(
-                    f"{path}: stage {stage.index} has made {state.get('updates')!r} updates in {entered} minibatches"
+                    f"{where}: stage {stage.index} has made {state.get('updates')!r} updates in {entered} minibatches"
                 )
         before = copy.deepcopy([stage.state_dict() for stage, _ in loads])
         try:
             for stage, state in loads:
-                stage.load_state_dict(state, str(path))
+                stage.load_state_dict(state, where)
         except UsageError:
             for (stage, _), state in zip(loads, before, strict=True):
                 stage.load_state_dict(state, "the state before")
