@@ -46,7 +46,7 @@ def test_another_method_is_refused_as_from_a_folder():
 
 class Rows(Examples):
     def __init__(self, rows):
-        self.rows = rows
+        self.rows, self.size = rows, len(rows)
 
     def cut(self, pieces):
         return [Rows(part) for part in self.rows.tensor_split(pieces)]

@@ -35,7 +35,12 @@ def counted(target: Tensor) -> Tensor:
 
 
 class Examples(ABC):
-    """A target of another form than tensors, tuples and dicts of them, which knows how to cut itself."""
+    """A target of another form than tensors, tuples and dicts of them, which knows how to cut itself.
+
+    `size` is the number of examples; None where that is not known, and nothing can be cut.
+    """
+
+    size: int | None
 
     @abstractmethod
     def cut(self, pieces: int) -> Sequence["Examples"]:
@@ -268,6 +273,8 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 def first_size(value: Any) -> int:
     """The length of the first dimension of a batch's first tensor; 0 without a tensor or a dimension."""
+    if isinstance(value, Examples):
+        return value.size or 0
     if isinstance(value, Tensor | np.ndarray):
         return int(value.shape[0]) if value.ndim else 0
     if isinstance(value, Mapping):

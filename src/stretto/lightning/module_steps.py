@@ -1,0 +1,132 @@
+"""Runs a LightningModule's steps with `self(...)` replaced: by what catches its arguments, or by the pipeline's output.
+
+training_step(batch)                 where stage 0 is: ends at self(...), whose arguments are the pipeline's input
+training_step(batch), output given   where the last stage is: the loss, what is logged and what is returned
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from stretto.errors import UsageError
+from stretto.lightning.batch_parts import StepExamples, members
+from stretto.lightning.logged_values import LogRecorder, StepRecord, detached
+from stretto.lightning.network import Arguments, bind
+from stretto.lightning.seeded_draws import seeded
+from stretto.nn.seeding import derive
+from stretto.options.checks import shown
+
+
+class Caught(BaseException):
+    """Ends a step at its call of self(...); no `except Exception` of a user stops it."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
+
+
+class ModuleSteps:
+    """The steps of one module. `name` is what the steps call: "" for `self(...)`, "net" for `self.net(...)`."""
+
+    def __init__(self, module: LightningModule, name: str, seed: int, device: torch.device) -> None:
+        self.module = module
+        self.target: nn.Module = module.get_submodule(name) if name else module
+        self._called = f"self.{name}(...)" if name else "self(...)"
+        self._seed, self._device = seed, device
+        self._logs = LogRecorder(module)
+
+    def caught(self, examples: StepExamples) -> Arguments:
+        """The arguments of the step's call of self(...)."""
+
+        def catch(*args: Any, **kwargs: Any) -> Any:
+            raise Caught(bind(type(self.target).forward.__get__(self.target), args, kwargs))
+
+        try:
+            with self._running(examples, catch, None):
+                self._call(examples)
+        except Caught as caught:
+            for name, tensor in caught.arguments.items():
+                if tensor.requires_grad:
+                    raise UsageError(
+                        f"{examples.kind} computes {name} of {self._called} from parameters: gradients end at the "
+                        "pipeline's input, so what needs them belongs into forward"
+                    ) from None
+            return caught.arguments
+        raise UsageError(
+            f"{examples.kind} does not call {self._called}, which is what runs as a pipeline: write "
+            f"`output = self(...)`, or name the module that it calls, StrettoStrategy(network='net') for self.net(...)"
+        )
+
+    def run(self, examples: StepExamples, output: Any, record: StepRecord | None) -> Any:
+        """What the step returns where self(...) gives `output`; what it logs goes into the record, if there is one."""
+        calls = 0
+
+        def give(*_: Any, **__: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise UsageError(
+                    f"{examples.kind} calls {self._called} twice: its batch goes through the pipeline once. Call it "
+                    "once, on all examples together (torch.cat), and divide the output"
+                )
+            return output
+
+        with self._running(examples, give, record):
+            return self._call(examples)
+
+    def loss(self, examples: StepExamples, output: Any, record: StepRecord | None, *, verify: bool) -> Tensor:
+        """The loss of training_step, from the pipeline's `output`. `verify`: look whether it depends on it alone."""
+        returned = self.run(examples, output, record)
+        loss, others = returned, {}
+        if isinstance(returned, Mapping):
+            loss, others = returned.get("loss"), {key: value for key, value in returned.items() if key != "loss"}
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UsageError(
+                f"training_step returned {shown(returned)}: give the loss, one number as a tensor, or a dict with it "
+                "as 'loss'; a step cannot be skipped, as its micro-batches are under way"
+            )
+        if verify:
+            refuse_other_parameters(self.module, loss, output)
+        if record is not None:
+            record.loss, record.returned = loss.detach().clone().reshape(()), detached(others)
+        return loss
+
+    def _call(self, examples: StepExamples) -> Any:
+        return getattr(self.module, examples.kind)(examples.batch, *examples.arguments[examples.owner])
+
+    @contextmanager
+    def _running(
+        self, examples: StepExamples, forward: Callable[..., Any], record: StepRecord | None
+    ) -> Iterator[None]:
+        seed = derive(self._seed, examples.kind, examples.number, *examples.path)
+        self.target.__dict__["forward"] = forward
+        try:
+            with seeded(seed, self._device), self._logs.recording(record):
+                yield
+        finally:
+            del self.target.__dict__["forward"]
+
+
+def refuse_other_parameters(module: nn.Module, loss: Tensor, output: Any) -> None:
+    """Raise UsageError if the loss depends on parameters otherwise than through the output."""
+    outputs = [output] if isinstance(output, Tensor) else members(output)
+    ends = {tensor.grad_fn for tensor in outputs if isinstance(tensor, Tensor)}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    seen: set[Any] = {None, *ends}
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        name = names.get(id(getattr(node, "variable", None)))
+        if name is not None:
+            raise UsageError(
+                f"the loss of training_step depends on the parameter {name!r} beside the output of self(...): it may "
+                "live in another process, and its gradient would be lost. Use it in forward; a penalty on weights is "
+                "the optimizer's weight_decay"
+            )
+        waiting += [following for following, _ in node.next_functions] if node is not None else []

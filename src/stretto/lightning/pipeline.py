@@ -1,0 +1,382 @@
+"""A LightningModule's forward as a pipeline of stages, trained by a stretto.Trainer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+import stretto
+from stretto.errors import UsageError
+from stretto.lightning.batch_parts import StepExamples, digest, joined, size_of
+from stretto.lightning.logged_values import (
+    StepRecord,
+    counts,
+    detached,
+    merged,
+    metric_states,
+    metrics_protected,
+    on_cpu,
+    set_metrics,
+)
+from stretto.lightning.module_steps import ModuleSteps
+from stretto.lightning.network import Arguments, Network, cut_network
+from stretto.lightning.process_group import Processes, together
+from stretto.lightning.stage_optimizers import StageOptimizers
+from stretto.losses.value import MeanOfStage
+from stretto.mesh import Placement
+from stretto.methods import Method
+from stretto.nn.batch import cut
+from stretto.nn.remote_stage import RemoteStage
+
+CHECKED = 4  # minibatches that all processes compare at first; of later ones those whose number is a power of two
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PipelineSettings:
+    """What a pipeline is built with. `options` go to stretto.Trainer as they are, `split` to stretto.split."""
+
+    method: Method
+    stages: int | Sequence[int]
+    network: str
+    split: Mapping[str, Any]
+    clip: float | None
+    options: Mapping[str, Any]
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A minibatch whose losses are known: the record of each of the loader's batches in it, and its own number."""
+
+    number: int
+    records: Sequence[StepRecord]
+
+
+class Pipeline:
+    """The stages of a module, on all processes. All methods but the properties are collectives."""
+
+    def __init__(
+        self,
+        module: LightningModule,
+        settings: PipelineSettings,
+        processes: Processes,
+        reference: torch.optim.Optimizer | None,
+        example: StepExamples,
+    ) -> None:
+        self.module, self.processes, self._settings = module, processes, settings
+        self._seed = settings.options.get("seed", 0)
+        self.steps = ModuleSteps(module, settings.network, self._seed, settings.device)
+        prefix = f"{settings.network}." if settings.network else ""
+        arguments = {name: tensor.clone().cpu() for name, tensor in self.steps.caught(example).items()}
+        self.network: Network = cut_network(self.steps.target, prefix, arguments, settings.stages, settings.split)
+        self.optimizers = None if reference is None else self._stage_optimizers(reference)
+        self.trainer = self._trainer(arguments)
+        if self.optimizers is not None:
+            self.optimizers.forget_state()
+        self.move()
+        self.has_first = not isinstance(self.trainer.stages[0], RemoteStage)
+        self.has_last = not isinstance(self.trainer.stages[-1], RemoteStage)
+        self._records: dict[int, dict[tuple[int, ...], StepRecord]] = {}  # here, by minibatch and part
+        self._known: dict[int, dict[tuple[int, ...], StepRecord]] = {}  # of all processes
+        self._expected: dict[int, tuple[int, float]] = {}  # parts of each minibatch, and the factor of its losses
+        self._evaluated: StepRecord | None = None
+        self._evaluations = 0
+        self._verified: set[int | None] = set()
+
+    def _stage_optimizers(self, reference: torch.optim.Optimizer) -> StageOptimizers:
+        stages, method, mesh = self.network.stages, self._settings.method, self._mesh
+        here: Sequence[int] = range(len(stages))
+        if self.processes.size > 1:
+            workers = mesh.pipeline(self.processes.size)
+            homes = method.homes(len(stages), workers)
+            _, worker = Placement(mesh, workers).at(self.processes.rank)
+            here = [index for index in here if homes[index] == worker]
+        reach = method.reach(len(stages))
+        heads = [index for index, hops in enumerate(reach.hops[:-1]) if hops is not None]
+        copies = mesh.data if self.processes.size == 1 else 1
+        return StageOptimizers(reference, stages, here=here, copies=copies, heads=heads)
+
+    @property
+    def _mesh(self) -> stretto.Mesh:
+        mesh = self._settings.options.get("mesh")
+        return stretto.Mesh() if mesh is None else mesh
+
+    def _trainer(self, arguments: Arguments) -> stretto.Trainer:
+        optimizers = self.optimizers
+
+        def without(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters, lr=0.0)
+
+        return stretto.Trainer(
+            self.network.stages,
+            MeanOfStage(partial(self._loss, None), lambda stage: partial(self._loss, stage)),
+            without if optimizers is None else optimizers.build,
+            self._settings.method,
+            scheduler=None if optimizers is None else optimizers.scheduler,
+            clip=self._settings.clip,
+            device=self._settings.device,
+            example=self.network.batch(arguments),
+            **self._settings.options,
+        )
+
+    def move(self) -> None:
+        """Bring to the device what no other process holds: what is not part of a stage (metrics, losses)."""
+        device = self._settings.device
+        away = {
+            id(tensor)
+            for stage, given in zip(self.trainer.stages, self.network.stages, strict=True)
+            if isinstance(stage, RemoteStage)
+            for tensor in (*given.parameters(), *given.buffers())
+        }
+        for part in self.module.modules():
+            for parameter in part._parameters.values():
+                if parameter is not None and id(parameter) not in away:
+                    parameter.data = parameter.data.to(device)
+            for name, buffer in part._buffers.items():
+                if buffer is not None and id(buffer) not in away and buffer.device != device:
+                    part._buffers[name] = buffer.to(device)
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def step(self, batches: Sequence[Any], arguments: Sequence[tuple[Any, ...]], accumulate: int) -> list[Step]:
+        """Train on one minibatch of these batches of the loader. Returns the minibatches whose losses are now known.
+
+        `accumulate` is the number of batches that their losses are divided by, as Lightning does.
+        """
+        number, whole = self.trainer.entered, joined(batches)
+        sizes = [size_of(batch) for batch in batches]
+        starts = [sum(size or 0 for size in sizes[:index]) for index in range(len(sizes))]
+        examples = StepExamples("training_step", number, whole, arguments, tuple(starts), 0, size_of(whole))
+        parts = self._parts(examples)
+        self._expected[number] = (len(parts), len(batches) / accumulate)
+        if self.optimizers is not None:
+            self.optimizers.begin(number)
+        before = counts(self.module)
+        x = self._inputs(parts) if self.has_first else None
+        self.trainer.step(x, examples)
+        compared = number < CHECKED or not number & (number - 1)
+        self._exchange(before, digest(whole) if compared else None)
+        return self._complete(number - self.trainer.lag)
+
+    def flush(self) -> list[Step]:
+        """Finish what is in flight. Returns the minibatches that `step` has not returned yet."""
+        before = counts(self.module)
+        self.trainer.flush()
+        self._exchange(before, None)
+        return self._complete(self.trainer.entered)
+
+    def _parts(self, examples: StepExamples) -> list[StepExamples]:
+        pieces, replicas = self.trainer.schedule.per_turn, self.trainer.mesh.data
+        if examples.size is not None and pieces * replicas > 1:
+            self._refuse_few(examples.size, pieces, replicas)
+        return [part for piece in cut(examples, pieces) for part in cut(piece, replicas)]
+
+    def _refuse_few(self, size: int, pieces: int, replicas: int) -> None:
+        if size < pieces * replicas:
+            among = f" for each of {replicas} replicas" if replicas > 1 else ""
+            raise UsageError(
+                f"a batch of {size} examples cannot be cut into {pieces} micro-batches{among}: use larger batches, "
+                f"'{self.trainer.method.name}(microbatches={max(1, size // replicas)})', or "
+                "DataLoader(..., drop_last=True)"
+            )
+
+    def _inputs(self, parts: Sequence[StepExamples]) -> Any:
+        caught = [self.steps.caught(part) for part in parts]
+        names = list(caught[0])
+        for other in caught:
+            if list(other) != names:
+                raise UsageError(
+                    f"training_step calls self(...) with {', '.join(names)} for one micro-batch and with "
+                    f"{', '.join(other)} for another: give it the same arguments"
+                )
+        return self.network.batch(
+            {
+                name: caught[0][name] if len(caught) == 1 else torch.cat([each[name] for each in caught])
+                for name in names
+            }
+        )
+
+    def _loss(self, stage: int | None, output: Any, examples: StepExamples) -> Tensor:
+        # What the stages' Trainer calls: for the output of the model, and of heads.
+        last = len(self.network.stages) - 1
+        if stage in (None, last):
+            output = self.network.output(output)
+        if stage is None:
+            return self._evaluate(output, examples)
+        number, part = examples.number, examples.path
+        records = self._records.setdefault(number, {})
+        verify = stage not in self._verified
+        self._verified.add(stage)
+        if stage < last or part in records:  # a head's, or recomputed: not logged
+            with metrics_protected(self.module):
+                loss = self.steps.loss(examples, output, None, verify=False)
+        else:
+            records[part] = record = StepRecord(examples.owner, examples.size)
+            loss = self.steps.loss(examples, output, record, verify=verify and torch.is_grad_enabled())
+        factor = self._expected[number][1]
+        return loss if factor == 1 else loss * factor
+
+    def _exchange(self, before: Mapping[str, int], checksum: int | None) -> None:
+        # Tells all processes what the steps did where the last stage is, and compares their batches.
+        mine: Any = None
+        states: Any = {}
+        if self.has_last:
+            mine, states = self._records, metric_states(self.module, before)
+        self._records = {}
+        if self.processes.size == 1:
+            told = [(checksum, mine, states)]
+        else:
+            if states and self.trainer.mesh.data > 1:
+                raise UsageError(
+                    f"training_step updates the torchmetrics objects {', '.join(states)}, of which each of "
+                    f"{self.trainer.mesh.data} replicas would have its own: log numbers, self.log('accuracy', value)"
+                )
+            records = mine and {n: {part: on_cpu_record(r) for part, r in parts.items()} for n, parts in mine.items()}
+            with together(self.trainer):
+                told = self.processes.all_of((checksum, records, on_cpu(states)))
+        self._compare([each for each, _, _ in told])
+        for _, records, others in told:
+            for number, parts in (records or {}).items():
+                self._known.setdefault(number, {}).update(parts)
+            if others and not self.has_last:
+                set_metrics(self.module, others)
+
+    def _compare(self, checksums: Sequence[int | None]) -> None:
+        for rank, checksum in enumerate(checksums):
+            if checksum != checksums[0]:
+                raise UsageError(
+                    f"rank {rank} has another batch than rank 0: every process reads all batches, in the same order. "
+                    "Do not divide the data by rank; give shuffling samplers a seeded generator"
+                )
+
+    def _complete(self, last: int) -> list[Step]:
+        steps = []
+        for number in sorted(self._known):
+            if number <= last and len(self._known[number]) == self._expected[number][0]:
+                parts = self._known.pop(number)
+                del self._expected[number]
+                by_owner: dict[int, list[StepRecord]] = {}
+                for _, record in sorted(parts.items()):
+                    by_owner.setdefault(record.owner, []).append(record)
+                steps.append(Step(number, [merged(records) for _, records in sorted(by_owner.items())]))
+        return steps
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, kind: str, batch: Any, arguments: tuple[Any, ...]) -> StepRecord:
+        """Run validation_step, test_step or predict_step on a batch."""
+        examples = StepExamples(kind, self._evaluations, batch, [arguments], size=size_of(batch))
+        self._evaluations += 1
+        before = counts(self.module)
+        x = self.network.batch(self.steps.caught(examples)) if self.has_first else None
+        self._evaluated = None
+        self.trainer.evaluate([(x, examples)])
+        record: StepRecord | None = self._evaluated
+        if self.processes.size > 1:
+            here = record is not None
+            told_here = (on_cpu_record(record), on_cpu(metric_states(self.module, before))) if record else None
+            with together(self.trainer):
+                told = next(each for each in self.processes.all_of(told_here) if each is not None)
+            record = told[0]
+            if not here:
+                set_metrics(self.module, told[1])
+        assert record is not None, "the last stage's process has run the step"
+        return record
+
+    def _evaluate(self, output: Any, examples: StepExamples) -> Tensor:
+        self._evaluated = record = StepRecord(0, examples.size)
+        record.returned = detached(self.steps.run(examples, output, record))
+        return torch.zeros(())
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> "Snapshot | None":
+        """All that training needs to go on, on rank 0; None elsewhere. Flushes first."""
+        state = self.trainer.state_dict()
+        state.pop("extra"), state.pop("stretto"), state.pop("torch")
+        numbers = {} if self.optimizers is None else self.optimizers.numbers_of()
+        with together(self.trainer):
+            told = self.processes.on_first((state["stages"], numbers))
+        if told is None:
+            return None
+        stages: dict[int, dict[int, Any]] = {}
+        all_numbers: dict[int, dict[int, int]] = {}
+        for of_replicas, of_stages in told:
+            all_numbers |= of_stages
+            for replica, states in of_replicas.items():
+                stages.setdefault(replica, {}).update(states)
+        return Snapshot({**state, "stages": stages, "losses": dict(state["losses"])}, all_numbers)
+
+    def named(self, snapshot: "Snapshot") -> dict[str, Tensor]:
+        """The weights of all stages under the names of the LightningModule."""
+        gathered = {
+            f"{index}.{name}": tensor
+            for index, state in snapshot.state["stages"][0].items()
+            for name, tensor in state["module"].items()
+        }
+        names = {f"{self.network.prefix}{name}" for name in self.network.stages.model_state({})}
+        model = self.network.stages.model_state(gathered)
+        whole = dict(self.module.state_dict())
+        return whole | {name: model[name.removeprefix(self.network.prefix)] for name in names if name in whole}
+
+    def finish(self) -> None:
+        """Give the module the trained weights of all stages, on all processes."""
+        with together(self.trainer):
+            self.trainer.flush()
+            if self.processes.size == 1:
+                return
+            states = {
+                f"{index}.{name}": tensor.cpu()
+                for index, stage in enumerate(self.trainer.stages)
+                if not isinstance(stage, RemoteStage)
+                for name, tensor in stage.state_dict().items()
+            }
+            gathered = {key: value for each in self.processes.all_of(states) for key, value in each.items()}
+        model = self.network.stages.model_state(gathered)
+        own = self.module.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, value in model.items():
+                there = own.get(f"{self.network.prefix}{name}")
+                if isinstance(there, Tensor) and there is not value:
+                    there.data = value.to(there.device) if there.dtype != value.dtype else there.data.copy_(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The state of a Trainer of all processes, and the numbers of parameters in the reference optimizer by stage."""
+
+    state: dict[str, Any]
+    numbers: dict[int, dict[int, int]]
+
+    def optimizer_states(self) -> dict[int, Any]:
+        """The state of each stage's optimizer, in replica 0."""
+        return {
+            index: state["optimizer"]
+            for index, state in self.state["stages"][0].items()
+            if state["optimizer"] is not None
+        }
+
+
+def on_cpu_record(record: StepRecord) -> StepRecord:
+    """A record to be sent."""
+    for call in record.logged:
+        call.value = on_cpu(call.value)
+    return StepRecord(record.owner, record.size, record.logged, on_cpu(record.loss), on_cpu(record.returned))
+
+
+@contextmanager
+def training_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """In this block the modules are in the modes in which training began."""
+    now = {part: part.training for part in module.modules()}
+    try:
+        for part, training in modes.items():
+            part.training = training
+        yield
+    finally:
+        for part, training in now.items():
+            part.training = training
