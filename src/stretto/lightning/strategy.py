@@ -287,12 +287,20 @@ class StrettoStrategy(ParallelStrategy):
         returned: Any = torch.tensor(math.nan)
         for step in steps:
             for record in step.records:
-                replay(module, record, current=step.number == number and record is step.records[-1])
+                replay(module, record, current=step.number == number and len(step.records) == 1)
                 returned = {"loss": record.loss, **record.returned} if record.returned else record.loss
             entered_at = self._entered_at.pop(step.number, None)
             if lag and entered_at is not None:
                 module.log("step", float(entered_at), on_step=True, on_epoch=False, logger=True)
+                if step is not steps[-1]:  # several in one batch, at an epoch's end: Lightning would write the last one
+                    self._write(entered_at + lag)
         return returned
+
+    def _write(self, step: int) -> None:
+        # Gives loggers what was logged, if they are to have it where Lightning is at this step.
+        trainer = self._trainer
+        if trainer.log_every_n_steps and (step + 1) % trainer.log_every_n_steps == 0:
+            trainer._logger_connector.log_metrics(trainer._logger_connector.metrics["log"])
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Call the hooks around a backward, which the pipeline has run."""

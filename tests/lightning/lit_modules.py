@@ -1,0 +1,130 @@
+"""Modules and data of the tests, and a logger and a callback that remember what they are told."""
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import Logger
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+EXAMPLES, BATCH = 48, 4
+
+
+def data(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(EXAMPLES, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(x.to(dtype), (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long())
+
+
+def loader(batch=BATCH, float32=False, **options):
+    return DataLoader(data(torch.float32 if float32 else torch.float64), batch, **options)
+
+
+def network():
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(6 if i == 0 else 12, 12), nn.Tanh()) for i in range(3)]
+    return nn.Sequential(*layers, nn.Linear(12, 4)).double()
+
+
+class Classifier(pl.LightningModule):
+    """A classifier as people write it; `configure` makes what configure_optimizers returns."""
+
+    def __init__(self, net=None, configure=None):
+        super().__init__()
+        self.net = network() if net is None else net
+        self.configure = configure or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        loss = cross_entropy(logits, y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        self.log("train_accuracy", (logits.argmax(1) == y).double().mean(), prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        loss = cross_entropy(logits, y)
+        self.log_dict({"val_loss": loss, "val_accuracy": (logits.argmax(1) == y).double().mean()})
+        return loss
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", cross_entropy(self(batch[0]), batch[1]))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0]).argmax(1)
+
+    def configure_optimizers(self):
+        return self.configure(self.parameters())
+
+
+class Remembering(Logger):
+    """A logger: (metrics, step) of each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    name, version = "remembering", "0"
+
+    def log_metrics(self, metrics, step=None):
+        self.lines.append((dict(metrics), step))
+
+    def log_hyperparams(self, *given, **named):
+        pass
+
+    def of(self, name):
+        return {step: metrics[name] for metrics, step in self.lines if name in metrics}
+
+
+class Events(pl.Callback):
+    """Every hook's name with where the trainer is, and the metrics that callbacks see."""
+
+    def __init__(self):
+        self.seen = []
+
+
+def event(name):
+    def hook(self, trainer, module, *given):
+        metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
+        self.seen.append((name, trainer.global_step, trainer.current_epoch, metrics))
+
+    return hook
+
+
+LOOKED_AT = {"on_after_backward", "on_before_optimizer_step"}  # they look at gradients, and are refused
+for each in vars(pl.Callback):
+    if each.startswith("on_") and each not in LOOKED_AT | {"on_exception", "on_load_checkpoint", "on_save_checkpoint"}:
+        setattr(Events, each, event(each))
+
+
+def trainer(strategy="auto", logger=False, **options):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    return pl.Trainer(
+        **{"accelerator": "cpu", "devices": 1, "max_epochs": 2, "log_every_n_steps": 1, **quiet, **options},
+        strategy=strategy,
+        logger=logger,
+    )
+
+
+def fitted(strategy="auto", module=None, train=None, seed=1, **options):
+    """A module that was fitted, and its trainer."""
+    module = Classifier() if module is None else module
+    fitting = trainer(strategy, **options)
+    torch.manual_seed(seed)  # of shuffling
+    fitting.fit(module, loader(shuffle=True) if train is None else train, loader(16))
+    return module, fitting
+
+
+def weights(module):
+    return [value for value in module.state_dict().values() if value.is_floating_point()]
+
+
+def difference(one, other):
+    """The largest difference of two modules' weights."""
+    pairs = zip(weights(one), weights(other), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)

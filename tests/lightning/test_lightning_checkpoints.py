@@ -1,0 +1,84 @@
+"""Checkpoints: Lightning's own files, which plain Lightning reads, and from which every method goes on to the bit."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lit_modules
+from lit_modules import Classifier, difference, loader, trainer
+from stretto.lightning import StrettoStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
+METHODS = ("1f1b", "pipedream", "pb-lwp-sc", "pipemare", "overlapping", "greedy")
+
+
+def adam(parameters):
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
+    return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)}
+
+
+def fit(folder, strategy, epochs, path=None, configure=adam, **options):
+    saves = ModelCheckpoint(folder, save_last=True, save_top_k=1, monitor="val_loss")
+    own = trainer(strategy, max_epochs=epochs, callbacks=[saves], enable_checkpointing=True, **options)
+    module = Classifier(configure=configure)
+    own.fit(module, loader(), loader(16), ckpt_path=path)
+    return module, own
+
+
+def ours(method="1f1b", stages=4):
+    return StrettoStrategy(method, stages=stages)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_goes_on_to_the_last_bit(tmp_path, method):
+    configure = None if method == "pb-lwp-sc" else adam
+    whole, by_whole = fit(tmp_path / "whole", ours(method), 4, configure=configure)
+    fit(tmp_path / "parts", ours(method), 2, configure=configure)
+    rest, by_rest = fit(tmp_path / "parts", ours(method), 4, path="last", configure=configure)
+    assert difference(whole, rest) == 0
+    assert by_whole.global_step == by_rest.global_step == 48
+    one, two = ({k: v.item() for k, v in own.callback_metrics.items()} for own in (by_whole, by_rest))
+    assert one == two
+
+
+def test_plain_lightning_goes_on_from_ours_and_we_from_its(tmp_path):
+    """Weights, the optimizer's state and the scheduler's are where Lightning looks for them."""
+    fit(tmp_path / "ours", ours(), 2)
+    fit(tmp_path / "its", "auto", 2)
+    names = [saved["state_dict"] for saved in map(read, (tmp_path / "ours", tmp_path / "its"))]
+    assert list(names[0]) == list(names[1])
+    ends = [
+        fit(tmp_path / folder, strategy, 4, path="last")[0]
+        for folder, strategy in (("ours", "auto"), ("its", ours("1f1b", 2)))
+    ]
+    ends += [fit(tmp_path / "none", "auto", 4)[0]]
+    assert difference(ends[0], ends[2]) < 1e-12
+    assert difference(ends[1], ends[2]) < 1e-12
+
+
+def test_another_number_of_stages_goes_on_with_weights_and_optimizer(tmp_path):
+    fit(tmp_path, ours("1f1b", 4), 2)
+    one, _ = fit(tmp_path, ours("gpipe", 2), 4, path="last")
+    assert difference(one, fit(tmp_path / "whole", "auto", 4)[0]) < 1e-12
+
+
+def test_a_file_holds_each_weight_once_and_loads_as_weights(tmp_path):
+    module, _ = fit(tmp_path, ours(), 1)
+    fit(tmp_path / "its", "auto", 1)
+    ours_bytes, its_bytes = ((folder / "last.ckpt").stat().st_size for folder in (tmp_path, tmp_path / "its"))
+    assert ours_bytes < 2 * its_bytes  # the weights and Adam's two moments are not there twice
+    other = lit_modules.Classifier()
+    other.load_state_dict(read(tmp_path)["state_dict"])
+    assert difference(module, other) == 0
+
+
+def read(folder):
+    return torch.load(folder / "last.ckpt", weights_only=True)
+
+
+def test_the_best_checkpoint_is_tested(tmp_path):
+    module, own = fit(tmp_path, ours(), 2)
+    (best,) = own.test(module, loader(), ckpt_path="best", verbose=False)
+    module, plain = fit(tmp_path / "its", "auto", 2)
+    (other,) = plain.test(module, loader(), ckpt_path="best", verbose=False)
+    assert best["test_loss"] == pytest.approx(other["test_loss"], abs=1e-12)

@@ -1,0 +1,164 @@
+"""Losses and weights: those of stretto.Trainer to the bit, and of Lightning's own training where gradients are exact."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from torch.nn.functional import cross_entropy
+
+import stretto
+from lit_modules import BATCH, Classifier, Events, Remembering, difference, fitted, loader, network
+from stretto.lightning import StrettoStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
+METHODS = (
+    "backprop", "gpipe", "1f1b", "zb-h1", "interleaved", "pipedream", "pipedream-2bw", "pb-lwp-sc", "spectrain",
+    "pipemare", "overlapping", "overlapping(delay=1)", "greedy", "chunked(chunks=2)", "1f1b(recompute=true)",
+)  # fmt: skip
+SYNCHRONOUS = ("backprop", "gpipe", "1f1b", "zb-h1", "interleaved", "1f1b(recompute=true)")
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def halved(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+
+def plain(method, **options):
+    """The losses by step and the weights of stretto.Trainer, flushed at each epoch's end as Lightning's epochs are."""
+    x, y = loader().dataset.tensors
+    stages = stretto.split(network(), 4, example=x[:BATCH])
+    own = stretto.Trainer(stages, stretto.mean(cross_entropy), sgd, method, example=x[:BATCH], device="cpu", **options)
+    losses = {}
+    for _ in range(2):
+        for rows in torch.arange(len(x)).split(BATCH):
+            loss = own.step(x[rows], y[rows])
+            losses[own.entered - 1 - own.lag] = loss
+        rest = own.flush()
+        losses |= {own.entered - len(rest) + number: loss for number, loss in enumerate(rest)}
+    return losses, [value for key, value in own.gather().items() if not key.startswith("heads.")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_numbers_of_stretto_trainer_to_the_bit(method):
+    module, logger = Classifier(configure=with_scheduler), Remembering()
+    fitted(StrettoStrategy(method, stages=4), module, train=loader(), logger=logger)
+    losses, weights = plain(method, scheduler=halved)
+    assert [torch.equal(a, b) for a, b in zip(module.net.state_dict().values(), weights, strict=True)] == [True] * 8
+    logged = logger.of("train_loss_step")
+    assert sorted(logged) == list(range(24))
+    for step in range(24):
+        assert logged[step] == pytest.approx(losses[step], rel=1e-14, abs=0), step
+
+
+def with_scheduler(parameters):
+    optimizer = sgd(parameters)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": halved(optimizer), "interval": "step"}}
+
+
+def one_cycle(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=24)  # also moves the momentum
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
+def plateau(parameters):
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.1, threshold=1.0)
+    return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
+
+
+def in_groups(parameters):
+    weights = list(parameters)
+    groups = [{"params": weights[::2], "lr": 0.05}, {"params": weights[1::2], "weight_decay": 0.0}]
+    optimizer = torch.optim.Adam(groups, lr=0.01, weight_decay=0.1)
+    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 5))
+    return [optimizer], [{"scheduler": warmup, "interval": "step", "frequency": 2}, halved(optimizer)]
+
+
+VARIANTS = {
+    "one cycle": {"configure": one_cycle},
+    "plateau": {"configure": plateau, "max_epochs": 3},
+    "groups": {"configure": in_groups},
+    "clipped": {"gradient_clip_val": 0.3},
+    "accumulated": {"accumulate_grad_batches": 2},
+    "accumulated, with a rest": {"accumulate_grad_batches": 5, "rest": True},
+    "some batches": {"limit_train_batches": 5, "val_check_interval": 2, "max_steps": 8},
+}
+
+
+@pytest.mark.parametrize("method", SYNCHRONOUS)
+def test_exact_methods_come_to_what_lightning_comes_to(method):
+    one, by_lightning = fitted(logger=(told := Remembering()))
+    two, by_us = fitted(StrettoStrategy(method, stages=4), logger=(ours := Remembering()))
+    assert difference(one, two) < 1e-12
+    alike(told.lines, ours.lines)
+    alike([(by_lightning.callback_metrics, 0)], [(by_us.callback_metrics, 0)])
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_what_a_user_varies_comes_to_the_same(variant):
+    configure = variant.get("configure", sgd)
+    options = {name: value for name, value in variant.items() if name not in ("configure", "rest")}
+    lines, modules = [], []
+    for strategy in ("auto", StrettoStrategy("1f1b", stages=3)):
+        watch = [LearningRateMonitor(log_momentum=True)]
+        logger = Remembering()
+        module, _ = fitted(strategy, Classifier(configure=configure), logger=logger, callbacks=watch, **options)
+        modules.append(module)
+        lines.append(logger.lines)
+    assert difference(*modules) < 1e-12
+    if "rest" in variant:  # micro-batches go across the loader's batches, whose own values are not known
+        lines = [[({k: metrics[k] for k in EPOCHS & metrics.keys()}, step) for metrics, step in each] for each in lines]
+    alike(*lines)
+
+
+EPOCHS = {"train_loss_epoch", "val_loss", "val_accuracy", "lr-SGD"}
+
+
+def alike(one, two, within=1e-12):
+    """The same names at the same steps, with the same values."""
+    assert [(sorted(metrics), step) for metrics, step in one] == [(sorted(metrics), step) for metrics, step in two]
+    for (metrics, step), (others, _) in zip(one, two, strict=True):
+        for name, value in metrics.items():
+            assert float(value) == pytest.approx(float(others[name]), abs=within), (name, step)
+
+
+def test_float32_comes_within_a_millionth():
+    one, _ = fitted(module=Classifier(network().float()), train=loader(shuffle=True, float32=True), limit_val_batches=0)
+    two, _ = fitted(
+        StrettoStrategy("1f1b", stages=4),
+        Classifier(network().float()),
+        train=loader(shuffle=True, float32=True),
+        limit_val_batches=0,
+    )
+    assert difference(one, two) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["1f1b", "backprop"])
+def test_callbacks_see_the_same_events(method):
+    events = []
+    for strategy in ("auto", StrettoStrategy(method, stages=2)):
+        watch = Events()
+        fitting = fitted(strategy, callbacks=[watch], accumulate_grad_batches=1)[1]
+        fitting.test(fitting.lightning_module, loader(), verbose=False)
+        events.append(watch.seen)
+    assert [each[:3] for each in events[0]] == [each[:3] for each in events[1]]
+    alike([(each[3], each) for each in events[0]], [(each[3], each) for each in events[0]])
+    for (*_, metrics), (*_, others) in zip(*events, strict=True):
+        alike([(metrics, 0)], [(others, 0)])
+
+
+def test_early_stopping_and_predictions_are_lightnings():
+    told = []
+    for strategy in ("auto", StrettoStrategy("1f1b", stages=2)):
+        stop = EarlyStopping("val_loss", patience=1, min_delta=0.2)
+        module, fitting = fitted(strategy, callbacks=[stop], max_epochs=20)
+        predicted = fitting.predict(module, loader())
+        tested = fitting.test(module, loader(), verbose=False)
+        validated = fitting.validate(module, loader(), verbose=False)
+        told.append((fitting.current_epoch, stop.stopped_epoch, torch.cat(predicted).tolist(), tested, validated))
+    assert told[0][:3] == told[1][:3]
+    assert told[0][0] < 20
+    alike([(told[0][3][0], 0), (told[0][4][0], 0)], [(told[1][3][0], 0), (told[1][4][0], 0)])
