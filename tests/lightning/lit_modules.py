@@ -128,3 +128,8 @@ def difference(one, other):
     """The largest difference of two modules' weights."""
     pairs = zip(weights(one), weights(other), strict=True)
     return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def adam_halved(parameters):
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
+    return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
