@@ -11,8 +11,8 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-
 from lit_modules import Classifier, adam_halved, loader, weights
+
 from stretto import Mesh
 from stretto.lightning import StrettoStrategy
 
@@ -46,7 +46,9 @@ def main(folder, devices, method, epochs, path="", killed_at="-1", replicas="1")
     module = Classifier(configure=adam_halved)
     if trainer.global_rank:
         torch.manual_seed(7)  # nobody's: batches are drawn as rank 0 draws them
-    trainer.fit(module, loader(shuffle=not path and killed_at == "-1"), loader(16), ckpt_path="last" if path == "last" else None)
+    trainer.fit(
+        module, loader(shuffle=not path and killed_at == "-1"), loader(16), ckpt_path="last" if path == "last" else None
+    )
     (tested,) = trainer.test(module, loader(), verbose=False)
     predicted = torch.cat(trainer.predict(module, loader())).tolist()
     told = {

@@ -1,11 +1,11 @@
 """Checkpoints: Lightning's own files, which plain Lightning reads, and from which every method goes on to the bit."""
 
+import lit_modules
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-
-import lit_modules
 from lit_modules import Classifier, difference, loader, trainer
+
 from stretto.lightning import StrettoStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")

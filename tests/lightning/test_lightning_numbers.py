@@ -1,12 +1,12 @@
-"""Losses and weights: those of stretto.Trainer to the bit, and of Lightning's own training where gradients are exact."""
+"""Losses and weights: of stretto.Trainer to the bit, and of Lightning's own training where gradients are exact."""
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lit_modules import BATCH, Classifier, Events, Remembering, difference, fitted, loader, network
 from torch.nn.functional import cross_entropy
 
 import stretto
-from lit_modules import BATCH, Classifier, Events, Remembering, difference, fitted, loader, network
 from stretto.lightning import StrettoStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")

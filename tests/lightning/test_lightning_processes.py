@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lit_script
 import pytest
 
-import lit_script
 from runtime.processes import ended, start
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")

@@ -87,17 +87,23 @@ def cut_network(
 ) -> Network:
     """Cut `target`, or the module inside it that its forward hands all to; `prefix` is its name and a dot, or ""."""
     probe = {name: tensor[:PROBED] if tensor.dim() else tensor for name, tensor in arguments.items()}
-    names: list[str] | None = list(arguments)
-    model = target
+    names, model = list(arguments), target
     result, calls = run(target, probe)
     inner = next((each for each in calls if each.hands_on(probe, result)), None)
     if inner is not None:
         prefix, model = f"{prefix}{inner.name}.", inner.module
         arguments = {name: arguments[name] for name in inner.order(probe)}
-        names = list(inner.kwargs) or None
-    example: Any = tuple(arguments.values()) if names is None else dict(zip(names, arguments.values(), strict=True))
+        names = inner.names
+    fills = None if names == leading_names(model, len(names)) else names
+    values = arguments.values()
+    example: Any = tuple(values) if fills is None else dict(zip(fills, values, strict=True))
     cut = stretto.split(model, stages, example=example, **options)
-    return Network(cut, list(arguments), names, prefix, form_of(target, cut, example, result))
+    return Network(cut, list(arguments), fills, prefix, form_of(target, cut, example, result))
+
+
+def leading_names(module: nn.Module, count: int) -> list[str]:
+    """The names of the first arguments of a module's forward: those that a tuple of tensors fills."""
+    return list(inspect.signature(type(module).forward).parameters)[1 : count + 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +118,9 @@ class Call:
 
     def hands_on(self, given: Arguments, result: Any) -> bool:
         """Whether the forward does nothing but this call: it passes on its own arguments, and returns the output."""
-        passed = [*self.args, *self.kwargs.values()]
+        passed = self.passed.values()
         theirs = {id(tensor) for tensor in given.values()}
-        if (self.args and self.kwargs) or len(passed) != len(theirs) or {*map(id, passed)} != theirs:
+        if len(passed) != len(theirs) or {*map(id, passed)} != theirs:
             return False
         tensors = [each for each in members(self.output) if isinstance(each, Tensor)]
         return result is self.output or (len(tensors) == 1 and result is tensors[0])
@@ -122,7 +128,18 @@ class Call:
     def order(self, given: Arguments) -> list[str]:
         """The names of the outer forward's arguments, in the order of this call's."""
         names = {id(tensor): name for name, tensor in given.items()}
-        return [names[id(tensor)] for tensor in (*self.args, *self.kwargs.values())]
+        return [names[id(tensor)] for tensor in self.passed.values()]
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        """The arguments by name, without those that are None."""
+        named = dict(zip(leading_names(self.module, len(self.args)), self.args, strict=False)) | self.kwargs
+        return {name: value for name, value in named.items() if value is not None}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the arguments."""
+        return list(self.passed)
 
 
 @torch.no_grad()
@@ -156,8 +173,8 @@ def form_of(target: nn.Module, stages: Sequence[nn.Module], example: Any, result
 
     Raises UsageError if the stages return something else than the forward.
     """
-    keys = list(result) if isinstance(result, Mapping) else []
-    expected = [result] if isinstance(result, Tensor) else members(result)
+    keys = [key for key, value in result.items() if isinstance(value, Tensor)] if isinstance(result, Mapping) else []
+    expected = [result[key] for key in keys] or ([result] if isinstance(result, Tensor) else members(result))
     with undisturbed([target, *stages], device_of([target])):
         inputs = inputs_of(example)
         short = [tensor[:PROBED] if tensor.dim() else tensor for tensor in inputs]

@@ -82,7 +82,8 @@ def refuse_training(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         raise UsageError(f"{kind}.training_step takes dataloader_iter: take a batch, training_step(self, batch)")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         refuse_callback(callback)
-    if trainer.gradient_clip_val and str(trainer.gradient_clip_algorithm or "norm").endswith("value"):
+    algorithm = trainer.gradient_clip_algorithm
+    if trainer.gradient_clip_val and getattr(algorithm, "value", algorithm) == "value":
         raise UsageError(
             "gradient_clip_algorithm='value' is not there in stages: use 'norm', which holds for all stages together"
         )

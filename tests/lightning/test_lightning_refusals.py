@@ -1,0 +1,179 @@
+"""What cannot work is refused by name before a weight has changed."""
+
+import subprocess
+import sys
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import callbacks
+from lit_modules import Classifier, fitted, network, weights
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import stretto
+from stretto.lightning import StrettoStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
+
+
+def step(function):
+    return type("Module", (Classifier,), {"training_step": function})
+
+
+def twice(self, batch, batch_idx):
+    return cross_entropy(self(batch[0]) + self(-batch[0]), batch[1])
+
+
+def never(self, batch, batch_idx):
+    return cross_entropy(self.net(batch[0]), batch[1])
+
+
+def penalized(self, batch, batch_idx):
+    return cross_entropy(self(batch[0]), batch[1]) + self.net[0][0].weight.square().sum()
+
+
+def encoded(self, batch, batch_idx):
+    return cross_entropy(self(self.net[0][0](batch[0])[:, :6]), batch[1])
+
+
+def nothing(self, batch, batch_idx):
+    self(batch[0])
+
+
+def detached(self, batch, batch_idx):
+    return cross_entropy(self(batch[0]).detach(), batch[1])
+
+
+def flagged(self, batch, batch_idx):
+    return cross_entropy(self(batch[0], True), batch[1])
+
+
+class Flagged(Classifier):
+    training_step = flagged
+
+    def forward(self, x, raw=False):
+        return self.net(x)
+
+
+class Manual(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+def hooked(name):
+    return type("Module", (Classifier,), {name: lambda self, *_: None})
+
+
+MODULES = [
+    (Manual, "sets automatic_optimization = False"),
+    (hooked("on_after_backward"), "on_after_backward looks at gradients"),
+    (hooked("on_before_optimizer_step"), "on_before_optimizer_step looks at gradients"),
+    (hooked("configure_gradient_clipping"), "configure_gradient_clipping changes gradients"),
+    (hooked("backward"), "backward runs the backward itself"),
+    (step(lambda self, dataloader_iter: None), "takes dataloader_iter"),
+    (step(twice), r"training_step calls self\(...\) twice"),
+    (step(never), r"training_step does not call self\(...\)"),
+    (step(penalized), r"depends on the parameter 'net.0.0.weight'"),
+    (step(encoded), "computes x of self"),
+    (step(nothing), "training_step returned None"),
+    (step(detached), "without a gradient"),
+    (Flagged, r"self\(raw=True\): only tensors travel"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), MODULES, ids=[message for _, message in MODULES])
+def test_modules(make, message):
+    module = make()
+    before = [value.clone() for value in weights(module)]
+    with pytest.raises(stretto.UsageError, match=message):
+        fitted(StrettoStrategy("1f1b", stages=2), module, limit_val_batches=0)
+    assert all(map(torch.equal, before, weights(module)))
+
+
+def around(parameters):
+    class Around(torch.optim.SGD):
+        def __init__(self, inner):
+            super().__init__([p for group in inner.param_groups for p in group["params"]], lr=0.1)
+            self.inner = inner
+
+    return Around(torch.optim.SGD(parameters, lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("configure", "message"),
+    [
+        (lambda parameters: None, "configure_optimizers returned None"),
+        (around, "around another optimizer, inner="),
+        (lambda parameters: torch.optim.SGD(list(parameters)[-2:], lr=0.1), "leaves out all parameters of stage 0"),
+        (lambda parameters: torch.optim.LBFGS(parameters), "LBFGS"),
+    ],
+)
+def test_optimizers(configure, message):
+    with pytest.raises(stretto.UsageError, match=message):
+        fitted(StrettoStrategy("1f1b", stages=2), Classifier(configure=configure), limit_val_batches=0)
+
+
+class Looks(pl.Callback):
+    def on_after_backward(self, trainer, pl_module):
+        """Look at gradients."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"callbacks": [Looks()]}, "Looks has on_after_backward"),
+        ({"callbacks": [callbacks.StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging averages all weights"),
+        ({"callbacks": [callbacks.LearningRateFinder()]}, "LearningRateFinder trains the whole module"),
+        ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "gradient_clip_algorithm='value'"),
+        ({"precision": "16-true"}, "precision='16-true' cannot be trained in stages"),
+        ({"sync_batchnorm": True}, "sync_batchnorm=True"),
+    ],
+)
+def test_arguments_of_lightnings_trainer(options, message):
+    with pytest.raises(stretto.UsageError, match=message):
+        fitted(StrettoStrategy("1f1b", stages=2), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "bf16"}, "it comes from precision= of Lightning's Trainer"),
+        ({"clip": 1.0}, "gradient_clip_val"),
+        ({"mesh": stretto.Mesh(tensor=2)}, "processes share no stage here"),
+        ({"sync": "parameter-server"}, "optimizers of configure_optimizers step whole stages"),
+        ({"method": "1f2b"}, "unknown method"),
+        ({"start_method": "thread"}, "start_method='thread'"),
+    ],
+)
+def test_arguments_of_the_strategy(options, message):
+    with pytest.raises(stretto.UsageError, match=message):
+        StrettoStrategy(**options)
+
+
+def test_small_batches_and_unequal_tensors_are_refused():
+    with pytest.raises(stretto.UsageError, match=r"a batch of 4 examples cannot be cut into 8 .* drop_last=True"):
+        fitted(StrettoStrategy("1f1b(microbatches=8)", stages=2), limit_val_batches=0)
+    rows = DataLoader([(torch.zeros(4, 6).double(), torch.zeros(2).long())], batch_size=None)
+    with pytest.raises(stretto.UsageError, match=r"batch\[1\] is Tensor \[2\] .*, and the batch has 4 examples"):
+        fitted(StrettoStrategy("1f1b", stages=2), train=rows, limit_val_batches=0)
+
+
+def test_stretto_does_not_import_lightning_and_says_what_to_install():
+    code = "import sys, stretto.trainer.trainer; print('lightning' in sys.modules)\n"
+    code += "sys.modules['lightning'] = None\nfrom importlib import util\nutil.find_spec = lambda name, *_: None\n"
+    code += "try:\n    import stretto.lightning\nexcept stretto.UsageError as error:\n    print(error)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == [
+        "False",
+        'stretto.lightning needs the package lightning: pip install "stretto[lightning]"',
+    ]
+
+
+def test_a_layer_that_a_method_cannot_train_is_named():
+    net = network()
+    net[1][0] = nn.utils.parametrizations.weight_norm(net[1][0])
+    with pytest.raises(stretto.UsageError, match="weight"):
+        fitted(StrettoStrategy("pb", stages=2), Classifier(net), limit_val_batches=0)
