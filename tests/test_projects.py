@@ -39,11 +39,11 @@ def idx(path, dims, values):
     path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes()))
 
 
-def write_clothes(folder):
-    """A hundred images for training and ten for the test, as many of each class."""
+def write_clothes(folder, examples=100):
+    """A hundred images for training, or more, and ten for the test, as many of each class."""
     folder.mkdir()
     draw = np.random.default_rng(0)
-    for name, number in (("train", 100), ("t10k", 10)):
+    for name, number in (("train", examples), ("t10k", 10)):
         idx(folder / f"{name}-images-idx3-ubyte.gz", (number, 28, 28), draw.integers(0, 256, (number, 28, 28)))
         idx(folder / f"{name}-labels-idx1-ubyte.gz", (number,), np.arange(number) % 10)
     return folder

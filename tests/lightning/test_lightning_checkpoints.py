@@ -4,7 +4,7 @@ import lit_modules
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lit_modules import Classifier, difference, loader, trainer
+from lit_modules import Classifier, Remembering, difference, loader, trainer
 
 from stretto.lightning import StrettoStrategy
 
@@ -82,3 +82,16 @@ def test_the_best_checkpoint_is_tested(tmp_path):
     module, plain = fit(tmp_path / "its", "auto", 2)
     (other,) = plain.test(module, loader(), ckpt_path="best", verbose=False)
     assert best["test_loss"] == pytest.approx(other["test_loss"], abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["1f1b", "pipedream"])
+def test_a_checkpoint_within_an_epoch_loses_no_log(tmp_path, method):
+    """It drains the pipeline; losses that are known by then are still logged in their turn, each under its own step."""
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1)
+    logger = Remembering()
+    own = trainer(ours(method, 2), callbacks=[saves], enable_checkpointing=True, logger=logger, limit_val_batches=0)
+    own.fit(Classifier(), loader())
+    assert len(list(tmp_path.glob("*.ckpt"))) == 4
+    losses = logger.of("train_loss_step")
+    assert sorted(losses) == list(range(24))
+    assert own.callback_metrics["train_loss_epoch"].item() == pytest.approx(sum(list(losses.values())[-12:]) / 12)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch import callbacks
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -19,13 +18,13 @@ MODULE_HOOKS = {
     "backward": "runs the backward itself",
 }
 CALLBACK_HOOKS = ("on_after_backward", "on_before_optimizer_step")
-CALLBACKS: dict[type, str] = {
-    callbacks.StochasticWeightAveraging: "averages all weights in each process",
-    callbacks.WeightAveraging: "averages all weights in each process",
-    callbacks.ModelPruning: "cuts all weights in each process",
-    callbacks.BaseFinetuning: "adds groups to the optimizer while it trains",
-    callbacks.LearningRateFinder: "trains the whole module for a trial",
-    callbacks.BatchSizeFinder: "trains the whole module for a trial",
+CALLBACKS = {  # by name: Lightning 2.5 does not have all of them
+    "StochasticWeightAveraging": "averages all weights in each process",
+    "WeightAveraging": "averages all weights in each process",
+    "ModelPruning": "cuts all weights in each process",
+    "BaseFinetuning": "adds groups to the optimizer while it trains",
+    "LearningRateFinder": "trains the whole module for a trial",
+    "BatchSizeFinder": "trains the whole module for a trial",
 }
 PRECISIONS = {"32-true": None, "64-true": None, "bf16-true": "bf16", "bf16-mixed": "bf16-autocast"}
 
@@ -92,8 +91,9 @@ def refuse_training(trainer: pl.Trainer, module: pl.LightningModule) -> None:
 def refuse_callback(callback: pl.Callback) -> None:
     """Raise UsageError for a callback that needs all weights or gradients in each process."""
     name = type(callback).__name__
-    for kind, what in CALLBACKS.items():
-        if isinstance(callback, kind):
+    for kind in type(callback).__mro__:
+        if kind.__name__ in CALLBACKS:
+            what = CALLBACKS[kind.__name__]
             raise UsageError(
                 f"the callback {name} {what}, but each process has the weights of its stages: leave it out"
             )

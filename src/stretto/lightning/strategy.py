@@ -237,7 +237,8 @@ class StrettoStrategy(ParallelStrategy):
         reference = self.optimizers[0] if self.optimizers else None
         with torch.inference_mode(False), torch.enable_grad(), training_modes(module, self._modes):
             self._pipeline = Pipeline(module, settings, self.processes, reference, example)
-        rank_zero_info(f"{self._pipeline.trainer}\n{self._pipeline.network.stages.explanation}")
+        if reference is not None:
+            rank_zero_info(f"{self._pipeline.trainer}\n{self._pipeline.network.stages.explanation}")
         if self._resumed is not None and reference is not None:
             self._resume(self._pipeline, self._resumed)
         self._resumed = None
@@ -298,9 +299,9 @@ class StrettoStrategy(ParallelStrategy):
 
     def _write(self, step: int) -> None:
         # Gives loggers what was logged, if they are to have it where Lightning is at this step.
-        trainer = self._trainer
-        if trainer.log_every_n_steps and (step + 1) % trainer.log_every_n_steps == 0:
-            trainer._logger_connector.log_metrics(trainer._logger_connector.metrics["log"])
+        every: int = getattr(self._trainer, "log_every_n_steps")  # noqa: B009 - set by a connector
+        if every and (step + 1) % every == 0:
+            self._trainer._logger_connector.log_metrics(self._trainer._logger_connector.metrics["log"])
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Call the hooks around a backward, which the pipeline has run."""
@@ -364,9 +365,9 @@ class StrettoStrategy(ParallelStrategy):
         self._snapshot = None
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint, with or without Stretto's own part."""
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+    def load_checkpoint(self, checkpoint_path: Any, *given: Any, **named: Any) -> dict[str, Any]:
+        """Read a checkpoint, with or without Stretto's own part. (Lightning 2.6 also gives weights_only.)"""
+        checkpoint = super().load_checkpoint(checkpoint_path, *given, **named)
         self._resumed = checkpoint.pop("stretto", None)
         return checkpoint
 
