@@ -6,6 +6,7 @@ from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import Accuracy, ConfusionMatrix
 
 EXAMPLES, BATCH = 48, 4
 
@@ -60,6 +61,38 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self):
         return self.configure(self.parameters())
+
+
+class Measured(Classifier):
+    """torchmetrics objects, logged and by hand; what the step returns besides the loss."""
+
+    def __init__(self, configure=None):
+        super().__init__(configure=configure)
+        self.accuracy, self.held_out = (Accuracy("multiclass", num_classes=4) for _ in range(2))
+        self.confusion = ConfusionMatrix("multiclass", num_classes=4)
+        self.returned, self.tables = [], []
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        self.accuracy(logits, batch[1])
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        loss = cross_entropy(logits, batch[1])
+        self.log("train_loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return {"loss": loss, "logits": logits}
+
+    def validation_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        self.held_out.update(logits, batch[1])
+        self.confusion.update(logits, batch[1])
+        self.log_dict({"held_out": self.held_out, "val_loss": cross_entropy(logits, batch[1])}, sync_dist=True)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if "logits" in outputs:  # under asynchronous methods some steps later
+            self.returned.append((outputs["loss"].item(), list(outputs["logits"].shape)))
+
+    def on_validation_epoch_end(self):
+        self.tables.append(self.confusion.compute().tolist())
+        self.confusion.reset()
 
 
 class Remembering(Logger):

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lit_modules import Classifier, adam_halved, loader, weights
+from lit_modules import Classifier, Measured, adam_halved, loader, weights
 
 from stretto import Mesh
 from stretto.lightning import StrettoStrategy
@@ -43,7 +43,8 @@ def main(folder, devices, method, epochs, path="", killed_at="-1", replicas="1")
         log_every_n_steps=1,
         enable_progress_bar=False,
     )
-    module = Classifier(configure=adam_halved)
+    kind = Classifier if replicas != "1" else Measured  # each replica would have a Metric of its own
+    module = kind(configure=adam_halved)
     if trainer.global_rank:
         torch.manual_seed(7)  # nobody's: batches are drawn as rank 0 draws them
     trainer.fit(
@@ -57,6 +58,8 @@ def main(folder, devices, method, epochs, path="", killed_at="-1", replicas="1")
         "step": trainer.global_step,
         "tested": tested,
         "predicted": predicted,
+        "tables": getattr(module, "tables", [])[-1:],
+        "returned": getattr(module, "returned", [])[-3:],  # of the last epoch
         "best": Path(saves.best_model_path).name,
     }
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(told))

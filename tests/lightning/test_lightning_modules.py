@@ -6,11 +6,10 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lit_modules import Classifier, Remembering, difference, fitted, loader, network, trainer
+from lit_modules import Classifier, Measured, Remembering, difference, fitted, loader, network, trainer
 from torch import nn
 from torch.nn.functional import cross_entropy, log_softmax, relu
 from torch.utils.data import DataLoader
-from torchmetrics import Accuracy, ConfusionMatrix
 
 import stretto
 from hugging_face_models import build, padding, words
@@ -39,35 +38,6 @@ class CallsItsNetwork(Classifier):
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", cross_entropy(self.net(batch[0]), batch[1]))
-
-
-class Measured(Classifier):
-    """torchmetrics objects, logged and by hand; what the step returns besides the loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.accuracy, self.held_out = (Accuracy("multiclass", num_classes=4) for _ in range(2))
-        self.confusion = ConfusionMatrix("multiclass", num_classes=4)
-        self.returned, self.tables = [], []
-
-    def training_step(self, batch, batch_idx):
-        logits = self(batch[0])
-        self.accuracy(logits, batch[1])
-        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
-        return {"loss": cross_entropy(logits, batch[1]), "logits": logits}
-
-    def validation_step(self, batch, batch_idx):
-        logits = self(batch[0])
-        self.held_out.update(logits, batch[1])
-        self.confusion.update(logits, batch[1])
-        self.log("held_out", self.held_out)
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.returned.append((outputs["loss"].item(), outputs["logits"].shape))
-
-    def on_validation_epoch_end(self):
-        self.tables.append(self.confusion.compute().tolist())
-        self.confusion.reset()
 
 
 @pytest.mark.parametrize(

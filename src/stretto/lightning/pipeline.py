@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 import stretto
@@ -87,6 +88,7 @@ class Pipeline:
         self._evaluated: StepRecord | None = None
         self._evaluations = 0
         self._verified: set[int | None] = set()
+        self._warned = False  # of batches of unequal sizes
 
     def _stage_optimizers(self, reference: torch.optim.Optimizer) -> StageOptimizers:
         stages, method, mesh = self.network.stages, self._settings.method, self._mesh
@@ -150,6 +152,8 @@ class Pipeline:
         """
         number, whole = self.trainer.entered, joined(batches)
         sizes = [size_of(batch) for batch in batches]
+        if len({*sizes}) > 1:
+            self._warn_of_sizes(sizes)
         starts = [sum(size or 0 for size in sizes[:index]) for index in range(len(sizes))]
         examples = StepExamples("training_step", number, whole, arguments, tuple(starts), 0, size_of(whole))
         parts = self._parts(examples)
@@ -169,6 +173,15 @@ class Pipeline:
         self.trainer.flush()
         self._exchange(before, None)
         return self._complete(self.trainer.entered)
+
+    def _warn_of_sizes(self, sizes: Sequence[int | None]) -> None:
+        if not self._warned:
+            rank_zero_warn(
+                f"accumulate_grad_batches: the batches of one minibatch have {', '.join(map(str, sizes))} examples. "
+                "Their losses are weighted by them, where Lightning gives all the same weight; "
+                "DataLoader(..., drop_last=True) leaves the short one out"
+            )
+        self._warned = True
 
     def _parts(self, examples: StepExamples) -> list[StepExamples]:
         pieces, replicas = self.trainer.schedule.per_turn, self.trainer.mesh.data

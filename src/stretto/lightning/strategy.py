@@ -76,7 +76,8 @@ class StrettoStrategy(ParallelStrategy):
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         refuse_arguments(options)
         one_of("StrettoStrategy: start_method", start_method, LAUNCHED)
-        self._method, self._stages, self._network = stretto.method(method), stages, network
+        stretto.method(method)  # refuses a wrong one now; what it returns may not be pickled, for "spawn"
+        self._method, self._stages, self._network = method, stages, network
         self._split, self._options, self._start_method = dict(split or {}), options, start_method
         self.num_nodes = 1
         self._processes: Processes | None = None
@@ -226,7 +227,7 @@ class StrettoStrategy(ParallelStrategy):
         mesh = options.get("mesh") or Mesh()
         clip = trainer.gradient_clip_val
         settings = PipelineSettings(
-            method=self._method,
+            method=stretto.method(self._method),
             stages=mesh.pipeline(self.world_size) if self._stages is None else self._stages,
             network=self._network,
             split=self._split,
