@@ -9,7 +9,8 @@ from lit_modules import Classifier, Remembering, difference, loader, trainer
 from stretto.lightning import StrettoStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
-METHODS = ("1f1b", "pipedream", "pb-lwp-sc", "pipemare", "overlapping", "greedy")
+METHODS = ["1f1b", "pipedream", "greedy"]
+METHODS += [pytest.param(method, marks=pytest.mark.slow) for method in ("pb-lwp-sc", "pipemare", "overlapping")]
 
 
 def adam(parameters):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import stretto
 from hugging_face_models import build, padding, words
 from stretto.lightning import StrettoStrategy
+from stretto.nn.chain import Chain
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
 
@@ -32,6 +33,36 @@ class OwnForward(Classifier):
         return log_softmax(self.last(relu(self.second(x))), dim=1)
 
 
+class Scaled(nn.Module):
+    """A stage of two inputs, of which the second goes along."""
+
+    def __init__(self, ends=False):
+        super().__init__()
+        self.layer, self.ends = nn.Linear(6, 4 if ends else 6).double(), ends
+
+    def forward(self, scale, x):
+        x = torch.tanh(self.layer(x)) * scale
+        return x if self.ends else (scale, x)
+
+
+class TwoInputs(Classifier):
+    """The module takes them in another order than the network, which gets them by name."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(Chain(Scaled(), Scaled(), Scaled(ends=True)))
+
+    def forward(self, x, scale):
+        return self.net(scale, x)
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self(batch[0], batch[0].abs().mean(1, keepdim=True)), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        logits = self(scale=batch[0].abs().mean(1, keepdim=True), x=batch[0])
+        self.log("val_loss", cross_entropy(logits, batch[1]))
+
+
 class CallsItsNetwork(Classifier):
     def training_step(self, batch, batch_idx):
         return cross_entropy(self.net(batch[0]), batch[1])
@@ -41,7 +72,9 @@ class CallsItsNetwork(Classifier):
 
 
 @pytest.mark.parametrize(
-    ("make", "options"), [(OwnForward, {}), (CallsItsNetwork, {"network": "net"}), (Measured, {})], ids=str
+    ("make", "options"),
+    [(OwnForward, {}), (CallsItsNetwork, {"network": "net"}), (Measured, {}), (TwoInputs, {})],
+    ids=str,
 )
 def test_it_comes_to_what_lightning_comes_to(make, options):
     one, by_lightning = fitted(module=make())

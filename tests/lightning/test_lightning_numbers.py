@@ -10,12 +10,15 @@ import stretto
 from stretto.lightning import StrettoStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
-METHODS = (
-    "backprop", "gpipe", "1f1b", "zb-h1", "interleaved", "pipedream", "pipedream-2bw", "pb-lwp-sc", "spectrain",
-    "pipeoptim", "pipemare", "overlapping", "overlapping(delay=1)", "greedy", "chunked(chunks=2)",
-    "1f1b(recompute=true)",
-)  # fmt: skip
-SYNCHRONOUS = ("backprop", "gpipe", "1f1b", "zb-h1", "interleaved", "1f1b(recompute=true)")
+SLOW = ("gpipe", "zb-h1", "interleaved", "pipedream-2bw", "spectrain", "overlapping(delay=1)", "chunked(chunks=2)")
+METHODS = [
+    pytest.param(method, marks=[pytest.mark.slow] if method in SLOW else [])
+    for method in (
+        "backprop", "1f1b", "1f1b(recompute=true)", "pipedream", "pb-lwp-sc", "pipeoptim", "pipemare", "overlapping",
+        "greedy", *SLOW,
+    )
+]  # fmt: skip
+SYNCHRONOUS = METHODS[:3] + METHODS[9:12]
 
 
 def sgd(parameters):

@@ -38,14 +38,13 @@ class Network:
 
     def batch(self, arguments: Arguments) -> Any:
         """The batch as stage 0 takes it."""
-        if list(arguments) != list(self.arguments):
+        if arguments.keys() != {*self.arguments}:
             raise UsageError(
                 f"self(...) was first called with the tensors {', '.join(self.arguments)}, and now with "
                 f"{', '.join(arguments)}: give it the same arguments in every step"
             )
-        if self.fills is None:
-            return tuple(arguments.values())
-        return dict(zip(self.fills, arguments.values(), strict=True))
+        values = [arguments[name] for name in self.arguments]
+        return tuple(values) if self.fills is None else dict(zip(self.fills, values, strict=True))
 
     def output(self, output: Any) -> Any:
         """What self(...) returns, from the last stage's output."""
@@ -102,8 +101,14 @@ def cut_network(
 
 
 def leading_names(module: nn.Module, count: int) -> list[str]:
-    """The names of the first arguments of a module's forward: those that a tuple of tensors fills."""
-    return list(inspect.signature(type(module).forward).parameters)[1 : count + 1]
+    """The names of the first arguments of a forward, which a tuple of tensors fills; those of *args are numbered."""
+    names: list[str] = []
+    for parameter in list(inspect.signature(type(module).forward).parameters.values())[1:]:
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{index}]" for index in range(count - len(names))]
+        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+    return names[:count]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from stretto.lightning.logged_values import (
     detached,
     merged,
     metric_states,
+    metrics_of,
     metrics_protected,
     on_cpu,
     set_metrics,
@@ -135,6 +136,8 @@ class Pipeline:
             if isinstance(stage, RemoteStage)
             for tensor in (*given.parameters(), *given.buffers())
         }
+        for metric in metrics_of(self.module).values():
+            metric.to(device)
         for part in self.module.modules():
             for parameter in part._parameters.values():
                 if parameter is not None and id(parameter) not in away:
