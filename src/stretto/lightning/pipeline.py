@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -74,7 +74,8 @@ class Pipeline:
         self._seed = settings.options.get("seed", 0)
         self.steps = ModuleSteps(module, settings.network, self._seed, settings.device)
         prefix = f"{settings.network}." if settings.network else ""
-        arguments = {name: tensor.clone().cpu() for name, tensor in self.steps.caught(example).items()}
+        example = replace(example, batch=on_cpu(example.batch))  # as the module is, until each process moves its stages
+        arguments = {name: tensor.clone() for name, tensor in self.steps.caught(example).items()}
         self.network: Network = cut_network(self.steps.target, prefix, arguments, settings.stages, settings.split)
         self.optimizers = None if reference is None else self._stage_optimizers(reference)
         self.trainer = self._trainer(arguments)
@@ -139,6 +140,8 @@ class Pipeline:
         for metric in metrics_of(self.module).values():
             metric.to(device)
         for part in self.module.modules():
+            if isinstance(part, LightningModule):
+                part._device = device
             for parameter in part._parameters.values():
                 if parameter is not None and id(parameter) not in away:
                     parameter.data = parameter.data.to(device)

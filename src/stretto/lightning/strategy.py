@@ -203,10 +203,6 @@ class StrettoStrategy(ParallelStrategy):
         protected = metrics_alone(module)
         protected.__enter__()
         self._undo.append(lambda: protected.__exit__(None, None, None))
-        if self.root_device.type != "cpu":
-            for part in module.modules():
-                if isinstance(part, pl.LightningModule):
-                    part._device = self.root_device
 
     def model_to_device(self) -> None:
         """Do nothing: each process moves its own stages."""
