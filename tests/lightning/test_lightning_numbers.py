@@ -167,3 +167,17 @@ def test_early_stopping_and_predictions_are_lightnings():
     assert told[0][:3] == told[1][:3]
     assert told[0][0] < 20
     alike([(told[0][3][0], 0), (told[0][4][0], 0)], [(told[1][3][0], 0), (told[1][4][0], 0)])
+
+
+def test_a_short_last_batch_is_weighted_by_its_examples_and_that_is_said():
+    """Two batches of the loader are one minibatch: 5 + 5 examples, at last 5 + 3."""
+    module = Classifier()
+    with pytest.warns(UserWarning, match="the batches of one minibatch have 5, 3 examples"):
+        fitted(StrettoStrategy("1f1b", stages=4), module, loader(5), accumulate_grad_batches=2, limit_val_batches=0)
+    x, y = loader().dataset.tensors
+    stages = stretto.split(network(), 4, example=x[:5])
+    own = stretto.Trainer(stages, stretto.mean(cross_entropy), sgd, "1f1b", device="cpu")
+    for _ in range(2):
+        for rows in torch.arange(len(x)).split(10):
+            own.step(x[rows], y[rows])
+    assert all(map(torch.equal, module.net.state_dict().values(), own.gather().values()))

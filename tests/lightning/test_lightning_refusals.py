@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 
 import stretto
 from stretto.lightning import StrettoStrategy
+from stretto.lightning.batch_parts import digest
+from stretto.lightning.pipeline import Pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
 
@@ -177,3 +179,11 @@ def test_a_layer_that_a_method_cannot_train_is_named():
     net[1][0] = nn.utils.parametrizations.weight_norm(net[1][0])
     with pytest.raises(stretto.UsageError, match="weight"):
         fitted(StrettoStrategy("pb", stages=2), Classifier(net), limit_val_batches=0)
+
+
+def test_a_process_that_reads_other_batches_is_named():
+    one, other = (digest([torch.arange(4.0), {"y": torch.tensor([row])}]) for row in (1, 2))
+    assert one != other
+    with pytest.raises(stretto.UsageError, match="rank 1 has another batch than rank 0: every process reads all"):
+        Pipeline._compare(None, [one, other])
+    Pipeline._compare(None, [one, one])
