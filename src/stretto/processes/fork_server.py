@@ -53,7 +53,7 @@ def prepare() -> None:
         temporary_folders.sweep()
         temporary_folders.for_sockets()
         quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
-        with blocked(signal.SIGINT, signal.SIGTERM), environment(ONE_THREAD | quiet), lifeline.starter_named():
+        with environment(ONE_THREAD | quiet), blocked(signal.SIGINT, signal.SIGTERM), lifeline.starter_named():
             multiprocessing.set_forkserver_preload([*NEEDED])
             forkserver.ensure_running()
 
