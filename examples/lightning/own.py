@@ -4,6 +4,7 @@ import gzip
 import sys
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-import lightning as L
 from stretto.lightning import StrettoStrategy
 
 Batch = tuple[Tensor, Tensor]
