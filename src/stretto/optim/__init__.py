@@ -4,6 +4,7 @@ from stretto.nn.master_weights import Masters
 from stretto.optim.batch_scaling import scale_for_batch
 from stretto.optim.lamb import LAMB
 from stretto.optim.lars import LARS
+from stretto.optim.named import NamedOptimizer
 from stretto.optim.reschedule import Rescheduled
 from stretto.optim.schedulers import cosine, warmup
 from stretto.optim.spike import SpikeCompensation
@@ -12,6 +13,7 @@ __all__ = [
     "LAMB",
     "LARS",
     "Masters",
+    "NamedOptimizer",
     "Rescheduled",
     "SpikeCompensation",
     "cosine",

@@ -15,6 +15,7 @@ from stretto.nn import tied_weights
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
+from stretto.optim.named import NamedOptimizer
 from stretto.replicas.agreement import Agreement, agreement
 from stretto.replicas.parameter_server.client import ServedAgreement
 from stretto.replicas.parameter_server.servers import Servers
@@ -100,9 +101,10 @@ class StageBuilder:
         parts.masters = specification.precision.masters(modules, parameters)
         parts.norms = self.sharing.norms(modules, parts.masters)
         if parameters:
-            parts.optimizer = build_optimizer(
-                specification.optimizer, [parts.masters.copies.get(p, p) for p in parameters]
-            )
+            make = specification.optimizer
+            if isinstance(make, NamedOptimizer):
+                make = make.named(names_of(parts, parameters))
+            parts.optimizer = build_optimizer(make, [parts.masters.copies.get(p, p) for p in parameters])
             parts.masters.check(parts.optimizer)
             self.sharing.check(parts.optimizer, index)
         return parts
@@ -151,3 +153,13 @@ def trainable(parts: StageParts) -> list[nn.Parameter]:
     modules = [part for part in (parts.module, parts.head) if part is not None]
     parameters = list(dict.fromkeys(p for part in modules for p in part.parameters() if p.requires_grad))
     return parameters if parts.borrows is None else parts.borrows.not_borrowed(parameters)
+
+
+def names_of(parts: StageParts, parameters: Sequence[nn.Parameter]) -> list[str]:
+    """The names of a stage's parameters as `Trainer.gather` has them."""
+    prefixes = ((f"{parts.index}.", parts.module), (f"heads.{parts.index}.", parts.head))
+    names: dict[int, str] = {}
+    for prefix, module in prefixes:
+        for name, parameter in () if module is None else module.named_parameters():
+            names.setdefault(id(parameter), prefix + name)
+    return [names[id(parameter)] for parameter in parameters]

@@ -110,9 +110,17 @@ class Backend(ABC):
         None says nothing of its key.
         """
 
-    @abstractmethod
     def anyone(self, wanted: bool) -> bool:
         """Whether any process wants it, told to all."""
+        return bool(self.largest(torch.tensor([int(wanted)])).item())
+
+    @abstractmethod
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest of all processes' values, entry by entry, told to all."""
+
+    @abstractmethod
+    def told_by_first(self, said: bytes) -> bytes:
+        """What rank 0 says, on every process; what the others say is not looked at."""
 
     @abstractmethod
     def calibrate(self, sync: Sync) -> None:
@@ -269,9 +277,13 @@ class OneProcess(Backend):
     def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
         """Do nothing: there is no other process."""
 
-    def anyone(self, wanted: bool) -> bool:
-        """As this process wants."""
-        return wanted
+    def largest(self, values: Tensor) -> Tensor:
+        """This process's values."""
+        return values
+
+    def told_by_first(self, said: bytes) -> bytes:
+        """What this process says."""
+        return said
 
     def calibrate(self, sync: Sync) -> None:
         """Only check the file that `sync` names: emulated replicas send no messages."""

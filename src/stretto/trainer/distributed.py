@@ -282,12 +282,17 @@ class SeveralProcesses(Backend):
         with reaching((self.rank + 1) % self.size):
             compare(self.group, description, what, remedy)
 
-    def anyone(self, wanted: bool) -> bool:
-        """An all-reduce of one number."""
-        told = torch.tensor([int(wanted)])
+    def largest(self, values: Tensor) -> Tensor:
+        """An all-reduce."""
+        told = values.clone()
         with reaching((self.rank + 1) % self.size):
             dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
-        return bool(told.item())
+        return told
+
+    def told_by_first(self, said: bytes) -> bytes:
+        """A broadcast from rank 0."""
+        with reaching(0 if self.rank else 1):
+            return told_by_first(self.group, said)
 
     def calibrate(self, sync: Sync) -> None:
         """Give all processes rank 0's calibration: with different tables they would choose different algorithms."""

@@ -1,6 +1,7 @@
 """`Trainer`: trains stages with a loss, an optimizer and a method, step by step."""
 
 import copy
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -507,6 +508,34 @@ class Trainer:
             for stage in stages.values():
                 stage.measures_norms = True
         return Tracking(self, self._backend, trackers, run, tell)
+
+    def total_grad_norm(self) -> float | None:
+        """As `grad_norm`, of the stages of all processes together, the same on each of them: a collective."""
+        norms = [-1.0] * len(self.stages)
+        if 0 in self._backend.replicas:
+            for index, stage in self._stages.items():
+                if stage.gradient_norms is not None:
+                    norms[index] = float(torch.linalg.vector_norm(stage.gradient_norms.double()))
+        told = [norm for norm in self.largest(norms) if norm >= 0]
+        return None if self.clip is None or not told else math.hypot(*told)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The largest of all processes' values, entry by entry, the same on each of them: a collective."""
+        with self._backend.together():
+            return [float(value) for value in self._backend.largest(torch.tensor(values, dtype=torch.float64))]
+
+    def told_by_first(self, value: Any) -> Any:
+        """Rank 0's value on every process: numbers, text, lists and dicts, as JSON has them. A collective."""
+        with self._backend.together():
+            return json.loads(self._backend.told_by_first(json.dumps(value if self.rank == 0 else None).encode()))
+
+    def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
+        """Raise UsageError, on every process, where descriptions differ: "rank 1 `what` than rank 0". A collective.
+
+        None says nothing of its key.
+        """
+        with self._backend.together():
+            self._backend.compare(description, what, remedy)
 
     def __repr__(self) -> str:
         parameters = dict.fromkeys(parameter for stage in self.stages for parameter in stage.parameters())
