@@ -22,7 +22,7 @@ GROUPS = {
     "interpreters": "simulate checkpoint emulate runtime trainer",
     "on paper": "cost plan",
     "laboratory": "models measure splitting analysis settings report study",
-    "doors": "doctor cli lightning",
+    "doors": "doctor cli lightning transformers",
 }
 ORDER = [folder for folders in GROUPS.values() for folder in folders.split()]
 WITHOUT_TORCH = (

@@ -4,7 +4,11 @@ from importlib.util import find_spec
 
 from stretto.errors import UsageError
 
-EXTRAS = {"report": ("altair", "vl_convert", "jinja2"), "trace": ("perfetto",)}
+EXTRAS = {
+    "report": ("altair", "vl_convert", "jinja2"),
+    "trace": ("perfetto",),
+    "transformers": ("transformers", "accelerate"),
+}
 
 
 def require(extra: str, what: str) -> None:

@@ -105,7 +105,15 @@ def divide(
     warning = uneven(cut, path) if is_uneven else ""
     explanation = explanation_of(cut, stages)
     LOGGER.info("%s", explanation)
-    return Stages(stages, model=model, bounds=cut.bounds, explanation=explanation, shares=cut.shares, uneven=warning)
+    return Stages(
+        stages,
+        model=model,
+        bounds=cut.bounds,
+        explanation=explanation,
+        shares=cut.shares,
+        uneven=warning,
+        exported=cut.parts.noun == "piece",
+    )
 
 
 def gives_tensors(model: nn.Module, example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None) -> bool:

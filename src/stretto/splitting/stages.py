@@ -14,8 +14,9 @@ class Stages(list[nn.Module]):
 
     `explanation` is a text table: what each stage holds and costs, how the cost was obtained, and what had to stay
     together. `shares` are the stages' shares of that cost. `uneven` is a warning with a remedy if one stage is too
-    large, else "". Stage s holds the layers `bounds[s]` up to `bounds[s + 1]`, or the blocks, modules or pieces of a
-    graph if the model was cut between those.
+    large, else "". `exported` says whether they are cut from an exported graph, which takes inputs of the example's
+    sizes only, but any number of rows. Stage s holds the layers `bounds[s]` up to `bounds[s + 1]`, or the blocks,
+    modules or pieces of a graph if the model was cut between those.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class Stages(list[nn.Module]):
         explanation: str,
         shares: Sequence[float],
         uneven: str = "",
+        exported: bool = False,
     ) -> None:
         super().__init__(stages)
         self.bounds = list(bounds)
         self.explanation = explanation
         self.shares = list(shares)
         self.uneven = uneven
+        self.exported = exported
         self._model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
         self._names = names_in(self._model, self)
 

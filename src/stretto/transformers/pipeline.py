@@ -1,0 +1,202 @@
+"""A transformers model cut into stages, and the stretto.Trainer that trains them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.errors import UsageError
+from stretto.losses import Loss
+from stretto.losses.value import mean_and_weight, understand
+from stretto.methods import Method
+from stretto.nn.preserve import device_of
+from stretto.optim.named import NamedOptimizer
+from stretto.splitting import Stages, split
+from stretto.trainer.feed import digest_of_batch
+from stretto.trainer.trainer import Trainer
+from stretto.transformers.minibatch import Inputs, Padding, joined
+from stretto.transformers.model_loss import Outputs, one_of, outputs_of
+
+ROWS = 2  # examples of a first batch that the model is cut with
+FOLDER = "stretto"  # Stretto's checkpoint inside transformers' checkpoint-N
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """What StrettoTrainer was given for Stretto: method, stages, and further arguments of stretto.Trainer."""
+
+    method: Method
+    stages: int | Sequence[int] | Stages
+    options: Mapping[str, Any]
+    padding: Padding
+    label_names: tuple[str, ...]
+
+
+class Pipeline:
+    """The stages of one model, and their Trainer: `begin` makes it for training, `idle` one that only evaluates.
+
+    `example` is a batch of the data collator's: the model is cut with its inputs.
+    """
+
+    def __init__(self, model: nn.Module, settings: PipelineSettings, example: Inputs) -> None:
+        self.owner = model
+        self.model = core_of(model)
+        self.prefix = "" if self.model is model else "base_model.model."  # of names in a PEFT model
+        inputs, _ = parted(example, settings.label_names)
+        if not inputs:
+            raise UsageError(f"the first batch has no inputs, only {', '.join(example)}")
+        self.names = tuple(inputs)
+        few = self._few(inputs)
+        self.outputs, _ = outputs_of(self.model, few)
+        asked = settings.stages
+        self.stages = asked if isinstance(asked, Stages) else split(self.model, asked, example=few)
+        self.settings = settings
+        if self.stages.exported:
+            lengths = {name: value.shape[1] for name, value in example.items() if value.dim() == 2}
+            self.settings = replace(settings, padding=replace(settings.padding, lengths=lengths))
+        self.loss: Loss | None = None
+        self.trainer: Trainer | None = None
+        self.is_idle = True
+        self._steps = 0
+
+    def _few(self, part: Inputs) -> Inputs:
+        device = device_of([self.model])
+        return {name: value[:ROWS].to(device) for name, value in part.items()}
+
+    def learn_loss(self, example: Inputs, find: Callable[[nn.Module, Inputs, Inputs, Outputs], Loss]) -> None:
+        """Find the loss on a batch with labels, unless it is known."""
+        inputs, labels = parted(example, self.settings.label_names)
+        if self.loss is None and labels:
+            self.loss = find(self.model, self._few(inputs), self._few(labels), self.outputs)
+            self.trainer = self.trainer if not self.is_idle else None  # an idle one may have been made without
+
+    def begin(
+        self, optimizer: NamedOptimizer, scheduler: Callable[[Any], Any], clip: float, example: Inputs
+    ) -> Trainer:
+        """The Trainer for a new training."""
+        assert self.loss is not None, "learn_loss came before"
+        inputs, _ = parted(example, self.settings.label_names)
+        self.trainer = Trainer(
+            self.stages,
+            self.loss,
+            optimizer,
+            self.settings.method,
+            example={name: value[:ROWS] for name, value in inputs.items()},
+            scheduler=scheduler,
+            clip=clip,
+            **self.settings.options,
+        )
+        self.is_idle, self._steps = False, 0
+        return self.trainer
+
+    def ready(self) -> Trainer:
+        """The Trainer; where nothing has been trained yet, one that evaluates."""
+        if self.trainer is None:
+            options = {name: value for name, value in self.settings.options.items() if name not in ("sync", "heads")}
+            if options.get("precision") == "bf16":  # would round the weights before training
+                options["precision"] = "bf16-autocast"
+            self.trainer = Trainer(
+                self.stages,
+                self.loss or no_loss,
+                lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+                "1f1b" if needs_heads(self.settings.method, len(self.stages)) else self.settings.method,
+                **options,
+            )
+        return self.trainer
+
+    def join(self, batches: Sequence[Inputs]) -> Inputs:
+        """The batches as one minibatch, in the order of the first batch's inputs."""
+        minibatch = joined(batches, self.settings.padding)
+        inputs, labels = parted(minibatch, self.settings.label_names)
+        if set(inputs) != set(self.names):
+            raise UsageError(
+                f"a batch has the inputs {', '.join(inputs)}, but the model was cut with {', '.join(self.names)}: the "
+                "data collator has to give the same ones in every batch"
+            )
+        return {**{name: inputs[name] for name in self.names}, **labels}
+
+    def step(self, batches: Sequence[Inputs]) -> float | None:
+        """Train on one minibatch, the given batches together; as `Trainer.step`."""
+        trainer = self.ready()
+        inputs, labels = parted(self.join(batches), self.settings.label_names)
+        if not labels:
+            raise UsageError(
+                f"a training batch has no labels ({', '.join(self.settings.label_names)}), only {', '.join(inputs)}"
+            )
+        if trainer.processes > 1 and not self._steps & (self._steps - 1):  # at 0, 1, 2, 4, 8, ...
+            said = {f"batch of step {self._steps + 1}": digest_of_batch(inputs, labels)}
+            trainer.compare(said, "reads other data", "every process must read the same batches: seed all that draws")
+        self._steps += 1
+        return trainer.step(inputs, one_of(labels))
+
+    def mean_loss(self, batch: Inputs) -> Tensor:
+        """The mean loss of a batch, in evaluation mode, on every process."""
+        inputs, labels = parted(self.join([batch]), self.settings.label_names)
+        return torch.tensor(self.ready().evaluate([(inputs, one_of(labels))])["loss"])
+
+    def predict(self, batch: Inputs) -> tuple[Tensor | None, dict[str, Tensor]] | None:
+        """The mean loss, None without labels, and the outputs by name, in float32; on rank 0, None elsewhere."""
+        inputs, labels = parted(self.join([batch]), self.settings.label_names)
+        trainer = self.ready()
+        predicted = trainer.predict([inputs])
+        if predicted is None:
+            return None
+        loss = None
+        if labels:
+            examples = next(iter(inputs.values())).shape[0]
+            on_cpu = {name: value.cpu() for name, value in labels.items()}
+            mean, _ = mean_and_weight(understand(trainer.loss), predicted[0], one_of(on_cpu), examples)
+            loss = mean.detach()
+        named = self.outputs.named(predicted[0])
+        return loss, {name: value.float() if value.is_floating_point() else value for name, value in named.items()}
+
+    def model_state(self) -> dict[str, Tensor] | None:
+        """All trained weights by their names in the model, on rank 0; None elsewhere. A collective."""
+        gathered = self.ready().gather()
+        if gathered is None:
+            return None
+        return {self.prefix + name: value for name, value in self.stages.model_state(gathered).items()}
+
+    def save(self, folder: str) -> None:
+        """Write Stretto's checkpoint into transformers' folder. A collective."""
+        self.ready().save(Path(folder) / FOLDER)
+
+    def load(self, folder: str) -> None:
+        """Go on from `save`."""
+        self.ready().load(Path(folder) / FOLDER)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """The context of work that all processes do at the same time: an error in one of them ends all."""
+        with self.ready().together():
+            yield
+
+
+def core_of(model: nn.Module) -> nn.Module:
+    """The transformers model inside PEFT's, whose layers hold the adapters; any other model as it is."""
+    base = getattr(model, "get_base_model", None)
+    if not hasattr(model, "peft_config") or base is None:
+        return model
+    core = base()
+    assert isinstance(core, nn.Module)
+    return core
+
+
+def parted(batch: Mapping[str, Tensor], label_names: Sequence[str]) -> tuple[Inputs, Inputs]:
+    """A batch as inputs and labels."""
+    inputs = {name: value for name, value in batch.items() if name not in label_names}
+    return inputs, {name: batch[name] for name in label_names if name in batch}
+
+
+def needs_heads(method: Method, num_stages: int) -> bool:
+    """Whether stages below the last have losses of their own."""
+    return any(hop is not None for hop in method.reach(num_stages).hops[:-1])
+
+
+def no_loss(output: Any, target: Any) -> Tensor:
+    """The loss of a model that has only been given batches without labels."""
+    raise UsageError("the loss of the model is not known: no batch had labels")

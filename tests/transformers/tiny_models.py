@@ -1,0 +1,102 @@
+"""Tiny models of each kind from configurations, their data, and arguments that touch much of TrainingArguments."""
+
+import torch
+import transformers
+from transformers import TrainingArguments
+
+transformers.logging.set_verbosity_error()  # tiny vocabularies lack the special tokens that configurations name
+torch.set_num_threads(1)
+
+WORDS, LENGTH = 61, 10
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+BLOCKS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+TEXT = {"vocab_size": WORDS, "max_position_embeddings": 32, "initializer_range": 0.2, **ENDS}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def gpt2(dropout=0.0):
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_embd=16, n_layer=2, n_head=4, n_positions=32, initializer_range=0.2, **ENDS,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, **BLOCKS, num_key_value_heads=2))
+
+
+def lora():
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    return get_peft_model(llama(), config)
+
+
+def bert():
+    return transformers.BertForMaskedLM(transformers.BertConfig(**TEXT, **BLOCKS, **NO_DROPOUT))
+
+
+def classifier():
+    config = transformers.BertConfig(**TEXT, **BLOCKS, **NO_DROPOUT, num_labels=3)
+    return transformers.BertForSequenceClassification(config)
+
+
+def vit():
+    config = transformers.ViTConfig(**BLOCKS, **NO_DROPOUT, image_size=8, patch_size=4, num_labels=3)
+    return transformers.ViTForImageClassification(config)
+
+
+def t5():
+    config = transformers.T5Config(
+        vocab_size=WORDS, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=4, dropout_rate=0.0,
+        decoder_start_token_id=0, **ENDS,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "lora": lora, "bert": bert, "classifier": classifier, "vit": vit, "t5": t5}
+
+
+def build(kind, **options):
+    torch.manual_seed(3)
+    return MODELS[kind](**options)
+
+
+class Examples(torch.utils.data.Dataset):
+    """Examples of a kind, the same ones each time."""
+
+    def __init__(self, kind, number=24, seed=5):
+        self.kind, self.number, self.seed = kind, number, seed
+
+    def __len__(self):
+        return self.number
+
+    def __getitem__(self, index):
+        drawn = torch.Generator().manual_seed(1000 * self.seed + int(index))
+        if self.kind == "vit":
+            return {"pixel_values": torch.randn(3, 8, 8, generator=drawn), "labels": index % 3}
+        ids = torch.randint(3, WORDS, (LENGTH,), generator=drawn)
+        if self.kind == "classifier":
+            return {"input_ids": ids, "attention_mask": torch.ones(LENGTH, dtype=torch.long), "labels": index % 3}
+        mask, labels = torch.ones(LENGTH, dtype=torch.long), ids.clone()
+        end = LENGTH - index % 4  # some are padded
+        ids, mask = ids.clone(), mask.clone()
+        ids[end:], mask[end:], labels[end:] = 0, 0, -100
+        if self.kind == "bert":
+            hidden = torch.rand(LENGTH, generator=drawn) < 0.4
+            hidden[0] = True
+            labels = torch.where(hidden, labels, -100)
+            ids = torch.where(hidden, torch.where(mask.bool(), 3, ids), ids)
+        if self.kind == "t5":
+            labels = labels[:7]
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def arguments(folder, **options):
+    usual = {
+        "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "max_steps": 4, "learning_rate": 1e-2,
+        "weight_decay": 0.1, "warmup_steps": 2, "lr_scheduler_type": "cosine", "max_grad_norm": 0.5,
+        "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True,
+    }  # fmt: skip
+    return TrainingArguments(str(folder), **{**usual, **options})
