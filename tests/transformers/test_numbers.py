@@ -1,0 +1,183 @@
+"""StrettoTrainer against transformers' own Trainer, within 1e-6, and against stretto.Trainer, to the bit."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from tiny_models import LENGTH, MODELS, Examples, arguments, build
+
+import stretto
+from stretto.transformers import StrettoTrainer
+
+CLOCKS = ("runtime", "per_second", "preparation_time")
+ACCUMULATED = ("gpt2", "llama", "vit")  # kinds whose loss transformers counts over all batches of a step
+
+
+def history(trainer):
+    """The logs without what the clock says."""
+    return [{k: v for k, v in entry.items() if not k.endswith(CLOCKS)} for entry in trainer.state.log_history]
+
+
+def trained(trainer):
+    trainer.train()
+    return trainer
+
+
+def both(kind, folder, method="1f1b(microbatches=2)", data=None, given=None, **options):
+    """transformers' own Trainer and ours, on the same model and data, after training."""
+    data, given = data or {"train_dataset": Examples(kind)}, given or {}
+    theirs = trained(transformers.Trainer(build(kind), arguments(folder, **options), **data, **given))
+    ours = StrettoTrainer(build(kind), arguments(folder, **options), **data, **given, method=method, stages=2)
+    return theirs, trained(ours)
+
+
+def assert_close(theirs, ours, tolerance=1e-6):
+    assert len(history(theirs)) == len(history(ours))
+    for one, other in zip(history(theirs), history(ours), strict=True):
+        assert list(one) == list(other)
+        assert other == pytest.approx(one, rel=tolerance, abs=tolerance)
+    for (name, one), other in zip(theirs.model.named_parameters(), ours.model.parameters(), strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_losses_norms_rates_and_weights_are_those_of_transformers(kind, tmp_path):
+    more = {"gradient_accumulation_steps": 2, "max_steps": 3} if kind in ACCUMULATED else {}
+    theirs, ours = both(kind, tmp_path, eval_strategy="steps", eval_steps=2, **more, data={
+        "train_dataset": Examples(kind), "eval_dataset": Examples(kind, 10, seed=7),
+    })  # fmt: skip
+    assert_close(theirs, ours)
+    assert [entry["step"] for entry in history(ours) if "loss" in entry] == list(range(1, ours.state.max_steps + 1))
+    before = build(kind)
+    moved = [not torch.equal(p, q) for p, q in zip(before.parameters(), ours.model.parameters(), strict=True)]
+    assert moved == [p.requires_grad for p in before.parameters()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing_factor": 0.2, "gradient_accumulation_steps": 2},
+        {"max_grad_norm": 0.0, "optim": "adafactor", "lr_scheduler_type": "linear"},
+        {"num_train_epochs": 2, "max_steps": -1, "gradient_accumulation_steps": 4, "logging_steps": 3},
+        {"optim": "sgd", "optim_args": "momentum=0.9", "dataloader_drop_last": True, "per_device_train_batch_size": 5},
+        {"train_sampling_strategy": "group_by_length", "data_seed": 3, "include_num_input_tokens_seen": "non_padding"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_training_arguments_mean_what_they_mean_there(options, tmp_path):
+    assert_close(*both("llama", tmp_path, **options))
+
+
+def mean_of_squares(outputs, labels, num_items_in_batch=None):
+    logits = outputs.logits[:, :-1].softmax(-1).gather(-1, labels[:, 1:].clamp(min=0)[..., None])[..., 0]
+    return ((1 - logits) ** 2 * (labels[:, 1:] != -100)).sum() / num_items_in_batch
+
+
+def test_a_loss_of_the_users_own(tmp_path):
+    assert_close(*both("llama", tmp_path, given={"compute_loss_func": mean_of_squares}, gradient_accumulation_steps=2))
+
+
+def batches_of(kind, folder, **options):
+    """The batches in the order in which transformers reads them."""
+    reader = transformers.Trainer(build(kind), arguments(folder, **options), train_dataset=Examples(kind))
+    loader, epoch = reader.get_train_dataloader(), 0
+    while True:
+        loader.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def over_all_labels(logits, labels):
+    """As transformers counts for GPT-2: the first label of each text, which is no target, too."""
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+    return loss, (labels != -100).sum()
+
+
+def by_hand(kind, loss, folder, method, steps, **options):
+    """Losses and weights of stretto.Trainer."""
+    args, model = arguments(folder), build(kind, **options)
+    inputs = {name: torch.ones(2, LENGTH, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+
+    def adamw(params):
+        groups = [{"params": [p for p in params if (p.dim() > 1) == decays]} for decays in (True, False)]
+        return torch.optim.AdamW(
+            [{**group, "weight_decay": decay} for group, decay in zip(groups, (0.1, 0.0), strict=True)],
+            lr=args.learning_rate, eps=args.adam_epsilon, fused=True,
+        )  # fmt: skip
+
+    trainer = stretto.Trainer(
+        stretto.split(model, 2, example=inputs), loss, adamw, method, example=inputs, clip=0.5, seed=args.seed,
+        scheduler=lambda optimizer: transformers.get_scheduler("cosine", optimizer, 2, steps),
+    )  # fmt: skip
+    reader, losses = batches_of(kind, folder), []
+    for _ in range(steps):
+        batch = dict(next(reader))
+        losses.append(trainer.step({name: batch[name] for name in inputs}, batch["labels"]))
+    losses += trainer.flush()
+    return [loss for loss in losses if loss is not None], model
+
+
+METHODS = ["1f1b", "zb-h1(microbatches=2)", "backprop", "greedy", "pb", "pipedream-2bw(microbatches=2)"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_numbers_of_stretto_to_the_bit(method, tmp_path):
+    losses, model = by_hand("gpt2", over_all_labels, tmp_path, method, 7, dropout=0.1)
+    ours = StrettoTrainer(
+        build("gpt2", dropout=0.1), arguments(tmp_path, max_steps=7), train_dataset=Examples("gpt2"), method=method,
+        stages=2,
+    )  # fmt: skip
+    ours.train()
+    assert [entry["loss"] for entry in history(ours) if "loss" in entry] == losses
+    assert all(map(torch.equal, model.state_dict().values(), ours.model.state_dict().values()))
+
+
+def test_replicas_divide_each_minibatch(tmp_path):
+    theirs, _ = both("llama", tmp_path)
+    ours = StrettoTrainer(
+        build("llama"), arguments(tmp_path), train_dataset=Examples("llama"), method="1f1b(microbatches=2)", stages=2,
+        mesh=stretto.Mesh(data=2),
+    )  # fmt: skip
+    assert_close(theirs, trained(ours))
+
+
+def test_bf16_is_autocast(tmp_path):
+    theirs, ours = both("llama", tmp_path, bf16=True)
+    for one, other in zip(history(theirs), history(ours), strict=True):
+        assert other == pytest.approx(one, rel=0.02, abs=0.02)
+    assert ours.pipeline.trainer.precision.name == "bf16-autocast"
+    assert {p.dtype for p in ours.model.parameters()} == {torch.float32}
+
+
+def test_a_second_training_goes_on_with_the_optimizers_state(tmp_path):
+    theirs, ours = both("llama", tmp_path)
+    assert_close(trained(theirs), trained(ours))
+
+
+def test_predictions_and_metrics(tmp_path):
+    def metrics(of):
+        hits = (of.predictions == of.label_ids) & (of.label_ids != -100)
+        return {"hits": float(hits.sum()), "texts": len(of.inputs), "mean": float(of.losses.mean())}
+
+    given = {"compute_metrics": metrics, "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}
+    options = {"include_for_metrics": ["inputs", "loss"], "eval_accumulation_steps": 1}
+    theirs, ours = both("bert", tmp_path, given=given, **options)
+    data = Examples("bert", 10, seed=7)
+    one, other = (trainer.predict(data) for trainer in (theirs, ours))
+    assert (one.predictions == other.predictions).all()
+    assert (one.label_ids == other.label_ids).all()
+    assert {k: v for k, v in other.metrics.items() if not k.endswith(CLOCKS)} == pytest.approx(
+        {k: v for k, v in one.metrics.items() if not k.endswith(CLOCKS)}, rel=1e-6
+    )
+
+
+def test_evaluation_without_training(tmp_path):
+    data = Examples("t5", 6, seed=7)
+    theirs = transformers.Trainer(build("t5"), arguments(tmp_path))
+    ours = StrettoTrainer(build("t5"), arguments(tmp_path), method="pb", stages=2)
+    assert ours.evaluate(data)["eval_loss"] == pytest.approx(theirs.evaluate(data)["eval_loss"], rel=1e-6)
+    one, other = theirs.predict(data), ours.predict(data)
+    for logits, expected in zip(other.predictions, one.predictions, strict=True):
+        torch.testing.assert_close(torch.tensor(logits), torch.tensor(expected), rtol=0, atol=1e-5)
+    assert math.isfinite(other.metrics["test_loss"])
