@@ -1,0 +1,141 @@
+"""Callbacks see the same events, states and controls as without us; logs of late losses stand under their own steps."""
+
+import pytest
+import torch
+import transformers
+from tiny_models import Examples, arguments, build
+from transformers import EarlyStoppingCallback, TrainerCallback
+
+from stretto.transformers import StrettoTrainer
+from stretto.transformers.late_logs import LateLogs
+
+CLOCKS = ("runtime", "per_second", "preparation_time")
+EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
+
+
+def timeless(values):
+    return {key: value for key, value in values.items() if not key.endswith(CLOCKS)}
+
+
+class Recorder(TrainerCallback):
+    """Every event with the state, the control and what else it comes with."""
+
+    def __init__(self):
+        self.events = []
+
+    def record(self, event, args, state, control, **given):
+        seen = {key: value for key, value in vars(state).items() if key not in ("log_history", "stateful_callbacks")}
+        seen["best_model_checkpoint"] = str(seen["best_model_checkpoint"]).rpartition("/")[2]
+        logged = [timeless(entry) for entry in state.log_history]
+        rates = None if given.get("optimizer") is None else [group["lr"] for group in given["optimizer"].param_groups]
+        told = {name: timeless(given[name]) for name in ("logs", "metrics") if given.get(name) is not None}
+        self.events.append((event, seen, vars(control).copy(), logged, rates, told, sorted(given)))
+
+
+for name in EVENTS:
+    setattr(Recorder, name, lambda self, *args, event=name, **given: self.record(event, *args, **given))
+
+
+def recorded(kind, folder, more=(), **options):
+    """The events of a run with transformers' own Trainer, of one with ours, and both trainers."""
+    data = {"train_dataset": Examples(kind), "eval_dataset": Examples(kind, 8, seed=7)}
+    runs = []
+    for name, make, own in (
+        ("theirs", transformers.Trainer, {}),
+        ("ours", StrettoTrainer, {"method": "1f1b", "stages": 2}),
+    ):
+        recorder = Recorder()
+        callbacks = [recorder, *(callback() for callback in more)]
+        trainer = make(build(kind), arguments(folder / name, **options), callbacks=callbacks, **data, **own)
+        trainer.train()
+        runs.append((recorder.events, trainer))
+    return runs
+
+
+def assert_alike(one, other):
+    """The same, numbers within 1e-6."""
+    assert type(one) is type(other) or isinstance(one, int | float)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_alike(a, b)
+    elif isinstance(one, float):
+        assert other == pytest.approx(one, rel=1e-6, abs=1e-6)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_train_epochs": 2, "max_steps": -1, "eval_strategy": "epoch", "save_strategy": "epoch",
+         "load_best_model_at_end": True, "save_total_limit": 1, "gradient_accumulation_steps": 4},
+        {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "logging_steps": 3,
+         "logging_first_step": True, "include_num_input_tokens_seen": "all"},
+    ],
+    ids=["epochs", "steps"],
+)  # fmt: skip
+def test_events_states_and_controls_are_those_without_us(options, tmp_path):
+    (theirs, one), (ours, other) = recorded("llama", tmp_path, **options)
+    assert [event for event, *_ in ours] == [event for event, *_ in theirs]
+    for before, after in zip(theirs, ours, strict=True):
+        assert_alike(before, after)
+    folders = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("theirs", "ours")]
+    assert folders[0] == folders[1]
+    for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(q, p, rtol=0, atol=1e-6)
+
+
+def test_early_stopping(tmp_path):
+    stop = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 20,
+            "load_best_model_at_end": True, "learning_rate": 1.0, "max_grad_norm": 100.0}  # fmt: skip
+    (theirs, one), (ours, other) = recorded("vit", tmp_path, [lambda: EarlyStoppingCallback(2)], **stop)
+    assert [event for event, *_ in ours] == [event for event, *_ in theirs]
+    assert other.state.global_step == one.state.global_step < 20
+    assert other.state.best_global_step == one.state.best_global_step
+
+
+def test_late_losses_are_logged_under_their_own_steps(tmp_path):
+    given = {"logging_steps": 2, "max_steps": 9, "eval_strategy": "steps", "eval_steps": 3}
+    data = {"train_dataset": Examples("llama"), "eval_dataset": Examples("llama", 4, seed=7)}
+    single = StrettoTrainer(build("llama"), arguments(tmp_path, **given | {"logging_steps": 1}), **data,
+                            method="pb", stages=2)  # fmt: skip
+    single.train()
+    each = {entry["step"]: entry["loss"] for entry in single.state.log_history if "loss" in entry}
+    assert single.pipeline.trainer.lag == 4
+    assert list(each) == list(range(1, 10))
+    recorder = Recorder()
+    trainer = StrettoTrainer(build("llama"), arguments(tmp_path, **given), **data, callbacks=[recorder], method="pb",
+                             stages=2)  # fmt: skip
+    result = trainer.train()
+    logged = {entry["step"]: entry for entry in trainer.state.log_history if "loss" in entry}
+    assert {step: entry["loss"] for step, entry in logged.items()} == {
+        step: pytest.approx((each[step - 1] + each[step]) / 2, rel=1e-12) for step in (2, 4, 6, 8)
+    }
+    assert [entry["epoch"] for entry in logged.values()] == [pytest.approx(step / 6) for step in logged]
+    assert result.training_loss == pytest.approx(sum(each.values()) / 9, rel=1e-7)
+    order = [(entry["step"], "loss" in entry) for entry in trainer.state.log_history]
+    assert order == [(3, False), (2, True), (6, False), (4, True), (6, True), (8, True), (9, False), (9, False)]
+    told = [
+        seen["global_step"]
+        for event, seen, *_, given, _ in recorder.events
+        if event == "on_log" and "loss" in given["logs"]
+    ]
+    assert told == [2, 4, 6, 8]  # what TensorBoard and others write down
+
+
+def test_entries_wait_for_their_last_loss():
+    late = LateLogs()
+    late.wait(2, 0.5, {"rate": 1.0})
+    late.know(0, 3.0)
+    assert late.ready() == []
+    late.know(1, 5.0)
+    late.know(2, 7.0)
+    assert [(entry.step, entry.values) for entry in late.ready()] == [(2, {"loss": 4.0, "rate": 1.0})]
+    late.know(1, 9.0)  # a flush tells losses again
+    late.wait(3, 0.75, {})
+    assert [entry.values for entry in late.ready()] == [{"loss": 7.0}]
+    assert (late.total, late.rest()) == (15.0, 0)

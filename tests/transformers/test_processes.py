@@ -1,0 +1,126 @@
+"""Two processes: the numbers of one, whatever the process; killed and resumed to the bit; folders that others read."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from on_processes import RUNS, train, trainer_of
+from tiny_models import Examples, arguments, build
+
+from runtime.processes import ended, launch, start
+from stretto.errors import UsageError
+
+HERE = Path(__file__).parent
+PATH = {
+    "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The folder of the runs on one process, and what they came to."""
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, {name: train(name, folder / name) for name in RUNS}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """What each of two processes returned."""
+    folder = tmp_path_factory.mktemp("together")
+    return folder, launch(2, "on_processes:train_all", folder, extra=PATH, fresh=2, timeout=200)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_processes_equal_emulation_to_the_bit(name, alone, together):
+    one, (first, second) = alone[1][name], (told[0][name] for told in together[1])
+    assert first == one
+    assert second == {**one, "shape": None}  # predictions are on rank 0
+
+
+def test_what_one_process_wants_all_do(together):
+    assert [steps for _, steps in together[1]] == [3, 3]
+
+
+def test_only_rank_0_writes(together):
+    files = {path.name for path in (together[0] / "1f1b" / "checkpoint-8").iterdir()}
+    assert files == {
+        "config.json", "generation_config.json", "model.safetensors", "rng_state.pth", "scheduler.pt", "stretto",
+        "trainer_state.json", "training_args.bin",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("1f1b", transformers.LlamaForCausalLM), ("pb", transformers.GPT2LMHeadModel)]
+)
+def test_saved_models_are_whole(name, kind, together, alone):
+    loaded = kind.from_pretrained(together[0] / name / "model")
+    expected = kind.from_pretrained(alone[0] / name / "model")
+    assert all(map(torch.equal, loaded.parameters(), expected.parameters()))
+    fresh = build(RUNS[name][0])
+    assert not any(map(torch.equal, loaded.parameters(), fresh.parameters()))
+
+
+def test_adapters_are_saved_alone(together, alone):
+    from peft import PeftModel
+
+    folder = together[0] / "adapters" / "model"
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in folder.iterdir()}
+    loaded = PeftModel.from_pretrained(build("llama"), folder)
+    weights = {name: p for name, p in loaded.named_parameters() if "lora" in name}
+    ours = trainer_of("adapters", alone[0] / "again").model.state_dict()
+    assert weights.keys() <= ours.keys()
+    assert not any(torch.equal(p, ours[name]) for name, p in weights.items())
+
+
+def test_killed_on_two_processes_and_resumed_on_one(alone, tmp_path):
+    """kill -9 after step 5: the other process ends, too; checkpoint-4 goes on to the numbers of an undisturbed run."""
+    for name in ("1f1b", "pb"):
+        expected = alone[1][name]
+        resumed = train_after_a_kill(name, tmp_path / name)
+        assert resumed["logs"] == expected["logs"]
+        assert resumed["weights"] == expected["weights"]
+
+
+def train_after_a_kill(name, folder):
+    train_killed(name, folder)
+    assert {path.name for path in folder.glob("checkpoint-*")} >= {"checkpoint-2", "checkpoint-4"}
+    (folder / "checkpoint-6").mkdir(exist_ok=True)  # one that was cut short
+    (folder / "checkpoint-6" / "trainer_state.json").write_text("{")
+    return train(name, folder, resume=True)
+
+
+def train_killed(name, folder):
+    code = (
+        f"from pathlib import Path; from on_processes import train; train({name!r}, Path({str(folder)!r}), kill=(5, 1))"
+    )
+    import sys
+
+    processes = start(2, [sys.executable, "-c", code], extra=PATH, fresh=2)
+    statuses, said = ended(processes, 120)
+    assert statuses[1] == -9, said[1][-2000:]
+    assert statuses[0] != 0
+
+
+def test_a_checkpoint_of_transformers_own_is_refused(tmp_path):
+    theirs = transformers.Trainer(
+        build("llama"), arguments(tmp_path, save_strategy="steps", save_steps=2), train_dataset=Examples("llama")
+    )
+    theirs.train()
+    with pytest.raises(UsageError, match="written by transformers' own Trainer"):
+        trainer_of("1f1b", tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_without_a_whole_checkpoint_nothing_is_resumed(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    with pytest.raises(UsageError, match=r"no whole checkpoint \(1 of them were cut short"):
+        trainer_of("1f1b", tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_weights_alone_can_be_resumed_too(tmp_path):
+    first = trainer_of("1f1b", tmp_path, save_only_model=True, max_steps=4)
+    first.train()
+    again = trainer_of("1f1b", tmp_path, save_only_model=True, max_steps=4)
+    again.train(resume_from_checkpoint=True)
+    assert all(map(torch.equal, first.model.parameters(), again.model.parameters()))
