@@ -1,6 +1,7 @@
 """Two processes: the numbers of one, whatever the process; killed and resumed to the bit; folders that others read."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ HERE = Path(__file__).parent
 PATH = {
     "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 }
+KINDS = {"1f1b": transformers.LlamaForCausalLM, "pb": transformers.GPT2LMHeadModel}
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +53,16 @@ def test_only_rank_0_writes(together):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("1f1b", transformers.LlamaForCausalLM), ("pb", transformers.GPT2LMHeadModel)]
-)
-def test_saved_models_are_whole(name, kind, together, alone):
-    loaded = kind.from_pretrained(together[0] / name / "model")
-    expected = kind.from_pretrained(alone[0] / name / "model")
+@pytest.mark.parametrize("name", KINDS)
+def test_saved_models_are_whole(name, together, alone):
+    loaded = KINDS[name].from_pretrained(together[0] / name / "model")
+    expected = KINDS[name].from_pretrained(alone[0] / name / "model")
     assert all(map(torch.equal, loaded.parameters(), expected.parameters()))
     fresh = build(RUNS[name][0])
     assert not any(map(torch.equal, loaded.parameters(), fresh.parameters()))
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's call
 def test_adapters_are_saved_alone(together, alone):
     from peft import PeftModel
 
@@ -74,13 +75,12 @@ def test_adapters_are_saved_alone(together, alone):
     assert not any(torch.equal(p, ours[name]) for name, p in weights.items())
 
 
-def test_killed_on_two_processes_and_resumed_on_one(alone, tmp_path):
+@pytest.mark.parametrize("name", ["pb", pytest.param("1f1b", marks=pytest.mark.slow)])
+def test_killed_on_two_processes_and_resumed_on_one(name, alone, tmp_path):
     """kill -9 after step 5: the other process ends, too; checkpoint-4 goes on to the numbers of an undisturbed run."""
-    for name in ("1f1b", "pb"):
-        expected = alone[1][name]
-        resumed = train_after_a_kill(name, tmp_path / name)
-        assert resumed["logs"] == expected["logs"]
-        assert resumed["weights"] == expected["weights"]
+    expected, resumed = alone[1][name], train_after_a_kill(name, tmp_path)
+    assert resumed["logs"][:-1] == expected["logs"][:-1]  # the last one sums up the steps since it went on
+    assert resumed["weights"] == expected["weights"]
 
 
 def train_after_a_kill(name, folder):
@@ -95,7 +95,6 @@ def train_killed(name, folder):
     code = (
         f"from pathlib import Path; from on_processes import train; train({name!r}, Path({str(folder)!r}), kill=(5, 1))"
     )
-    import sys
 
     processes = start(2, [sys.executable, "-c", code], extra=PATH, fresh=2)
     statuses, said = ended(processes, 120)

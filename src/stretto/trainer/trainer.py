@@ -509,15 +509,18 @@ class Trainer:
                 stage.measures_norms = True
         return Tracking(self, self._backend, trackers, run, tell)
 
-    def total_grad_norm(self) -> float | None:
-        """As `grad_norm`, of the stages of all processes together, the same on each of them: a collective."""
+    def grad_norms(self) -> list[float | None]:
+        """The norm of each stage's gradients at its last update, before `clip` shrinks them, the same on every process.
+
+        It is measured as `grad_norm` is; None for a stage that has made no update here. Of replicas, replica 0's. A
+        collective.
+        """
         norms = [-1.0] * len(self.stages)
         if 0 in self._backend.replicas:
             for index, stage in self._stages.items():
                 if stage.gradient_norms is not None:
                     norms[index] = float(torch.linalg.vector_norm(stage.gradient_norms.double()))
-        told = [norm for norm in self.largest(norms) if norm >= 0]
-        return None if self.clip is None or not told else math.hypot(*told)
+        return [None if norm < 0 else norm for norm in self.largest(norms)]
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """The largest of all processes' values, entry by entry, the same on each of them: a collective."""

@@ -1,5 +1,6 @@
 """A transformers model cut into stages, and the stretto.Trainer that trains them."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -62,6 +63,7 @@ class Pipeline:
         self.trainer: Trainer | None = None
         self.is_idle = True
         self._steps = 0
+        self._former_norms: list[float | None] = [None] * len(self.stages)
 
     def _few(self, part: Inputs) -> Inputs:
         device = device_of([self.model])
@@ -91,6 +93,7 @@ class Pipeline:
             **self.settings.options,
         )
         self.is_idle, self._steps = False, 0
+        self._former_norms = [None] * len(self.stages)
         return self.trainer
 
     def ready(self) -> Trainer:
@@ -161,13 +164,25 @@ class Pipeline:
             return None
         return {self.prefix + name: value for name, value in self.stages.model_state(gathered).items()}
 
+    def grad_norms(self) -> list[float | None]:
+        """The norm of each stage's last gradients; those of the checkpoint until there are newer ones. A collective."""
+        pairs = zip(self.ready().grad_norms(), self._former_norms, strict=True)
+        return [former if norm is None else norm for norm, former in pairs]
+
+    def grad_norm(self) -> float | None:
+        """The norm of all stages' last gradients together, before they are shrunk. A collective."""
+        norms = [norm for norm in self.grad_norms() if norm is not None]
+        return math.hypot(*norms) if norms else None
+
     def save(self, folder: str) -> None:
         """Write Stretto's checkpoint into transformers' folder. A collective."""
-        self.ready().save(Path(folder) / FOLDER)
+        trainer = self.ready()
+        trainer.flush()
+        trainer.save(Path(folder) / FOLDER, {"grad_norms": self.grad_norms()})
 
     def load(self, folder: str) -> None:
         """Go on from `save`."""
-        self.ready().load(Path(folder) / FOLDER)
+        self._former_norms = self.ready().load(Path(folder) / FOLDER)["grad_norms"]
 
     @contextmanager
     def together(self) -> Iterator[None]:

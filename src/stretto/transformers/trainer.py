@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
+from transformers.trainer_utils import EvalLoopOutput, SaveStrategy, has_length
 
 from stretto.errors import UsageError, nearest
 from stretto.losses import Loss
@@ -232,6 +232,7 @@ class StrettoTrainer(Trainer):
             self.args.max_grad_norm or float("inf"),
             example,
         )
+        self._refuse_small_minibatch(trainer, train_dataloader, max_steps)
         if self._given_scheduler is not None:
             self.lr_scheduler = self._given_scheduler(self.optimizer)
         self.create_scheduler(num_training_steps=max_steps, optimizer=self.optimizer)
@@ -244,6 +245,22 @@ class StrettoTrainer(Trainer):
         self._offset = self.state.global_step - trainer.entered
         self._late = LateLogs(first=self.state.global_step)
         return OutsideModel(self._whole), train_dataloader
+
+    def _refuse_small_minibatch(self, trainer: PipelineTrainer, loader: DataLoader[Any], max_steps: int) -> None:
+        """Raise UsageError if the last minibatch of an epoch has too few examples for all micro-batches."""
+        rebalanced = self.args.train_sampling_strategy == "batch_rebalance"  # batches of sizes of its own
+        if rebalanced or self.args.dataloader_drop_last or not has_length(self.train_dataset):
+            return
+        size = self._train_batch_size * self.args.gradient_accumulation_steps
+        needed = trainer.schedule.per_turn * trainer.mesh.data
+        last = self.num_examples(loader) % size
+        is_reached = max_steps > self.num_examples(loader) // size
+        if 0 < last < needed and is_reached:
+            raise UsageError(
+                f"the last minibatch of an epoch has {last} examples, and {trainer.method} on {trainer.mesh.data} "
+                f"replicas cuts each into parts, at least {needed}: leave it out, "
+                "TrainingArguments(dataloader_drop_last=True), or choose fewer microbatches="
+            )
 
     def _whole_optimizer(self, pipeline: Pipeline) -> torch.optim.Optimizer:
         """The optimizer of the whole model, as transformers or the user makes it, and what makes those of stages."""
@@ -302,7 +319,7 @@ class StrettoTrainer(Trainer):
         self._agree(trainer)
         logs = self.control.should_log and self.state.global_step > self._globalstep_last_logged
         if logs:
-            grad_norm = trainer.total_grad_norm()
+            grad_norm = self._piped().grad_norm()
         if trainer.lag:
             self._log_late(trainer, options.get("learning_rate"), grad_norm, wants=logs)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **options)
