@@ -60,7 +60,7 @@ def masked_words():
 
 def trainer_of(name, folder, callbacks=(), **options):
     kind, method, of_model = RUNS[name]
-    usual = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 4}
+    usual = {"max_steps": 6, "save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 3}
     return StrettoTrainer(
         build(kind, **of_model), arguments(folder, **{**usual, **options}), train_dataset=Examples(kind),
         eval_dataset=Examples(kind, 6, seed=7), compute_metrics=metrics, callbacks=list(callbacks),

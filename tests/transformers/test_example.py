@@ -59,6 +59,7 @@ def test_three_lines_are_changed():
     ]
 
 
+@pytest.mark.slow
 def test_the_script_trains_and_saves(text, tmp_path):
     metrics = run("own.py", text, tmp_path / "run")
     assert metrics["eval_accuracy"] > 0

@@ -172,12 +172,63 @@ def test_predictions_and_metrics(tmp_path):
     )
 
 
-def test_evaluation_without_training(tmp_path):
-    data = Examples("t5", 6, seed=7)
-    theirs = transformers.Trainer(build("t5"), arguments(tmp_path))
-    ours = StrettoTrainer(build("t5"), arguments(tmp_path), method="pb", stages=2)
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("t5", marks=pytest.mark.slow)])
+def test_evaluation_without_training(kind, tmp_path):
+    data = Examples(kind, 6, seed=7)
+    theirs = transformers.Trainer(build(kind), arguments(tmp_path))
+    ours = StrettoTrainer(build(kind), arguments(tmp_path), method="pb", stages=2)
     assert ours.evaluate(data)["eval_loss"] == pytest.approx(theirs.evaluate(data)["eval_loss"], rel=1e-6)
     one, other = theirs.predict(data), ours.predict(data)
-    for logits, expected in zip(other.predictions, one.predictions, strict=True):
+    predictions = [each.predictions if kind == "t5" else [each.predictions] for each in (other, one)]
+    for logits, expected in zip(*predictions, strict=True):  # t5 also returns what its encoder made
         torch.testing.assert_close(torch.tensor(logits), torch.tensor(expected), rtol=0, atol=1e-5)
     assert math.isfinite(other.metrics["test_loss"])
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Examples one after the other."""
+
+    def __iter__(self):
+        return iter(Examples("llama"))
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+@pytest.mark.parametrize("given", ["stream", "workers", "optimizers", "model_init"])
+def test_what_else_a_trainer_is_given(given, tmp_path):
+    results, options = [], {"dataloader_num_workers": 1} if given == "workers" else {}
+    for make, own in ((transformers.Trainer, {}), (StrettoTrainer, {"method": "1f1b(microbatches=2)", "stages": 2})):
+        model, more = build("llama"), {}
+        if given == "optimizers":
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+            more = {"optimizers": (optimizer, halving(optimizer))}
+        elif given == "model_init":
+            model, more = None, {"model_init": lambda: build("llama")}
+        data = Stream() if given == "stream" else Examples("llama")
+        trainer = make(model, arguments(tmp_path, max_steps=3, **options), train_dataset=data, **more, **own)
+        for _ in range(1 + (given == "model_init")):  # the second training begins with a new model
+            trainer.train()
+        results.append(trainer)
+    assert_close(*results)
+
+
+@pytest.mark.slow
+def test_shorter_texts_are_padded_for_an_exported_graph(tmp_path):
+    data = [dict(Examples("t5")[index]) for index in range(16)]
+    texts = [{k: v[: 7 if k == "labels" else 10 - 2 * (n >= 4)] for k, v in row.items()} for n, row in enumerate(data)]
+    given = {"train_dataset": texts}
+    theirs, ours = both("t5", tmp_path, data=given, train_sampling_strategy="sequential")
+    assert ours.pipeline.stages.exported
+    assert_close(theirs, ours)
+
+
+def test_low_precision_with_masters(tmp_path):
+    ours = StrettoTrainer(
+        build("llama"), arguments(tmp_path), train_dataset=Examples("llama"), stages=2, precision="bf16"
+    )  # fmt: skip
+    theirs, _ = both("llama", tmp_path)
+    for one, other in zip(history(theirs), history(trained(ours)), strict=True):
+        assert other == pytest.approx(one, rel=0.05, abs=0.05)
+    assert {p.dtype for p in ours.model.parameters()} == {torch.bfloat16}

@@ -247,19 +247,20 @@ class StrettoTrainer(Trainer):
         return OutsideModel(self._whole), train_dataloader
 
     def _refuse_small_minibatch(self, trainer: PipelineTrainer, loader: DataLoader[Any], max_steps: int) -> None:
-        """Raise UsageError if the last minibatch of an epoch has too few examples for all micro-batches."""
+        """Raise UsageError if a minibatch has too few examples for all micro-batches: any, or the last of an epoch."""
         rebalanced = self.args.train_sampling_strategy == "batch_rebalance"  # batches of sizes of its own
-        if rebalanced or self.args.dataloader_drop_last or not has_length(self.train_dataset):
-            return
         size = self._train_batch_size * self.args.gradient_accumulation_steps
         needed = trainer.schedule.per_turn * trainer.mesh.data
-        last = self.num_examples(loader) % size
-        is_reached = max_steps > self.num_examples(loader) // size
-        if 0 < last < needed and is_reached:
+        which, examples, remedy = "a minibatch", size, "a larger per_device_train_batch_size"
+        if size >= needed and has_length(self.train_dataset) and not self.args.dataloader_drop_last:
+            total = self.num_examples(loader)
+            if total % size and max_steps > total // size:
+                which, examples = "the last minibatch of an epoch", total % size
+                remedy = "TrainingArguments(dataloader_drop_last=True)"
+        if examples < needed and not rebalanced:
             raise UsageError(
-                f"the last minibatch of an epoch has {last} examples, and {trainer.method} on {trainer.mesh.data} "
-                f"replicas cuts each into parts, at least {needed}: leave it out, "
-                "TrainingArguments(dataloader_drop_last=True), or choose fewer microbatches="
+                f"{which} has {examples} examples, but {trainer.method} on {trainer.mesh.data} replicas cuts it into "
+                f"{needed} parts, of at least one each: use {remedy}, or fewer microbatches="
             )
 
     def _whole_optimizer(self, pipeline: Pipeline) -> torch.optim.Optimizer:
