@@ -31,7 +31,7 @@ def alone(tmp_path_factory):
 def together(tmp_path_factory):
     """What each of two processes returned."""
     folder = tmp_path_factory.mktemp("together")
-    return folder, launch(2, "on_processes:train_all", folder, extra=PATH, fresh=2, timeout=200)
+    return folder, launch(2, "on_processes:train_all", folder, extra=PATH, timeout=200)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -96,7 +96,7 @@ def train_killed(name, folder):
         f"from pathlib import Path; from on_processes import train; train({name!r}, Path({str(folder)!r}), kill=(5, 1))"
     )
 
-    processes = start(2, [sys.executable, "-c", code], extra=PATH, fresh=2)
+    processes = start(2, [sys.executable, "-c", code], extra=PATH)
     statuses, said = ended(processes, 120)
     assert statuses[1] == -9, said[1][-2000:]
     assert statuses[0] != 0
