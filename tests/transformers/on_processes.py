@@ -8,6 +8,7 @@ import torch
 from tiny_models import Examples, arguments, build
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast, TrainerCallback
 
+from stretto.errors import UsageError
 from stretto.transformers import StrettoTrainer
 
 CLOCKS = ("runtime", "per_second", "preparation_time")
@@ -96,4 +97,14 @@ def train_all(folder):
     told = {name: train(name, folder / name) for name in RUNS}
     stopped = trainer_of("1f1b", folder / "stopped", [StopsRankOne()])
     stopped.train()
-    return told, stopped.state.global_step
+    return told, stopped.state.global_step, refused(folder)
+
+
+def refused(folder):
+    """What a process is told that reads other data than the first one."""
+    trainer = trainer_of("1f1b", folder / "other")
+    trainer.train_dataset = Examples("llama", seed=trainer.args.process_index)
+    try:
+        trainer.train()
+    except UsageError as error:
+        return str(error)

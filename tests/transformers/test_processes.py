@@ -42,7 +42,12 @@ def test_processes_equal_emulation_to_the_bit(name, alone, together):
 
 
 def test_what_one_process_wants_all_do(together):
-    assert [steps for _, steps in together[1]] == [3, 3]
+    assert [steps for _, steps, _ in together[1]] == [3, 3]
+
+
+def test_other_data_on_another_process_are_refused(together):
+    for _, _, message in together[1]:
+        assert message.startswith("rank 1 reads other data than rank 0: batch of step 1 is ")
 
 
 def test_only_rank_0_writes(together):

@@ -59,7 +59,26 @@ def t5():
     return transformers.T5ForConditionalGeneration(config)
 
 
-MODELS = {"gpt2": gpt2, "llama": llama, "lora": lora, "bert": bert, "classifier": classifier, "vit": vit, "t5": t5}
+def bart():
+    config = transformers.BartConfig(
+        vocab_size=WORDS, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32, dropout=0.0,
+        init_std=0.2, forced_eos_token_id=None, decoder_start_token_id=2, **ENDS,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config)
+
+
+SLOW = ("bart",)
+MODELS = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "lora": lora,
+    "bert": bert,
+    "classifier": classifier,
+    "vit": vit,
+    "t5": t5,
+    "bart": bart,
+}
 
 
 def build(kind, **options):
@@ -94,7 +113,7 @@ class Examples(torch.utils.data.Dataset):
             hidden[0] = True
             labels = torch.where(hidden, labels, -100)
             ids = torch.where(hidden, torch.where(mask.bool(), 3, ids), ids)
-        if self.kind == "t5":
+        if self.kind in ("t5", "bart"):
             labels = labels[:7]
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import clear_device_cache
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainingArguments
@@ -202,6 +203,14 @@ class StrettoTrainer(Trainer):
         self._complete_model()
         return output
 
+    def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
+        """As transformers' own, on one process."""
+        if not self._is_alone:
+            raise UsageError(
+                "hyperparameter_search draws its trials on one process: start one, which emulates the others"
+            )
+        return super().hyperparameter_search(*args, **options)
+
     def _complete_model(self) -> None:
         """Give rank 0's model the weights of the other processes' stages."""
         if self._is_alone or self.pipeline is None or self.pipeline.ready().sync.sharding is not None:
@@ -301,6 +310,9 @@ class StrettoTrainer(Trainer):
         batches, self._batches = self._batches, []
         pipeline = self._piped()
         loss = pipeline.step(batches)
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            clear_device_cache()
         trainer = pipeline.ready()
         if trainer.lag:
             if loss is not None:
@@ -504,7 +516,7 @@ def parted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 def defaults(args: TrainingArguments) -> dict[str, Any]:
     """What TrainingArguments say of a stretto.Trainer's further arguments."""
-    options: dict[str, Any] = {"device": args.device, "seed": args.seed}
+    options: dict[str, Any] = {"device": args.device.type, "seed": args.seed}  # each process a device of its own
     if args.bf16:
         options["precision"] = "bf16-autocast"  # as accelerate's: weights stay in float32
     return options
