@@ -1,6 +1,7 @@
 """Two processes: the numbers of one, whatever the process; killed and resumed to the bit; folders that others read."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import transformers
 from on_processes import RUNS, train, trainer_of
 from tiny_models import Examples, arguments, build
 
-from runtime.processes import ended, launch, start
+from runtime.processes import ended, free_port, launch, start
 from stretto.errors import UsageError
 
 HERE = Path(__file__).parent
@@ -128,3 +129,21 @@ def test_weights_alone_can_be_resumed_too(tmp_path):
     again = trainer_of("1f1b", tmp_path, save_only_model=True, max_steps=4)
     again.train(resume_from_checkpoint=True)
     assert all(map(torch.equal, first.model.parameters(), again.model.parameters()))
+
+
+@pytest.mark.slow
+def test_started_by_slurm(alone, tmp_path):
+    """srun sets variables of its own, of which accelerate sees one process; ours sees two."""
+    place = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")} | PATH
+    place |= {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+    call = f"train('1f1b', Path({str(tmp_path)!r}))"
+    code = f"from pathlib import Path; from on_processes import train; print({call}['weights'])"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+            env={**place, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [text.splitlines()[-1] for text in said] == [alone[1]["1f1b"]["weights"]] * 2

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def trainer(folder, kind="llama", given=None, method="1f1b", stages=2, **options
 ARGUMENTS = [
     ({"deepspeed": {"zero_optimization": {"stage": 1}}}, "deepspeed=", "pipeline and optimizers of its own"),
     ({"torch_compile": True}, "torch_compile=True", "compile the stages"),
-    ({"activation_checkpointing": True}, "activation_checkpointing=True", r"1f1b\(recompute=True\)"),
+    ({"gradient_checkpointing": True}, "(activation|gradient)_checkpointing=True", r"1f1b\(recompute=True\)"),
     ({"use_liger_kernel": True}, "use_liger_kernel=True", "no labels"),
     ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0", "differ from process"),
     ({"auto_find_batch_size": True}, "auto_find_batch_size=True", "per_device_train_batch_size"),
@@ -42,7 +43,9 @@ ARGUMENTS = [
 )
 def test_arguments_that_cannot_work_are_named(options, name, why, tmp_path):
     kept = {key: value for key, value in options.items() if key != "deepspeed"}
-    args = arguments(tmp_path, **kept)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`gradient_checkpointing` is deprecated", category=FutureWarning)
+        args = arguments(tmp_path, **kept)
     args.deepspeed = options.get("deepspeed")  # which is not installed
     with pytest.raises(UsageError, match=f"{name}.*{why}"):
         StrettoTrainer(build("llama"), args, train_dataset=Examples("llama"), stages=2)
@@ -161,6 +164,15 @@ def test_without_the_packages_the_pip_line_is_told():
     lacks = "stretto.transformers needs transformers and accelerate, which a plain installation lacks: "
     assert message == lacks + 'pip install "stretto[transformers]"'
     assert modules == "None None"
+
+
+def test_old_versions_are_told(tmp_path):
+    information = tmp_path / "transformers-5.3.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 5.3.0\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import stretto.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "needs transformers 5.12 or newer, and 5.3.0 is installed: pip install --upgrade" in done.stderr
 
 
 def test_batches_are_padded_to_one_length():

@@ -105,12 +105,15 @@ class OfTrainer:
     function: Callable[..., Tensor]
     shifts: bool = False  # whether the label at 0 is no target
     options: Mapping[str, Any] = field(default_factory=dict)
+    divides: bool = True  # False: it takes no num_items_in_batch, and is the mean over what counts
 
     def __call__(self, output: Any, target: Any) -> SumAndCount:
         """Its value for a count of 1, which is the sum, and the count."""
-        one = torch.ones((), device=self.outputs.logits(output).device)
-        named = self.outputs.kind(**self.outputs.named(output))
-        return self.function(named, target, num_items_in_batch=one, **self.options), self.count(target)
+        named, count = self.outputs.kind(**self.outputs.named(output)), self.count(target)
+        if not self.divides:
+            return self.function(named, target, **self.options) * count, count
+        one = torch.ones((), device=count.device)
+        return self.function(named, target, num_items_in_batch=one, **self.options), count
 
     def count(self, target: Any) -> Tensor:
         """How many labels count, as transformers counts them."""

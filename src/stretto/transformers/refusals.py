@@ -20,6 +20,11 @@ ROWS: tuple[Row, ...] = (
     ("fp16_full_eval", bool, "evaluation computes as training does: leave it out"),
     ("bf16_full_eval", bool, "evaluation computes as training does: leave it out"),
     ("activation_checkpointing", bool, 'a method recomputes by itself: method="1f1b(recompute=True)"'),
+    (
+        "gradient_checkpointing",
+        bool,
+        'a method recomputes by itself: method="1f1b(recompute=True)"',
+    ),  # the same, formerly
     ("use_liger_kernel", bool, "its loss is computed inside the model, where the last stage has no labels"),
     ("neftune_noise_alpha", lambda value: value is not None, "its noise would differ from process to process"),
     ("auto_find_batch_size", bool, "processes would find different sizes: set per_device_train_batch_size"),

@@ -145,14 +145,20 @@ class StrettoTrainer(Trainer):
         if self.compute_loss_func is not None:
             with trial(model):
                 given = model(**inputs)
-            function, shifts = self.compute_loss_func, self._loss_shifts_labels
+            function, shifts = self.compute_loss_func, self._counts_without_first
             return divided_loss(outputs, function, labels, given, shifts=shifts)
         if self.label_smoother is not None and "labels" in labels:
             shifts = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
             options = {"shift_labels": True} if shifts else {}
-            return OfTrainer(outputs, self.label_smoother, shifts, options)
-        shifts, takes_count = self._loss_shifts_labels, self.model_accepts_loss_kwargs
+            divides = "num_items_in_batch" in inspect.signature(self.label_smoother.__call__).parameters
+            return OfTrainer(outputs, self.label_smoother, shifts, options, divides)
+        shifts, takes_count = self._counts_without_first, self.model_accepts_loss_kwargs
         return own_loss(model, inputs, labels, shifts=shifts, takes_count=takes_count)
+
+    @property
+    def _counts_without_first(self) -> bool:
+        # Whether transformers leaves the first label of each text out of num_items_in_batch; older versions never do.
+        return bool(getattr(self, "_loss_shifts_labels", False))
 
     def _first_batch(self) -> Inputs:
         """The first batch of the training data; the random numbers of the first epoch are left alone."""
@@ -416,7 +422,7 @@ class StrettoTrainer(Trainer):
         labels: Any = None
         if has_labels:
             padded = pipeline.join([batch])
-            of_batch = tuple(padded[name] for name in self.label_names)
+            of_batch = tuple(padded[name].cpu() for name in self.label_names)
             labels = of_batch[0] if len(of_batch) == 1 else of_batch
         predicted = pipeline.predict(batch)
         if predicted is None:
