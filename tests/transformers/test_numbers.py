@@ -224,6 +224,26 @@ def test_shorter_texts_are_padded_for_an_exported_graph(tmp_path):
     assert_close(theirs, ours)
 
 
+@pytest.mark.parametrize("sync", ["fully-shard", "local-sgd(every=2)"])
+def test_replicas_of_other_kinds(sync, tmp_path):
+    ours = StrettoTrainer(
+        build("llama"), arguments(tmp_path, per_device_train_batch_size=8), train_dataset=Examples("llama"), stages=2,
+        mesh=stretto.Mesh(data=2), sync=sync, method="1f1b(microbatches=2)",
+    )  # fmt: skip
+    theirs, _ = both("llama", tmp_path, per_device_train_batch_size=8)
+    losses = [[entry["loss"] for entry in history(each) if "loss" in entry] for each in (theirs, trained(ours))]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6 if sync == "fully-shard" else 0.1)
+
+
+def test_a_stage_without_adapters_has_no_optimizer(tmp_path):
+    models = [build("lora", layers=[1]) for _ in range(2)]
+    data = {"train_dataset": Examples("lora")}
+    theirs = trained(transformers.Trainer(models[0], arguments(tmp_path), **data))
+    ours = trained(StrettoTrainer(models[1], arguments(tmp_path), **data, method="1f1b", stages=2))
+    assert [optimizer is None for optimizer in ours.pipeline.trainer.optimizers] == [True, False]
+    assert_close(theirs, ours)
+
+
 def test_low_precision_with_masters(tmp_path):
     ours = StrettoTrainer(
         build("llama"), arguments(tmp_path), train_dataset=Examples("llama"), stages=2, precision="bf16"

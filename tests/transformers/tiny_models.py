@@ -28,10 +28,11 @@ def llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, **BLOCKS, num_key_value_heads=2))
 
 
-def lora():
+def lora(layers=None):
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False,
+                        layers_to_transform=layers)  # fmt: skip
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)  # peft's call
         return get_peft_model(llama(), config)
