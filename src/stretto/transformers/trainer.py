@@ -130,14 +130,8 @@ class StrettoTrainer(Trainer):
     def _padding(self) -> Padding:
         reader = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         config = getattr(self.model, "config", None)
-        token = next(
-            (
-                value
-                for value in (getattr(each, "pad_token_id", None) for each in (reader, config))
-                if value is not None
-            ),
-            0,
-        )
+        tokens = [getattr(each, "pad_token_id", None) for each in (reader, config)]
+        token = next((token for token in tokens if token is not None), 0)
         left = getattr(reader, "padding_side", "right") == "left"
         return Padding(token=token, left=left, encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)))
 
@@ -212,9 +206,7 @@ class StrettoTrainer(Trainer):
     def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
         """As transformers' own, on one process."""
         if not self._is_alone:
-            raise UsageError(
-                "hyperparameter_search draws its trials on one process: start one, which emulates the others"
-            )
+            raise UsageError("hyperparameter_search draws trials on one process: start one, which emulates the others")
         return super().hyperparameter_search(*args, **options)
 
     def _complete_model(self) -> None:
