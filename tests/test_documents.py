@@ -29,7 +29,7 @@ def run(page, found):
     for language, block in FENCED.findall(page.read_text()):
         if language == "python":
             exec(compile(block, str(page), "exec"), found)
-        elif language != "text":  # what is shown and not run; test_site.py looks at its commands
+        elif language not in ("text", "diff"):  # what is shown and not run; test_site.py looks at its commands
             assert language == "console", f"{page.name}: a block of {language!r} is run by nobody"
             for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 typed, _, shown = command.partition("\n")
