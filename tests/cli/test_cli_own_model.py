@@ -233,12 +233,28 @@ def test_a_simulation_on_a_cluster_is_in_seconds(capsys, network):
 
 
 def test_it_is_planned_simulated_and_examined(capsys):
-    words = WORDS[:-2]
+    words = WORDS
     plan = run(capsys, "plan", *words, "--cluster", "8-a100", "--workers", "2", "--methods", "all", "--json")
     assert plan["command"] == f"stretto train --plan plan.toml {' '.join(words)}"
     assert "own.py:build" in mistake(capsys, "train", "--plan", "plan.toml")
-    run(capsys, "train", "--plan", "plan.toml", *words, "--steps", "2", "--out", "planned", "--json")
-    facts = run(capsys, "simulate", *words, "--method", "1f1b", "--stages", "2", "--microbatches", "3", "--json")
+    planned = run(capsys, "train", "--plan", "plan.toml", *words, "--steps", "2", "--out", "planned", "--json")
+    assert planned["mae"] > 0
+    assert "no 'may'" in mistake(capsys, "plan", *words[:-1], "mae=own.py:may", "--cluster", "8-a100")
+    assert "no 'may'" in mistake(capsys, "simulate", *words[:-1], "mae=own.py:may", "--method", "1f1b")
+    facts = run(
+        capsys,
+        "simulate",
+        *words,
+        "--optimizer",
+        "adam",
+        "--method",
+        "1f1b",
+        "--stages",
+        "2",
+        "--microbatches",
+        "3",
+        "--json",
+    )
     assert len(facts["workers"]) == 2
     assert facts["makespan"] > 0
     assert "every method's weights can be guaranteed" in said(capsys, "doctor", *words[:4])

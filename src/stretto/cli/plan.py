@@ -96,7 +96,7 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...]) -> "Costed":
     heads = any(planned(name).family == "local" for name in names_of(methods))
     return costed(
         model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
-        loss=settings.loss, dtype=settings.dtype, heads=heads,
+        loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=heads,
     )  # fmt: skip
 
 

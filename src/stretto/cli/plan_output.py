@@ -82,7 +82,8 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "objective": file["objective"],
     }
     trained = {} if model.trained is None else model.trained
-    functions = [(key, value) for key, value in trained.items() if isinstance(value, str) and is_function(value)]
+    texts = [(key, text) for key, value in trained.items() for text in (value if isinstance(value, list) else [value])]
+    functions = [(key, text) for key, text in texts if isinstance(text, str) and is_function(text)]
     if functions:
         words = [
             "stretto",

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from stretto.cli.layout import Layout, lay_out
 from stretto.cli.output import aligned, print_json, write, write_trace
 from stretto.errors import UsageError
-from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, WHOLE, Option
+from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option
 
 if TYPE_CHECKING:
     from stretto.report.prediction import RunPrediction
@@ -84,6 +84,10 @@ class SimulatedNetwork:
     """Its options."""
     loss: str = "auto"
     """Its loss: a name in torch.nn.functional, or path/to/file.py:function."""
+    metric: Annotated[tuple[str, ...], TEXTS] = ()
+    """Its metrics, as stretto train takes them; they take no time of a step."""
+    optimizer: str = "auto"
+    """Its optimizer, as stretto train takes it."""
     batch_size: Annotated[int | None, WHOLE] = None
     """Examples of a minibatch; as many as suit the network unless said otherwise."""
 
@@ -95,8 +99,8 @@ class SimulatedNetwork:
         assert self.model is not None, "only where a network is given"
         settings = TrainSettings(
             model=self.model, model_options=self.model_options, data=self.data, data_options=self.data_options,
-            loss=self.loss, batch_size=self.batch_size, method=str(layout.method), stages=layout.schedule.num_stages,
-            workers=layout.schedule.num_workers,
+            loss=self.loss, metric=self.metric, optimizer=self.optimizer, batch_size=self.batch_size,
+            method=str(layout.method), stages=layout.schedule.num_stages, workers=layout.schedule.num_workers,
         )  # fmt: skip
         return prepare_trial(resolve(settings))
 

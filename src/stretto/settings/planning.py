@@ -38,6 +38,8 @@ class PlanSettings:
     """Its options."""
     loss: str = "auto"
     """Loss, as stretto train takes it; for your own network its cost is counted where --data is given."""
+    metric: Annotated[tuple[str, ...], TEXTS] = ()
+    """Metrics, as stretto train takes them: of no cost, and part of the plan's command."""
     optimizer: str = "auto"
     """sgd, lars, adam, adamw, nadam or lamb; what suits the network unless said otherwise. For any other, or your own,
     the one of them is priced that keeps as much state."""

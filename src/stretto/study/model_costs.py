@@ -50,12 +50,12 @@ PAPERS = {
 
 def costed(
     name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
-    *, loss: str = "auto", dtype: str = "float32", heads: bool = True,
+    *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32", heads: bool = True,
 ) -> Costed:  # fmt: skip
     """Count the costs of a model on its data, of a published network, or of the user's own (`file.py:function`).
 
-    Without `data` a user's own network is counted on its example, without a loss. `dtype` and `heads` concern published
-    networks only. Raises UsageError for an unknown name.
+    Without `data` a user's own network is counted on its example, without a loss. `metric` costs nothing. `dtype` and
+    `heads` concern published networks only. Raises UsageError for an unknown name.
     """
     from stretto.models.published import PUBLISHED
     from stretto.models.table import MODELS
@@ -63,7 +63,9 @@ def costed(
 
     if (is_function(name) and data is not None) or name in MODELS:
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
-        return trainable(TrainSettings(model=name, data=data, loss=loss, optimizer=optimizer, **options))  # type: ignore[arg-type]
+        return trainable(
+            TrainSettings(model=name, data=data, loss=loss, metric=metric, optimizer=optimizer, **options)  # type: ignore[arg-type]
+        )
     if is_function(name):
         return of_user(name, model_options, optimizer)
     if name not in PUBLISHED:
@@ -80,7 +82,7 @@ def trainable(requested: "TrainSettings") -> Costed:
     """Count the costs of a network that `stretto train` can train: its loss and heads are known, too."""
     from stretto.measure.layer_flops import layer_costs
     from stretto.nn.batch import inputs_of
-    from stretto.settings.runs import known
+    from stretto.settings.runs import as_lists, known
     from stretto.splitting import pieces
     from stretto.study.prepare import build_model, dataset, resolve
 
@@ -92,12 +94,12 @@ def trainable(requested: "TrainSettings") -> Costed:
     layers = model.layers if cut is None else cut
     costs = layer_costs(layers, inputs, loss=model.loss, target=y)
     features = outputs(layers, *inputs)
-    wanted = {key: getattr(requested, key) for key in ("model", "model_options", "data", "data_options", "loss",
-                                                       "optimizer")}  # fmt: skip
+    chosen = ("model", "model_options", "data", "data_options", "loss", "metric", "optimizer")
+    wanted = as_lists({key: getattr(requested, key) for key in chosen})
     return Costed(
         requested.model, costs, heads_of(features, model.loss, y), sides([inputs, *features[:-1]]),
         known(settings.batch_size), planned_optimizer(settings.optimizer),
-        {key: value for key, value in wanted.items() if value not in ({}, "auto", None)},
+        {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
         None if cut is None else tuple(cut.bounds),
     )  # fmt: skip
