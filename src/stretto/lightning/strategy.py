@@ -32,6 +32,7 @@ from stretto.lightning.process_group import Processes
 from stretto.lightning.refusals import precision_of, refuse_arguments, refuse_optimizers, refuse_training
 from stretto.mesh import Mesh
 from stretto.methods import Method
+from stretto.nn.devices import accelerator
 from stretto.options.checks import one_of
 from stretto.runtime.world import choose_interface
 
@@ -133,7 +134,7 @@ class StrettoStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         """Join the other processes; all draw the random numbers of rank 0 from here on."""
         super().setup_environment()
-        if self.root_device.type not in ("cpu", "cuda"):
+        if self.root_device.type not in ("cpu", accelerator()):
             raise UsageError(f"accelerator={self.root_device.type!r}: stages are trained on 'cpu' and 'gpu'")
         self.set_world_ranks()
         if self.world_size > 1:
