@@ -84,6 +84,7 @@ def test_the_numbers_of_emulation(capsys, tmp_path):
     assert "workers: 2 there, None here" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_replicas(capsys, tmp_path, monkeypatch):
     words = ("--method", "pb", "--data-parallel", "2", "--sync", "local-sgd(every=4)", "--threads", "2")
     alone = train(capsys, *words, "--out", "alone")

@@ -186,6 +186,7 @@ def test_alexnet_keeps_782_mb_at_batch_128_as_the_lecture_counts():
     assert x.nbytes == 128 * 3 * 227 * 227 * ITEM
 
 
+@pytest.mark.slow
 def test_resnet_152_at_4096_pixels_without_memory():
     before = resident()
     costs, _ = counted("resnet152-4096", 1)

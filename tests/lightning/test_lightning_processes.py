@@ -43,6 +43,7 @@ def told(folder):
     return [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*.json"))]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_has_the_numbers_of_one_process(tmp_path):
     """Rank 0 is gone without a word in the third of four epochs; the same script goes on from its last checkpoint."""
     by_lightning(tmp_path, "pipedream", "4", "last", "30", code=-9)

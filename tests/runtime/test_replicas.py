@@ -23,6 +23,7 @@ RUNS = [
 POWER = ("1f1b", {"sync": "all-reduce(hook=powersgd)", "steps": 16})
 
 
+@pytest.mark.slow
 def test_two_pipelines_of_two():
     """Two addends have one sum, so that even the last bit is the same."""
     told = launch(4, "runtime.replicated:train_all", [(method, TWO, o) for method, o in (*RUNS, POWER)], timeout=400)

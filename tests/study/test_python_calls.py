@@ -80,8 +80,8 @@ def test_a_study_answers():
     "changed",
     [
         {"model": build()},
-        {"model": list(build())},
-        {"data": data()},
+        pytest.param({"model": list(build())}, marks=pytest.mark.slow),
+        pytest.param({"data": data()}, marks=pytest.mark.slow),
         {"data": tuple(TensorDataset(*pair) for pair in data())},
         {"data": tuple(DataLoader(TensorDataset(*pair), batch_size=8) for pair in data())},
         {"loss": "mse_loss"},
