@@ -42,6 +42,23 @@ def test_training_goes_on_to_the_last_bit(tmp_path, method):
     assert one == two
 
 
+@pytest.mark.parametrize("method", ["1f1b", "pipedream"])
+def test_a_checkpoint_saved_after_the_fit_goes_on_to_the_last_bit(tmp_path, method):
+    whole, _ = fit(tmp_path / "whole", ours(method), 4)
+    _, own = fit(tmp_path / "half", ours(method), 2)
+    own.save_checkpoint(tmp_path / "by-hand.ckpt")
+    rest, _ = fit(tmp_path / "rest", ours(method), 4, path=tmp_path / "by-hand.ckpt")
+    assert difference(whole, rest) == 0
+
+
+def test_another_module_is_tested_after_a_fit(tmp_path):
+    trained, own = fit(tmp_path, ours(), 1)
+    other = Classifier(configure=adam)
+    other.load_state_dict(trained.state_dict())
+    (one,), (two,) = (own.test(module, loader(), verbose=False) for module in (trained, other))
+    assert one == two
+
+
 def test_plain_lightning_goes_on_from_ours_and_we_from_its(tmp_path):
     """Weights, the optimizer's state and the scheduler's are where Lightning looks for them."""
     fit(tmp_path / "ours", ours(), 2)

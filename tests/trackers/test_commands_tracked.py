@@ -8,6 +8,7 @@ import pytest
 
 import stretto
 from stretto.cli import main
+from stretto.trainer.trainer import Trainer
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32", "--steps", "12"]
 LOG = ["--log", "csv(every=4)"]
@@ -68,3 +69,25 @@ def test_an_unknown_tracker_is_told_before_anything_is_trained(capsys):
     assert main(["train", *SMALL, "--log", "tensorbord"]) == 2
     assert "did you mean 'tensorboard'" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
+
+
+def test_a_run_that_diverged_keeps_all_its_rows_and_is_failed(monkeypatch):
+    closed = []
+    monkeypatch.setattr("stretto.trackers.csv_files.CSVRun.close", lambda self, *, finished: closed.append(finished))
+    assert main(["train", *SMALL, "--lr", "1e9", "--evaluations", "2", *LOG, "--out", "run", "--quiet"]) == 1
+    assert closed == [False, False], "when training ended, and when the report was added"
+    diverged = json.loads(Path("run/run.json").read_text())["record"]["diverged_at"]
+    assert max(rows("logs/run/metrics.csv")) == diverged
+    assert json.loads(Path("logs/run/settings.json").read_text())["model"] == "mlp"
+
+
+def test_an_interrupted_asynchronous_run_has_every_loss_once(monkeypatch):
+    words = ["train", *SMALL, "--method", "pb", *LOG, "--out", "run", "--quiet"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "stops", lambda trainer, _: trainer.entered == 7)
+        assert main(words) == 130
+    assert set(rows("logs/run/metrics.csv")) == set(range(1, 8))
+    assert main([*words, "--resume"]) == 0
+    table = rows("logs/run/metrics.csv")
+    assert all("loss" in table[step] for step in range(1, 13))
+    assert len(list(Path("logs").iterdir())) == 1

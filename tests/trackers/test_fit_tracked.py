@@ -127,3 +127,22 @@ def test_several_trackers_and_a_function_of_each_step():
     assert [each["step"] for each in told] == [1, 2]
     with pytest.raises(stretto.UsageError, match=r"fit: log.*or a function of a dict"):
         build().fit((X, Y), steps=2, log=3)
+
+
+def test_a_rate_of_zero_is_one_and_norms_are_no_longer_measured_afterwards():
+    layers = [nn.Linear(6, 6).double(), nn.Linear(6, 2).double()]
+    trainer = stretto.Trainer(
+        layers, nn.functional.cross_entropy, lambda params: torch.optim.SGD(params, lr=0.1),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step == 0)),
+    )  # fmt: skip
+    trainer.fit((X, Y), steps=4, batch_size=8, log=LOG, quiet=True)
+    assert table()[4]["lr"] == 0.0
+    norm = trainer.grad_norm
+    trainer.step(X, Y)
+    assert trainer.grad_norm == norm, "of the last update that was measured"
+
+
+def test_two_calls_in_one_second_have_two_runs():
+    for _ in range(2):
+        build().fit((X, Y), steps=2, log=LOG, quiet=True)
+    assert len(list(Path("logs").iterdir())) == 2

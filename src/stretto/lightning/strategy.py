@@ -87,6 +87,7 @@ class StrettoStrategy(ParallelStrategy):
         self._entered_at: dict[int, int] = {}  # Lightning's step of each minibatch under way
         self._resumed: dict[str, Any] | None = None  # what a checkpoint holds beside Lightning's own
         self._snapshot: Snapshot | None = None
+        self._finished: tuple[Snapshot, dict[str, Any]] | None = None  # of a fit that is over: all, and the optimizer
         self._modes: dict[torch.nn.Module, bool] = {}
         self._undo: list[Callable[[], object]] = []
 
@@ -189,6 +190,7 @@ class StrettoStrategy(ParallelStrategy):
         assert module is not None
         assert self.accelerator is not None
         fitting = trainer.state.fn == TrainerFn.FITTING
+        self._finished = None if fitting else self._finished
         if self._layer_sync is not None:
             raise UsageError("sync_batchnorm=True: norms take their statistics from micro-batches; leave it out")
         if fitting:
@@ -232,7 +234,8 @@ class StrettoStrategy(ParallelStrategy):
             options={**options, "precision": precision_of(str(self.precision_plugin.precision))},
             device=self.root_device,
         )
-        reference = self.optimizers[0] if self.optimizers else None
+        fitting = trainer.state.fn == TrainerFn.FITTING  # after a fit, its optimizer is still there
+        reference = self.optimizers[0] if fitting and self.optimizers else None
         with torch.inference_mode(False), torch.enable_grad(), training_modes(module, self._modes):
             self._pipeline = Pipeline(module, settings, self.processes, reference, example)
         if reference is not None:
@@ -349,6 +352,8 @@ class StrettoStrategy(ParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state of all stages' optimizers as that of one; called after `lightning_module_state_dict`."""
+        if self._finished is not None:
+            return self._finished[1]
         if self._pipeline is None or self._snapshot is None or self._pipeline.optimizers is None:
             return super().optimizer_state(optimizer)
         state: dict[str, Any] = self._pipeline.optimizers.whole_state(
@@ -358,8 +363,9 @@ class StrettoStrategy(ParallelStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write a checkpoint of Lightning, which also holds what the method needs to go on to the last bit."""
-        if self._snapshot is not None and "optimizer_states" in checkpoint:
-            checkpoint["stretto"] = self._snapshot.state
+        snapshot = self._snapshot if self._finished is None else self._finished[0]
+        if snapshot is not None and "optimizer_states" in checkpoint:
+            checkpoint["stretto"] = snapshot.state
         self._snapshot = None
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -374,13 +380,16 @@ class StrettoStrategy(ParallelStrategy):
     def on_train_end(self) -> None:
         """Finish what is in flight, and give the module its trained weights, in every process."""
         if self._pipeline is not None:
+            snapshot, optimizers = self._pipeline.snapshot(), self._pipeline.optimizers
+            if snapshot is not None and optimizers is not None:  # for checkpoints that are saved after the fit
+                self._finished = snapshot, optimizers.whole_state(snapshot.optimizer_states(), snapshot.numbers)
             self._pipeline.finish()
 
     def teardown(self) -> None:
         """Forget the pipeline."""
         while self._undo:
             self._undo.pop()()
-        self._pipeline, self._snapshot, self._group = None, None, []
+        self._pipeline, self._snapshot, self._resumed, self._group = None, None, None, []
         self._entered_at.clear()
         self._modes = {}
         super().teardown()

@@ -45,16 +45,18 @@ def track_run(folder: Path, settings: TrainSettings) -> None:
     except UsageError as error:
         tell(f"the run's report is not added to {', '.join(ids)}: {error}")
         return
-    last = record.points[-1].step if record.points else 0
-    add_files(known, RunDescription(folder.name, ids=ids, since=last), [report])
+    description = RunDescription(folder.name, ids=ids, since=settings.steps or 0)  # all of its rows are kept
+    add_files(known, description, [report], finished=record.status == "finished")
 
 
-def add_files(trackers: Sequence[Tracker], description: RunDescription, files: Sequence[Path]) -> None:
-    """Open a run in trackers, add files to it, and end it."""
+def add_files(
+    trackers: Sequence[Tracker], description: RunDescription, files: Sequence[Path], *, finished: bool = True
+) -> None:
+    """Open a run in trackers, add files to it, and end it: `finished`, or else as failed."""
     run = TrackedRun(trackers, description, tell)
     for file in files:
         run.add_file(file)
-    run.close(finished=True)
+    run.close(finished=finished)
 
 
 def tell(text: str) -> None:

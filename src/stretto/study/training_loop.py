@@ -116,6 +116,8 @@ class TrainingLoop:
         stops = self._request is not None and self._trainer.stops(self._request.received) and step < self._steps
         if stops or (self._checkpoints.due(step) and step < self._steps):
             with self._meter.paused():
+                self._tracking.last_losses(step, self._trainer.flush())  # saving would, and drop them
+                self._tracking.settle()
                 self._progress.tracker_ids = self._tracking.for_checkpoint()
                 path = self._checkpoints.save(self._trainer, self._progress.steps, self._progress.to_json())
             self._writer.worker_event("checkpoint", step=step, path=str(path))

@@ -35,8 +35,8 @@ class CSVRun(TrackerRun):
         self.id = str(folder)
         self._file = folder / METRICS
         self._folder = folder
-        write_whole(folder / SETTINGS, json.dumps(run.settings, indent=1, default=str) + "\n")
-        if run.schedule:
+        if CSV.name not in run.ids:
+            write_whole(folder / SETTINGS, json.dumps(run.settings, indent=1, default=str) + "\n")
             write_whole(folder / SCHEDULE, run.schedule + "\n")
         kept = [row for row in self._read() if int(row["step"]) <= run.since]  # later ones are trained again
         self._columns = list(kept[0]) if kept else ["step"]

@@ -30,8 +30,7 @@ class TensorBoardRun(TrackerRun):
 
         self.id = str(folder)
         goes_on = TensorBoard.name in run.ids
-        purge = run.since + 1 if goes_on else None
-        self._writer: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        self._writer: Any = SummaryWriter(str(folder), purge_step=run.since + 1, flush_secs=10)
         if not goes_on:
             self._writer.add_text("settings", table_of(run.settings))
             if run.schedule:

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+import uuid
 import warnings
 from array import array
 from collections import deque
@@ -194,7 +195,8 @@ class FitLoop:
                 self._train_to_the_end(line, request)
                 finished = self.interrupted is None
             finally:
-                self._tracking.close(finished=finished)
+                together = finished or self.interrupted is not None or not self._several
+                self._tracking.close(finished=finished, settles=together)
         return self._history
 
     def _train_to_the_end(self, line: ProgressLine, request: StopRequest | None) -> None:
@@ -216,7 +218,7 @@ class FitLoop:
             return self._trainer.track((), RunDescription(""), warnings.warn)
         settings = settings_of(self._trainer) | {"batch_size": self._feed.batch_size}
         description = RunDescription(
-            name=f"fit-{self._trainer.method.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+            name=f"fit-{self._trainer.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}",
             settings=settings | {"epochs": self._given.epochs, "steps": self._given.steps},
             schedule=drawing_of(self._trainer),
             ids=self._tracker_ids,

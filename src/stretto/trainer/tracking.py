@@ -1,6 +1,7 @@
 """What a Trainer measures while it trains, on its way to the run's experiment trackers."""
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -87,10 +88,14 @@ class Tracking:
         while self._run is not None and self._reported:
             self._read()
 
-    def close(self, *, finished: bool) -> None:
-        """End the run; of one that has not `finished`, other processes may be lost, and nothing is waited for."""
-        if finished:
+    def close(self, *, finished: bool, settles: bool | None = None) -> None:
+        """End the run. Where it has not `finished` other processes may be lost, and none is waited for.
+
+        With `settles` it is known that all of them have stopped after the same step.
+        """
+        if finished if settles is None else settles:
             self.settle()
+        self._trainer.measure_norms(on=False)
         if self._run is not None:
             self._run.close(finished=finished)
 
@@ -109,9 +114,9 @@ def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         row["lr"] = next(iter(rates.values()))
     else:
         row |= {f"lr/{name}": rate for name, rate in rates.items()}
-    squares = [report["norm"] ** 2 for report in reports if report["norm"] is not None]
-    if squares:
-        row["grad_norm"] = sum(squares) ** 0.5
+    norms = [report["norm"] for report in reports if report["norm"] is not None]
+    if norms:
+        row["grad_norm"] = math.hypot(*norms)
     for rank, report in enumerate(reports):
         if report["peak_memory"] is not None:
             row[f"peak_memory_bytes/rank_{rank}" if len(reports) > 1 else "peak_memory_bytes"] = report["peak_memory"]

@@ -494,19 +494,27 @@ class Trainer:
         tells = self._backend.writes
         rates = enumerate(self.lr if tells else [])
         return {
-            "lr": {f"stage_{index}": max(rate) if isinstance(rate, list) else rate for index, rate in rates if rate},
+            "lr": {
+                f"stage_{index}": max(rate) if isinstance(rate, list) else rate
+                for index, rate in rates
+                if rate is not None
+            },
             "norm": self.grad_norm if tells else None,
             "peak_memory": most_held(self.device),
         }
+
+    def measure_norms(self, *, on: bool) -> None:
+        """Measure the gradients' norm at each update, for `grad_norm`, also where nothing limits it."""
+        for stages in self._replicas:
+            for stage in stages.values():
+                stage.measures_norms = on
 
     def track(self, trackers: Sequence[Tracker], run: RunDescription, tell: Callable[[str], None]) -> Tracking:
         """Log to trackers from now on; each process calls this, and the first one writes.
 
         Gradients are measured at every update then. `tell` is called with a sentence where a tracker fails.
         """
-        for stages in self._replicas if trackers else ():
-            for stage in stages.values():
-                stage.measures_norms = True
+        self.measure_norms(on=bool(trackers))
         return Tracking(self, self._backend, trackers, run, tell)
 
     def grad_norms(self) -> list[float | None]:

@@ -334,6 +334,7 @@ class StrettoTrainer(Trainer):
         if trainer.lag:
             self._log_late(trainer, options.get("learning_rate"), grad_norm, wants=logs)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **options)
+        self._agree(trainer)  # on what callbacks of these events have decided
 
     def _agree(self, trainer: PipelineTrainer) -> None:
         """What a callback of one process wants (to stop, save, evaluate or log) all of them do.
