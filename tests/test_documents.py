@@ -83,6 +83,7 @@ def test_the_examples_run(example, capsys):
     assert capsys.readouterr().out.count("accuracy") == 4
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its cells in order, in one namespace and process, in a tenth of their steps; what stands last in a cell is shown.
 

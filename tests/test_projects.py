@@ -78,6 +78,7 @@ def test_fashion(folder, capsys):
     network.load_state_dict(load_file("run/model.safetensors"))
 
 
+@pytest.mark.slow
 def test_llama(folder, capsys):
     text = str(write_text(folder / "text"))
     words = ["--model", "llama/own.py:build", "--model-options.width", "8", "--model-options.layers", "1",

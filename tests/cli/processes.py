@@ -49,7 +49,14 @@ def descendants(pid):
 def forks(pid):
     """The workers of a command, in order: forks of a process that it has started."""
     children = parenthood()
-    return sorted(worker for child in children.get(pid, []) for worker in children.get(child, []))
+    workers = [worker for child in children.get(pid, []) for worker in children.get(child, [])]
+    return sorted(workers, key=started_at)
+
+
+def started_at(pid):
+    """When a process was started, in clock ticks, and its number: numbers begin again at 1 after the largest."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]), pid
 
 
 def parenthood():

@@ -76,6 +76,7 @@ def test_ctrl_c_while_processes_start(tmp_path):
     end(process, signal.SIGINT, whole_group=True)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run(tmp_path):
     """It keeps a checkpoint, and the command that it says goes on from there."""
     words = ["train", *SMALL, "--steps", "4000", "--out", "run"]
@@ -99,7 +100,7 @@ def test_an_interrupted_run(tmp_path):
     assert one == other
 
 
-@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["--workers", "2"], marks=pytest.mark.slow)])
 def test_a_run_that_has_made_its_last_step_is_finished(tmp_path, workers):
     (tmp_path / "own.py").write_text(LAST_STEP)
     words = ["train", *SMALL, "--metric", "slow=own.py:slow", "--steps", "3", "--evaluations", "1", "--out", "run"]
@@ -153,7 +154,9 @@ def test_a_killed_study_leaves_no_orphans_and_goes_on(tmp_path):
     }
 
 
-@pytest.mark.parametrize("words", [["show", "greedy"], ["doctor", "--json"], ["--help"]])
+@pytest.mark.parametrize(
+    "words", [["show", "greedy"], ["--help"], pytest.param(["doctor", "--json"], marks=pytest.mark.slow)]
+)
 def test_a_reader_that_leaves_early(tmp_path, words):
     command = [sys.executable, "-c", "import sys; from stretto.cli import main; sys.exit(main())", *words]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

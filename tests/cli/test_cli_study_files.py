@@ -84,6 +84,7 @@ def test_each_part_has_a_page_that_says_what_it_is_about(capsys, tmp_path):
     assert "Somebody 2020, figure 3" in (tmp_path / folder / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own_holds_one_for_each_part(capsys, tmp_path):
     assert main(["compare", "many.toml", "--jobs", "1", "--methods", "greedy", "--out", "s"]) == 0
     assert sorted(path.parent.name for path in (tmp_path / "s").glob("*/report.html")) == ["narrow", "wide"]

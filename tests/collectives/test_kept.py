@@ -186,6 +186,7 @@ def test_a_damaged_file_of_the_first_process_stops_all(tmp_path, monkeypatch):
     assert "2-processes-1-machines.toml is no calibration" in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes by torch's launcher")
 def test_what_calibrate_keeps_is_what_training_goes_by(capsys, tmp_path):
     words = ["train", "--model", "mlp", "--data", "digits", "--steps", "2", "--stages", "2", "--workers", "2",

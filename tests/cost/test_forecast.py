@@ -141,7 +141,7 @@ class Several(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["backprop", "gpipe(microbatches=4)", "pb", "pipedream"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_memory_is_what_torch_s_allocator_gave(name, optimizer):
     stages, batch = 2, 64
     layers = [Several(96) for _ in range(4)]

@@ -28,6 +28,7 @@ def test_three_lines_differ_and_the_guide_shows_them():
     assert [line[1:].strip() for line in shown.splitlines() if line[:1] == "+"] == added
 
 
+@pytest.mark.slow
 def test_both_train_alike(tmp_path, monkeypatch, capsys):
     clothes = str(write_clothes(tmp_path / "clothes", 300))
     folders = [tmp_path / "plain", tmp_path / "own"]

@@ -218,3 +218,24 @@ def test_a_strategy_by_its_name_and_a_second_fit():
     other.fit_loop.max_epochs = 3
     other.fit(plain, loader(shuffle=True), loader(16))
     assert fitting.global_step == other.global_step
+
+
+class Stops(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = batch_idx == 6
+
+
+def test_steps_under_way_when_training_stops_in_an_epoch_are_logged():
+    lines = []
+    for options in ({"callbacks": [Stops()]}, {"max_steps": 7}):
+        logger = Remembering()
+        fitted(StrettoStrategy("pipedream", stages=3), train=loader(), logger=logger, **options)
+        lines.append([logger.of(name) for name in ("train_loss_step", "train_accuracy")])
+    assert lines[0] == lines[1]
+    assert list(lines[0][0]) == list(range(7))
+
+
+def test_workers_of_loaders_are_seeded_alike_in_all_processes(monkeypatch):
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    (rank,) = StrettoStrategy("1f1b", stages=2).process_dataloader(loader()).worker_init_fn.keywords.values()
+    assert rank == 0

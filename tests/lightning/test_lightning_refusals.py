@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -187,3 +188,10 @@ def test_a_process_that_reads_other_batches_is_named():
     with pytest.raises(stretto.UsageError, match="rank 1 has another batch than rank 0: every process reads all"):
         Pipeline._compare(None, [one, other])
     Pipeline._compare(None, [one, one])
+
+
+def test_metrics_of_replicas_on_several_processes_are_named():
+    replicas = SimpleNamespace(processes=SimpleNamespace(size=4), trainer=SimpleNamespace(mesh=stretto.Mesh(data=2)))
+    with pytest.raises(stretto.UsageError, match="torchmetrics objects accuracy, of which each of 2 replicas"):
+        Pipeline._refuse_metrics_of_replicas(replicas, ["accuracy", "accuracy"])
+    Pipeline._refuse_metrics_of_replicas(replicas, [])

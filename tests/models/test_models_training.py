@@ -39,7 +39,7 @@ def test_digits_are_learned(name, steps, least, optimizer, seed):
     assert accuracy > least
 
 
-@pytest.mark.parametrize(("level", "margin"), [("byte", 0.4), ("word", 0.25)])
+@pytest.mark.parametrize(("level", "margin"), [("byte", 0.4), pytest.param("word", 0.25, marks=pytest.mark.slow)])
 def test_language_is_learned_beyond_the_frequencies(level, margin):
     """Lower by a margin (in nats) than the best that single tokens' frequencies allow: the context was used."""
     data = load("pydoc", level=level, context=32)

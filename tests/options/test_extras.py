@@ -55,6 +55,7 @@ def test_a_trainer_needs_torch_and_little_else():
     assert "accuracy" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_without_extras(tmp_path):
     words = ["train", "--steps", "2", "--stages", "2", "--quiet", "--out", str(tmp_path / "run")]
     done = without(CLI, *words)

@@ -3,13 +3,17 @@
 import subprocess
 import sys
 
+import pytest
+
 from runtime.processes import launch
 
 
+@pytest.mark.slow
 def test_a_resnet_50_trains_as_on_one_device():
     launch(2, "parallel.scripts:resnet", timeout=300)
 
 
+@pytest.mark.slow
 def test_u_nets_and_free_code_on_a_grid_beside_data():
     launch(4, "parallel.scripts:on_four", timeout=300)
 

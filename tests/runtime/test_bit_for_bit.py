@@ -41,7 +41,9 @@ def test_no_run_is_left_out():
     assert {run for each, some in PLACED.items() for run in some if fits(RUNS[run][0], each)} == set(EVERY)
 
 
-@pytest.mark.parametrize(("processes", "jitter"), [(2, None), (3, 11), pytest.param(4, 12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("processes", "jitter"), [(2, None), *(pytest.param(*run, marks=pytest.mark.slow) for run in ((3, 11), (4, 12)))]
+)
 def test_every_method(processes, jitter):
     """Forks have one hash seed: of two processes, one is started afresh."""
     numbers = [number for number in PLACED[processes] if fits(RUNS[number][0], processes)]

@@ -9,6 +9,7 @@ from runtime import hugging_face
 from runtime.processes import launch
 
 METHODS = ("1f1b(microbatches=3)", "pb")
+pytestmark = pytest.mark.slow  # tests/cli/test_cli_hugging_face.py trains one on processes
 KINDS = {"gpt2": transformers.GPT2LMHeadModel, "llama": transformers.LlamaForCausalLM}
 RUNS = [(kind, method) for kind in KINDS for method in METHODS]
 

@@ -58,6 +58,7 @@ def one_fails(seconds):
     raise UsageError("no room")
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_is_lost_while_workers_start_is_a_failed_attempt(tmp_path, monkeypatch):
     prepare, lost = fork_server.prepare, []
 

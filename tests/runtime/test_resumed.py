@@ -1,5 +1,7 @@
 """Replicas on processes go on from a checkpoint as if nothing had been, and from one of an emulated run."""
 
+import pytest
+
 from runtime import resumed
 from runtime.processes import launch
 from stretto import Mesh
@@ -43,6 +45,7 @@ def test_two_replicas(tmp_path):
     check(2, TWO, tmp_path, 1)
 
 
+@pytest.mark.slow
 def test_two_replicas_of_two(tmp_path):
     check(4, FOUR, tmp_path, 2)
 

@@ -1,5 +1,7 @@
 """A parameter server on real processes: the order is theirs, the numbers are those of that order."""
 
+import pytest
+
 from runtime import replicated, served
 from runtime.processes import launch, speakers
 from runtime.scripts import same
@@ -25,6 +27,7 @@ def runs(replicas, *methods):
     return [(method, replicas, {"slow": 3, **options}) for method, options in methods]
 
 
+@pytest.mark.slow
 def test_three_replicas_and_many_updates():
     """The bound is reached and never passed, whoever is slow; everything is logged; nobody listens after a flush.
 
@@ -42,6 +45,7 @@ FOUR = runs(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_pipelines_of_two(tmp_path):
     told = launch(4, "runtime.served:all_of_four", FOUR, str(tmp_path / "checkpoint"), timeout=400)
     replayed([each[0] for each in told], FOUR, 2)

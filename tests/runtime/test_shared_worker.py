@@ -42,7 +42,7 @@ def near(told, losses, weights, evaluated):
     assert told[2] == pytest.approx(evaluated, abs=1e-9)
 
 
-@pytest.mark.parametrize(("processes", "runs"), [(8, EIGHT), (4, FOUR)])
+@pytest.mark.parametrize(("processes", "runs"), [pytest.param(8, EIGHT, marks=pytest.mark.slow), (4, FOUR)])
 def test_shared_stages(processes, runs):
     """Against their emulation, and where replicas train alike against one device."""
     told = launch(processes, "runtime.inside:train_all", runs, timeout=400)

@@ -30,7 +30,7 @@ def runs(schedule, rules):
     return True
 
 
-@pytest.mark.parametrize("num_stages", range(1, 13))
+@pytest.mark.parametrize("num_stages", [*range(1, 8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 13))])
 def test_every_schedule_of_the_library_is_proved_by_one_turn(num_stages):
     counts = sorted({1, 3, num_stages, num_stages + 5})
     options = [{}, {"reduce": True, "agreement": "A"}, {"agreement": "AM"}, {"agreement": "M"}]
@@ -54,7 +54,7 @@ def test_weights_that_are_read_now_and_then():
 # -- broken at random -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_what_one_turn_proves_runs(seed):
     """And what runs is proved, but for a few, such as those whose workers number their turns differently."""
     rng = random.Random(seed)

@@ -54,6 +54,7 @@ def test_local_methods_train_them(kind, method):
     assert not torch.equal(embedding, before[next(name for name, p in model.named_parameters() if p is embedding)])
 
 
+@pytest.mark.slow
 def test_what_cannot_stay_together_may_come_apart():
     model, x = build("gpt2"), words(0)
     with pytest.raises(UsageError, match=r"only 1 piece can be separated: .*or tied='apart'"):

@@ -48,6 +48,7 @@ def test_bleu_is_that_of_the_weights_and_is_written(emulated):
     assert record.test_bleu > record.points[0].validation_bleu
 
 
+@pytest.mark.slow
 def test_on_processes_it_is_the_same(emulated, tmp_path):
     settings = resolve(replace(SETTINGS, workers=2))
     run_on_processes(

@@ -83,9 +83,11 @@ def test_a_study_answers():
         pytest.param({"model": list(build())}, marks=pytest.mark.slow),
         pytest.param({"data": data()}, marks=pytest.mark.slow),
         {"data": tuple(TensorDataset(*pair) for pair in data())},
-        {"data": tuple(DataLoader(TensorDataset(*pair), batch_size=8) for pair in data())},
-        {"loss": "mse_loss"},
-        {"optimizer": torch.optim.SGD, "lr": 0.01},
+        pytest.param(
+            {"data": tuple(DataLoader(TensorDataset(*pair), batch_size=8) for pair in data())}, marks=pytest.mark.slow
+        ),
+        pytest.param({"loss": "mse_loss"}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": torch.optim.SGD, "lr": 0.01}, marks=pytest.mark.slow),
     ],
     ids=["module", "layers", "pairs", "datasets", "loaders", "name", "class"],
 )
@@ -103,6 +105,7 @@ def test_a_module_of_bfloat16_has_a_digest():
     assert digest_of_layers(made) == digest_of_layers(copy.deepcopy(made))
 
 
+@pytest.mark.slow
 def test_the_order_of_jobs_changes_nothing():
     alone = compared(out="alone")
     at_once = compared(out="at-once", jobs=2)

@@ -166,6 +166,7 @@ def test_a_run_that_could_not_be_made_is_tried_again_by_the_next_command_only(tm
         assert task in (again.take(), again.take())
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_and_takes_over_what_was_made_without_a_storage(tmp_path):
     out, url = tmp_path / "s", url_of("journal", tmp_path)
     few = compare(open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "few"), jobs=1)

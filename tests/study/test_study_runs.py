@@ -125,7 +125,10 @@ def test_the_json_object(whole):
         assert each["options"] == {"lr": each["options"]["lr"], "batch_size": 32}
 
 
-@pytest.mark.parametrize("step", [1, 12, 13, 30, 47])
+SLOW_STEPS = [pytest.param(step, marks=pytest.mark.slow) for step in (1, 12, 47)]
+
+
+@pytest.mark.parametrize("step", [13, 30, *SLOW_STEPS])
 def test_an_interrupted_study_goes_on_where_it_stopped(whole, tmp_path, step):
     out, done = tmp_path / "study", 0
 

@@ -523,7 +523,7 @@ def test_a_wrong_rule_is_refused(options):
 # -- several processes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_come_to_the_numbers_of_emulation_and_read_what_they_need(processes, tmp_path):
     told = launch(processes, "runtime.fitted:fit_all", METHODS, str(tmp_path / "processes"))
     for number, method in enumerate(METHODS):

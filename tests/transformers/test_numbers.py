@@ -150,6 +150,7 @@ def test_bf16_is_autocast(tmp_path):
     assert {p.dtype for p in ours.model.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_second_training_goes_on_with_the_optimizers_state(tmp_path):
     theirs, ours = both("llama", tmp_path)
     assert_close(trained(theirs), trained(ours))
@@ -196,6 +197,7 @@ def halving(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["stream", "workers", "optimizers", "model_init"])
 def test_what_else_a_trainer_is_given(given, tmp_path):
     results, options = [], {"dataloader_num_workers": 1} if given == "workers" else {}
@@ -224,7 +226,7 @@ def test_shorter_texts_are_padded_for_an_exported_graph(tmp_path):
     assert_close(theirs, ours)
 
 
-@pytest.mark.parametrize("sync", ["fully-shard", "local-sgd(every=2)"])
+@pytest.mark.parametrize("sync", ["fully-shard", pytest.param("local-sgd(every=2)", marks=pytest.mark.slow)])
 def test_replicas_of_other_kinds(sync, tmp_path):
     ours = StrettoTrainer(
         build("llama"), arguments(tmp_path, per_device_train_batch_size=8), train_dataset=Examples("llama"), stages=2,

@@ -81,7 +81,7 @@ def test_adapters_are_saved_alone(together, alone):
     assert not any(torch.equal(p, ours[name]) for name, p in weights.items())
 
 
-@pytest.mark.parametrize("name", ["pb", pytest.param("1f1b", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("pb", "1f1b")])
 def test_killed_on_two_processes_and_resumed_on_one(name, alone, tmp_path):
     """kill -9 after step 5: the other process ends, too; checkpoint-4 goes on to the numbers of an undisturbed run."""
     expected, resumed = alone[1][name], train_after_a_kill(name, tmp_path)

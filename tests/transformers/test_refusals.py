@@ -11,8 +11,10 @@ from tiny_models import Examples, arguments, build
 
 import stretto
 from stretto.errors import UsageError
+from stretto.losses import token_cross_entropy
 from stretto.transformers import StrettoTrainer
 from stretto.transformers.minibatch import Padding, joined, tensors_of
+from stretto.transformers.model_loss import own_loss
 
 
 def trainer(folder, kind="llama", given=None, method="1f1b", stages=2, **options):
@@ -106,6 +108,21 @@ def test_losses_that_are_not_known(kind, message, tmp_path):
     own = StrettoTrainer(Odd(kind), arguments(tmp_path), train_dataset=NUMBERS, stages=2)
     with pytest.raises(UsageError, match=message):
         own.train()
+
+
+def test_an_output_layer_of_zeros_hides_no_loss():
+    """Each class would have the same logit, and the loss of each token that of the next one."""
+    model, ids = build("bert"), torch.arange(3, 23).view(2, 10)
+    layer = model.get_output_embeddings()
+    layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight))
+    found = own_loss(model, {"input_ids": ids}, {"labels": ids}, shifts=False, takes_count=False)
+    assert found is token_cross_entropy
+    assert not layer.weight.count_nonzero()
+    config = transformers.BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    tagger = transformers.BertForTokenClassification(config)
+    tagger.classifier.weight.data.zero_()
+    with pytest.raises(UsageError, match="BertForTokenClassification gives every class the same logit"):
+        own_loss(tagger, {"input_ids": ids}, {"labels": ids % 2}, shifts=False, takes_count=False)
 
 
 def test_a_loss_that_does_not_divide_by_the_count(tmp_path):

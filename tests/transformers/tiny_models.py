@@ -69,7 +69,7 @@ def bart():
     return transformers.BartForConditionalGeneration(config)
 
 
-SLOW = ("bart",)
+SLOW = ("bart", "t5", "vit", "classifier")
 MODELS = {
     "gpt2": gpt2,
     "llama": llama,

@@ -146,6 +146,17 @@ def replay(module: LightningModule, record: StepRecord, *, current: bool) -> Non
         module.log(call.name, value, **options)
 
 
+def logged_on_step(record: StepRecord) -> dict[str, Any]:
+    """What loggers get of a training step, under the names that Lightning gives it."""
+    values: dict[str, Any] = {}
+    for call in record.logged:
+        on_step, on_epoch = call.options.get("on_step"), bool(call.options.get("on_epoch"))
+        if call.options.get("logger", True) and (on_step is None or on_step):  # on_step is True in training
+            name = f"{call.name}_step" if on_epoch else call.name
+            values |= {name: call.value} if not isinstance(call.value, Mapping) else dict(call.value)
+    return values
+
+
 def metrics_of(module: LightningModule) -> dict[str, Metric]:
     """The module's torchmetrics objects by their names."""
     return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}

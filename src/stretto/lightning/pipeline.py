@@ -250,15 +250,11 @@ class Pipeline:
         if self.processes.size == 1:
             told = [(checksum, mine, states)]
         else:
-            if states and self.trainer.mesh.data > 1:
-                raise UsageError(
-                    f"training_step updates the torchmetrics objects {', '.join(states)}, of which each of "
-                    f"{self.trainer.mesh.data} replicas would have its own: log numbers, self.log('accuracy', value)"
-                )
             records = mine and {n: {part: on_cpu_record(r) for part, r in parts.items()} for n, parts in mine.items()}
             with together(self.trainer):
                 told = self.processes.all_of((checksum, records, on_cpu(states)))
         self._compare([each for each, _, _ in told])
+        self._refuse_metrics_of_replicas([name for _, _, states in told for name in states])
         for _, records, others in told:
             for number, parts in (records or {}).items():
                 self._known.setdefault(number, {}).update(parts)
@@ -272,6 +268,13 @@ class Pipeline:
                     f"rank {rank} has another batch than rank 0: every process reads all batches, in the same order. "
                     "Do not divide the data by rank; give shuffling samplers a seeded generator"
                 )
+
+    def _refuse_metrics_of_replicas(self, updated: Sequence[str]) -> None:
+        if updated and self.processes.size > 1 and self.trainer.mesh.data > 1:
+            raise UsageError(
+                f"training_step updates the torchmetrics objects {', '.join(dict.fromkeys(updated))}, of which each of "
+                f"{self.trainer.mesh.data} replicas would have its own: log numbers, self.log('accuracy', value)"
+            )
 
     def _complete(self, last: int) -> list[Step]:
         steps = []

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn
 from lightning.fabric.utilities.distributed import (
     _get_default_process_group_backend_for_device,
     _init_dist_connection,
@@ -25,7 +26,7 @@ from torch.optim import Optimizer
 import stretto
 from stretto.errors import UsageError
 from stretto.lightning.batch_parts import StepExamples, size_of
-from stretto.lightning.logged_values import metrics_alone, replay
+from stretto.lightning.logged_values import logged_on_step, metrics_alone, replay
 from stretto.lightning.pipeline import Pipeline, PipelineSettings, Snapshot, Step, training_modes
 from stretto.lightning.precision_plugins import plugin_for
 from stretto.lightning.process_group import Processes
@@ -179,6 +180,11 @@ class StrettoStrategy(ParallelStrategy):
 
     # -- building ---------------------------------------------------------------------------------------------------
 
+    def process_dataloader(self, dataloader: object) -> object:
+        """Seed its workers as those of rank 0, where Lightning would seed them by rank: all read the same batches."""
+        _auto_add_worker_init_fn(dataloader, rank=0)
+        return dataloader
+
     @property
     def _trainer(self) -> pl.Trainer:
         assert self.lightning_module is not None
@@ -304,6 +310,15 @@ class StrettoStrategy(ParallelStrategy):
         if every and (step + 1) % every == 0:
             self._trainer._logger_connector.log_metrics(self._trainer._logger_connector.metrics["log"])
 
+    def _write_late(self, step: Step) -> None:
+        # Gives loggers what a step has logged that was under way when training stopped in the middle of an epoch.
+        entered_at = self._entered_at.pop(step.number, None)
+        every: int = getattr(self._trainer, "log_every_n_steps")  # noqa: B009 - set by a connector
+        if entered_at is None or not every or (entered_at + 1) % every:
+            return
+        for record in step.records:
+            self._trainer._logger_connector.log_metrics(logged_on_step(record), step=entered_at)
+
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Call the hooks around a backward, which the pipeline has run."""
         assert self.lightning_module is not None
@@ -380,6 +395,8 @@ class StrettoStrategy(ParallelStrategy):
     def on_train_end(self) -> None:
         """Finish what is in flight, and give the module its trained weights, in every process."""
         if self._pipeline is not None:
+            for step in self._pipeline.flush():
+                self._write_late(step)
             snapshot, optimizers = self._pipeline.snapshot(), self._pipeline.optimizers
             if snapshot is not None and optimizers is not None:  # for checkpoints that are saved after the fit
                 self._finished = snapshot, optimizers.whole_state(snapshot.optimizer_states(), snapshot.numbers)

@@ -159,6 +159,14 @@ def own_loss(model: nn.Module, inputs: Inputs, labels: Inputs, *, shifts: bool, 
     clamped = {name: value if value.is_floating_point() else value.clamp(min=0) for name, value in labels.items()}
     outputs, given = outputs_of(model, {**inputs, **clamped})
     marked = {name: drawn_labels(value, given) for name, value in clamped.items()}
+    with told_apart(model, outputs.logits(tuple(given[name] for name in outputs.names))):
+        return matching_loss(model, inputs, labels, marked, shifts=shifts, takes_count=takes_count)
+
+
+def matching_loss(
+    model: nn.Module, inputs: Inputs, labels: Inputs, marked: Inputs, *, shifts: bool, takes_count: bool
+) -> Loss:
+    """The known loss that equals the model's own for the labels `marked`, as `own_loss` says."""
     outputs, given = outputs_of(model, {**inputs, **marked})
     loss = given.get("loss")
     if loss is None:
@@ -180,6 +188,32 @@ def own_loss(model: nn.Module, inputs: Inputs, labels: Inputs, *, shifts: bool, 
         f"that stages know ({'; '.join(nearest) or 'of one kind of labels'}): give it as compute_loss_func(outputs, "
         "labels, num_items_in_batch), a sum divided by num_items_in_batch"
     )
+
+
+@contextmanager
+def told_apart(model: nn.Module, logits: Tensor) -> Iterator[None]:
+    """In this block logits differ between classes, without which losses of tokens are equal.
+
+    The weights of an output layer that begins with zeros are drawn, and zeros again behind the block. Raises UsageError
+    where it is not known which layer that is.
+    """
+    if logits.dim() < 3 or not torch.equal(logits, logits[..., :1].expand_as(logits)):
+        yield
+        return
+    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if not isinstance(getattr(layer, "weight", None), Tensor):
+        raise UsageError(
+            f"{type(model).__name__} gives every class the same logit on the first batch (an output layer of zeros?), "
+            "so its loss cannot be told from others: give it as compute_loss_func(outputs, labels, "
+            "num_items_in_batch), a sum divided by num_items_in_batch"
+        )
+    weight, draws = layer.weight, torch.Generator().manual_seed(0)
+    before = weight.data
+    weight.data = torch.randn(weight.shape, generator=draws).to(weight.data)
+    try:
+        yield
+    finally:
+        weight.data = before
 
 
 def drawn_labels(labels: Tensor, given: Mapping[str, Any]) -> Tensor:
