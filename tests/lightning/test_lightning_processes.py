@@ -33,6 +33,24 @@ def by_torchrun(folder, processes, *words):
     return told(folder)
 
 
+def by_slurm(folder, *words):
+    """Run the script as srun starts it on one node, once for each of two tasks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "SLURM_JOB_NAME": "job"}
+    environment |= {f"SLURM_{name}": "2" for name in ("NTASKS", "NTASKS_PER_NODE")}
+    environment |= {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost", "SLURM_NNODES": "1"}
+    command = [sys.executable, str(SCRIPT), str(folder), "2", *words]
+    tasks = [
+        subprocess.Popen(
+            command, env={**environment, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}, stderr=subprocess.PIPE
+        )
+        for rank in "01"
+    ]
+    for task in tasks:
+        _, said = task.communicate(timeout=200)
+        assert task.returncode == 0, said.decode()
+    return told(folder)
+
+
 def alone(folder, *words):
     """Run the script in this process."""
     lit_script.main(folder, "1", *words)
@@ -63,6 +81,13 @@ def test_two_processes_draw_the_batches_of_one(tmp_path, method):
     logs = [(tmp_path / name / "lightning_logs" / "logs" / "metrics.csv").read_text() for name in ("one", "two")]
     assert logs[0] == logs[1]
     assert logs[0].count("\n") > 24
+
+
+@pytest.mark.slow
+def test_slurm_starts_processes_with_the_numbers_of_one(tmp_path):
+    first, second = by_slurm(tmp_path / "two", "pipedream", "2")
+    assert first == second
+    assert [first] == alone(tmp_path / "one", "pipedream", "2")
 
 
 @pytest.mark.slow
