@@ -53,7 +53,7 @@ def plan(
     study = study_of(settings)
     objective = objective_of(settings, study)
     methods = methods_of(settings, objective, study)
-    model = costs_of(settings, methods)
+    model = costs_of(settings, methods, cluster)
     problem = problem_of(settings, model, cluster, methods)
     found = search(problem, objective, keep=KEEP)
     if found.best is None:
@@ -85,8 +85,8 @@ def asked_beside(
     return facts
 
 
-def costs_of(settings: PlanSettings, methods: tuple[str, ...]) -> "Costed":
-    """What the model costs, heads included if some method has any."""
+def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster") -> "Costed":
+    """What the model costs, heads included if some method has any, and parts of it that workers may share."""
     from stretto.plan.planned_methods import names_of, planned
     from stretto.settings.runs import DEFAULTS
     from stretto.study.model_costs import costed
@@ -97,7 +97,16 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...]) -> "Costed":
     return costed(
         model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
         loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=heads,
+        tensors=sharing_workers(settings.workers or cluster.num_workers, cluster),
     )  # fmt: skip
+
+
+def sharing_workers(workers: int, cluster: "Cluster") -> tuple[int, ...]:
+    """The numbers of workers that may share weights: those of one node."""
+    from stretto.plan.problem import TENSORS
+
+    node = max(group.workers for group in cluster.groups)
+    return tuple(parts for parts in TENSORS if parts > 1 and workers % parts == 0 and parts <= node)
 
 
 def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", methods: tuple[str, ...]) -> "Problem":
@@ -109,7 +118,15 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
         batch_sizes=settings.batch_size or (model.batch_size,), optimizer=model.optimizer, heads=model.heads,
         sides=images(model), masters=model.costs.dtype == "bfloat16", shards=shards(model), methods=methods,
         microbatches=settings.microbatches, stages=settings.stages, all_workers=settings.all_workers,
+        tensor_costs=model.tensor_costs, tensors=choices(model),
     )  # fmt: skip
+
+
+def choices(model: "Costed") -> tuple[int, ...]:
+    """The numbers of workers that may share weights: where the costs were counted, those that can."""
+    from stretto.plan.problem import TENSORS
+
+    return TENSORS if model.trained is None else (1, *model.tensor_costs)
 
 
 def images(model: "Costed") -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from stretto.cost.collective import Collective, slower
 from stretto.errors import UsageError, nearest
 
 
@@ -108,7 +109,8 @@ class Link:
     While both ends compute, a message takes `contention` times as long. Of that time, `send` seconds and
     `send_per_byte` seconds a byte keep the sender from computing, `receive` and `receive_per_byte` the receiver.
     `travel` and `travel_per_byte` are the rest, which keeps neither busy; without them it follows from the others.
-    Raises UsageError for numbers out of range.
+    `collectives` are those that were measured, by the names of `stretto.cost.collective`; others follow from latency
+    and bandwidth. Raises UsageError for numbers out of range.
     """
 
     latency: float
@@ -121,6 +123,7 @@ class Link:
     travel: float | None = None
     travel_per_byte: float | None = None
     residual: float | None = None
+    collectives: Mapping[str, Collective] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for key in ("latency", "send", "send_per_byte", "receive", "receive_per_byte", "travel", "travel_per_byte"):
@@ -153,6 +156,7 @@ class Link:
             travel = dict(zip(("travel", "travel_per_byte"), map(max, self.transit, other.transit), strict=True))
         return Link(
             **travel,
+            collectives=slower(self.collectives, other.collectives),
             latency=max(self.latency, other.latency),
             bandwidth=min(self.bandwidth, other.bandwidth),
             contention=max(self.contention, other.contention),

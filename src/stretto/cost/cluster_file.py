@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
+from stretto.cost.collective import Collective
 from stretto.errors import UsageError, nearest
 from stretto.files.whole_files import write_whole
 from stretto.options.checks import of_kind
@@ -95,8 +96,15 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
             build(Group, f"{place}[{i}]", group) for i, group in enumerate(listed(place, value))
         ),
         "devices": lambda place, value: each_of(place, value, device_of),
-        "links": lambda place, value: each_of(place, value, lambda at, link: build(Link, at, link)),
+        "links": lambda place, value: each_of(place, value, link_of),
         "sources": lambda place, value: table(place, value),
+    })  # fmt: skip
+
+
+def link_of(place: str, content: Any) -> Link:
+    """A link, with its collectives, from a table."""
+    return build(Link, place, content, {
+        "collectives": lambda at, value: each_of(at, value, lambda key, entry: build(Collective, key, entry)),
     })  # fmt: skip
 
 

@@ -55,6 +55,7 @@ class Work:
 
 
 Works = tuple[Work, ...]  # one for each sort of operator, sorted by it
+EXCHANGES = ("tensor-sum", "tensor-gather", "tensor-scatter")  # of processes that share a layer: bytes of the whole
 
 
 def total_works(*passes: Works) -> Works:
@@ -114,6 +115,9 @@ class LayerCost:
     Bytes: `activation` is kept by autograd for the backward, without parameters, each storage once; `shared` is the
     part of it that earlier layers keep too. `input` and `output` are sent between stages; `loose_input` and
     `loose_output` are the parts of them that the layer itself does not keep. Only single layers have `peaks`.
+
+    `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
+    that has not been counted.
     """
 
     name: str
@@ -135,6 +139,8 @@ class LayerCost:
     loose_output: Affine
     measured: Measured | None = None
     peaks: Peaks | None = None
+    forward_exchanges: Works | None = None
+    backward_exchanges: Works | None = None
 
     def works(self, kind: Kind) -> Works:
         """The work of an action of this kind."""
@@ -174,7 +180,14 @@ class LayerCost:
             loose_input=self.loose_input,
             loose_output=after.loose_output,
             measured=measured_together(self, after),
+            forward_exchanges=exchanges_together(self.forward_exchanges, after.forward_exchanges),
+            backward_exchanges=exchanges_together(self.backward_exchanges, after.backward_exchanges),
         )
+
+
+def exchanges_together(below: Works | None, above: Works | None) -> Works | None:
+    """The exchanges of two consecutive layers; None unless both were counted."""
+    return None if below is None or above is None else total_works(below, above)
 
 
 def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
@@ -264,13 +277,15 @@ class ModelCosts:
 
 def layer_of(content: Mapping[str, Any]) -> LayerCost:
     """A layer's row from nested dicts."""
-    works = {"forward", "backward", "input_gradient", "weight_gradient"}
+    works = {"forward", "backward", "input_gradient", "weight_gradient", "forward_exchanges", "backward_exchanges"}
     read: dict[str, Any] = {}
     for key in (field.name for field in fields(LayerCost)):
         value = content[key]
         if key in works:
-            read[key] = tuple(
-                Work(w["operator"], w["calls"], Affine(**w["flops"]), Affine(**w["bytes"])) for w in value
+            read[key] = (
+                None
+                if value is None
+                else tuple(Work(w["operator"], w["calls"], Affine(**w["flops"]), Affine(**w["bytes"])) for w in value)
             )
         elif key == "measured":
             read[key] = None if value is None else measured_of(value)

@@ -4,7 +4,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from stretto.cost.cluster import Cluster, Device, Group, Link
 from stretto.measure.all_reduce import adding, ping_pong
+from stretto.measure.collective_times import CollectiveTime, collectives_of, measure_collectives
+from stretto.measure.collective_times import steps_of as steps_of_collectives
 from stretto.measure.fit import line
 from stretto.measure.messages import Passage, measure_passages
 from stretto.measure.overhead import Overhead, measure_overhead
@@ -41,6 +43,7 @@ class Findings:
     between_passages: tuple[Passage, ...]
     additions: Times
     overhead: Overhead
+    collectives: tuple[CollectiveTime, ...]
     load: float
 
     @classmethod
@@ -51,7 +54,9 @@ class Findings:
             key: tuple(Passage(*each) for each in content[key]) for key in ("within_passages", "between_passages")
         }
         points = tuple(MeasuredCase.of(each) for each in content["points"])
-        return cls(**{**content, **times, **passages, "points": points, "overhead": Overhead(*content["overhead"])})
+        collectives = tuple(CollectiveTime(*each) for each in content["collectives"])
+        own = {"points": points, "overhead": Overhead(*content["overhead"]), "collectives": collectives}
+        return cls(**{**content, **times, **passages, **own})
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -82,16 +87,17 @@ def measure_machine(*, per_node: int, quick: bool, load: float, tell: Callable[[
     tell()
     additions = tuple((size, adding(world, size)) for size in sizes)
     tell()
+    collectives = measure_collectives(world, quick=quick, tell=tell)
     return Findings(
         workers=world.size(), per_node=per_node, points=tuple(points), within=within, between=between,
         within_passages=within_passages, between_passages=between_passages, additions=additions, overhead=overhead,
-        load=load,
+        collectives=collectives, load=load,
     )  # fmt: skip
 
 
 def steps_of(quick: bool) -> int:
     """How often `measure_machine` tells that it has come further."""
-    return turns_of(quick) + 4
+    return turns_of(quick) + 4 + steps_of_collectives()
 
 
 def messages(one: int, other: int, sizes: Sequence[int]) -> Times:
@@ -147,6 +153,8 @@ def cluster_of(findings: Findings) -> Cluster:
         links["within"] = link_of(findings.within, findings.within_passages)
     if findings.between:
         links["between"] = link_of(findings.between, findings.between_passages)
+    slowest = "between" if findings.between else "within"  # all processes took part
+    links[slowest] = replace(links[slowest], collectives=collectives_of(findings.collectives, findings.workers))
     name = platform.node() or "this machine"
     group = Group(
         nodes=findings.workers // findings.per_node,

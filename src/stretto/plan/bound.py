@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill, range_sums
 from stretto.plan.partition import least_bottleneck
@@ -96,7 +97,7 @@ class Bounds:
 
     def _axes(self, mesh: Mesh, pipeline: int) -> MeshSummary:
         place = self.prices.places(mesh, pipeline)
-        seconds_per_byte = [max((link.seconds_per_byte for link in links), default=0.0) for links in place.replicas]
+        seconds_per_byte = [max(map(least_seconds_per_byte, links), default=0.0) for links in place.replicas]
         kinds = tuple(sorted({kind for machines in place.machines for kind in machines}))
         devices = [self.prices.problem.cluster.devices[kind.device] for kind in kinds]
         return MeshSummary(
@@ -264,6 +265,11 @@ class Bounds:
     def _kept(self, tensor: int, space: tuple[int, int], examples: float) -> Table:
         layers = self.prices.layers(tensor, space)
         return range_sums(np.array([max(0.0, (x.activation - x.shared).at(examples)) for x in layers]))
+
+
+def least_seconds_per_byte(link: Link) -> float:
+    """Seconds a byte of a link in any collective at least: none where collectives were measured, at rates of theirs."""
+    return 0.0 if link.collectives else link.seconds_per_byte
 
 
 def share(part: Numbers, whole: Numbers) -> float:

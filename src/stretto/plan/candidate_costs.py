@@ -44,6 +44,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.cost.collective import RESHARDING, SHARDING
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
@@ -53,13 +54,16 @@ from stretto.plan.places import (
     Numbers,
     Places,
     all_reduce,
+    exchange_seconds,
     gathering,
+    gradient_sum,
     message,
     receiving,
     scattering,
     sending,
+    sharding_seconds,
 )
-from stretto.plan.problem import Problem
+from stretto.plan.problem import Problem, merged
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 
@@ -73,6 +77,7 @@ class Sizes(NamedTuple):
     parameters: Table
     gradients: Table
     state: Table
+    tensors: Table  # how many trained parameters
     held: Table
     largest: Table  # the weights of the largest layer
     input: Numbers
@@ -165,6 +170,9 @@ class Prices:
         return self.places(c.mesh, c.pipeline)
 
     def _layers(self, tensor: int, space: tuple[int, int]) -> list[LayerCost]:
+        counted = self.problem.tensor_costs.get(tensor)
+        if counted is not None and space == (1, 1):
+            return list(merged(counted.layers))
         return layer_parts(self.problem.layers, tensor, space, self.sides)
 
     def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float) -> Table:
@@ -221,6 +229,7 @@ class Prices:
             range_sums(weights),
             range_sums(np.array([layer.gradient_bytes for layer in layers])),
             range_sums(np.array([self.problem.state(layer) for layer in layers])),
+            range_sums(np.array([float(layer.parameter_tensors) for layer in layers])),
             held,
             range_max(weights),
             np.append(amounts("input"), 0.0),
@@ -229,7 +238,14 @@ class Prices:
 
     def _intra_stage(self, mesh: Mesh, pipeline: int, worker: int, examples: float) -> tuple[Numbers, Numbers]:
         place = self.places(mesh, pipeline)
-        layers, links = self.problem.layers, place.parts[worker]
+        layers, links = self.layers(mesh.tensor, mesh.space), place.parts[worker]
+        if mesh.tensor > 1 and all(layer.forward_exchanges is not None for layer in layers):
+            forward, backward = (
+                np.array([exchange_seconds(works or (), links, mesh.tensor, examples, place.gamma) for works in passes])
+                for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in layers), strict=True)
+            )
+            return forward, backward
+        layers = list(self.problem.layers)
         num_all_reduces = np.array(
             [num_all_reduces_of(layer) if mesh.tensor > 1 else 0 for layer in layers], dtype=float
         )
@@ -278,7 +294,7 @@ class Prices:
             action_overhead=zeros,
             deferrable=times.weight_gradient,
             transit=zeros + message(c.link(s, places), sizes.output),
-            all_reduce=all_reduce(links, replicas, gradients, places.gamma),
+            all_reduce=gradient_sum(links, replicas, gradients, sizes.tensors, places.gamma),
             update=times.update + copy,
             loss_overhead=zeros + losses / stages_per_worker,
             turn_overhead=zeros + workers.per_action(worker) + workers.per_step(worker) / stages_per_worker,
@@ -310,6 +326,9 @@ class Prices:
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with weights, gradients and optimizer state sharded among replicas."""
         worker, places, sizes = c.worker_of(s), self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        measured = self.measured_sharding(c, s, stage)
+        if measured is not None:
+            return measured
         gather = gathering(places.replicas[worker], c.mesh.data, sizes.parameters)
         scatter = scattering(places.replicas[worker], c.mesh.data, sizes.gradients, places.gamma)
         update = stage.update / c.mesh.data
@@ -326,6 +345,32 @@ class Prices:
             all_reduce=np.zeros_like(update),
             update=update,
             static_bytes=(sizes.parameters + sizes.gradients + sizes.state) / c.mesh.data + 2 * sizes.largest,
+        )
+
+    def measured_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable | None:
+        """The stage with sharded weights, at the seconds that were measured; None where they were not."""
+        worker, places, sizes = c.worker_of(s), self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        links, data = places.replicas[worker], c.mesh.data
+        again = c.shard == "fully-shard(reshard=True)"
+        longer = sharding_seconds(RESHARDING if again else SHARDING, links, data, sizes.gradients, sizes.tensors)
+        if longer is None:
+            return None
+        update = stage.update / data
+        shared = (sizes.parameters + sizes.state) / data
+        if not again:
+            static = sizes.parameters + sizes.gradients + shared
+            return stage._replace(all_reduce=stage.all_reduce + longer, update=update, static_bytes=static)
+        gathered = (stage.all_reduce + longer) / 3  # of about equal bytes: for the forward, the backward, gradients
+        recompute_gather = gathered * c.recomputes(s)
+        return stage._replace(
+            forward=stage.forward + gathered,
+            backward=stage.backward + 2 * gathered + recompute_gather,
+            forward_gather=gathered,
+            backward_gather=2 * gathered,
+            recompute=stage.recompute + recompute_gather,
+            all_reduce=np.zeros_like(update),
+            update=update,
+            static_bytes=shared + sizes.gradients / data + 2 * sizes.largest,
         )
 
     def head(self, c: Candidate, worker: int) -> "Head":

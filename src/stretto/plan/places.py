@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.cluster import Cluster, Link
+from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM
+from stretto.cost.layer_table import Work, Works
 from stretto.cost.worker_places import Workers
 from stretto.mesh import Mesh, Placement
 
@@ -105,6 +107,46 @@ def gathering(links: Sequence[Link], processes: int, num_bytes: Numbers) -> Numb
 def scattering(links: Sequence[Link], processes: int, num_bytes: Numbers, gamma: float) -> Numbers:
     """Seconds of a ring reduce-scatter: as a gather, plus the additions."""
     return gathering(links, processes, num_bytes) + (processes - 1) / processes * num_bytes * gamma
+
+
+def gradient_sum(links: Sequence[Link], processes: int, num_bytes: Numbers, tensors: Numbers, gamma: float) -> Numbers:
+    """Seconds in which replicas meet and sum gradients, as measured, else those of a ring; 0 for no bytes."""
+    if processes == 1 or not links:
+        return np.zeros_like(num_bytes)
+    times = [
+        link.collectives[GRADIENTS].seconds(processes, num_bytes, tensors=tensors)
+        if GRADIENTS in link.collectives else all_reduce([link], processes, num_bytes, gamma)
+        for link in links
+    ]  # fmt: skip
+    return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
+
+
+def sharding_seconds(
+    name: str, links: Sequence[Link], processes: int, num_bytes: Numbers, tensors: Numbers
+) -> Numbers | None:
+    """Seconds of a step with sharded weights beside a meeting of replicas; None where they were not measured."""
+    if not links or not all(name in link.collectives for link in links):
+        return None
+    times = [link.collectives[name].seconds(processes, num_bytes, tensors=tensors) for link in links]
+    return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
+
+
+def exchange_seconds(works: Works, links: Sequence[Link], processes: int, examples: float, gamma: float) -> float:
+    """Seconds of what processes that share a layer send each other in a pass."""
+    return max((sum(exchange_on(link, work, processes, examples, gamma) for work in works) for link in links),
+               default=0.0)  # fmt: skip
+
+
+def exchange_on(link: Link, work: Work, processes: int, examples: float, gamma: float) -> float:
+    """Seconds of exchanges of one sort on one link: as measured, else those of rings."""
+    is_sum, num_bytes = work.operator == TENSOR_SUM, work.bytes.at(examples)
+    measured = link.collectives.get(TENSOR_SUM if is_sum else TENSOR_GATHER)
+    if measured is not None:
+        return measured.seconds(processes, num_bytes, calls=work.calls)
+    rings = 2 if is_sum else 1
+    sent = (processes - 1) / processes * num_bytes
+    added = 0.0 if work.operator == TENSOR_GATHER else sent * gamma
+    return rings * (work.calls * (processes - 1) * link.latency + sent / link.bandwidth) + added
 
 
 def all_reduce(links: Sequence[Link], processes: int, num_bytes: Numbers, gamma: float) -> Numbers:

@@ -1,6 +1,7 @@
 """The problem that a plan solves: a model, a cluster, and the ways to train that may be tried."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from stretto.cost.cluster import Cluster
@@ -9,7 +10,14 @@ from stretto.errors import UsageError
 from stretto.optimizers import optimizer_of
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
 
+TENSORS = (1, 2, 4, 8, 16)
 SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
+
+
+def merged(layers: tuple[LayerCost, ...]) -> tuple[LayerCost, ...]:
+    """The layers, with a loss merged into the last one."""
+    *rows, last = layers
+    return (*rows[:-1], rows[-1].then(last)) if last.type == "Loss" and rows else layers
 
 
 def family_of(word: str) -> str:
@@ -26,8 +34,9 @@ class Problem:
     combined. `microbatches` and `stages` list the numbers allowed, None for any. `heads[l]` is the cost of an auxiliary
     head behind layer l, which local methods need; None where there can be none, so that no stage ends there. `sides[l]`
     is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the
-    optimizer keeps float32 copies of 2-byte weights, and float32 state. With `all_workers`, every plan uses all
-    workers. Raises UsageError for values that no plan can have.
+    optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
+    processes that share weights, where they have been counted; others follow from `costs`. With `all_workers`, every
+    plan uses all workers. Raises UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -39,13 +48,14 @@ class Problem:
     methods: tuple[str, ...] = ("synchronous",)
     recompute: tuple[bool, ...] = (False, True)
     shards: tuple[str, ...] = SHARDS
-    tensors: tuple[int, ...] = (1, 2, 4, 8, 16)
+    tensors: tuple[int, ...] = TENSORS
     spaces: tuple[tuple[int, int], ...] = ((1, 1), (2, 1), (4, 1), (2, 2))
     microbatches: tuple[int, ...] | None = None
     stages: tuple[int, ...] | None = None
     heads: tuple[LayerCost | None, ...] | None = None
     sides: tuple[int, ...] | None = None
     masters: bool = False
+    tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     all_workers: bool = False
 
     def __post_init__(self) -> None:
@@ -100,8 +110,7 @@ class Problem:
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
         """The layers; the loss is merged into the last one."""
-        *rows, last = self.costs.layers
-        return (*rows[:-1], rows[-1].then(last)) if last.type == "Loss" and rows else self.costs.layers
+        return merged(self.costs.layers)
 
     def state(self, layer: LayerCost) -> float:
         """Bytes of optimizer state for a layer."""

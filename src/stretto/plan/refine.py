@@ -43,7 +43,9 @@ def pricer_of(plan: Plan, prices: Prices) -> Pricer:
     tied = costs.tied(ends)
     schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
     sides = (*prices.sides, *[0] * (len(costs.layers) - len(prices.sides)))
-    rows = replace(costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides)))
+    rows = problem.tensor_costs.get(c.mesh.tensor) or replace(
+        costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides))
+    )
     has_head = set(rules.reach.heads[:-1])
     times = stage_times(
         rows, ends, problem.cluster, c.examples * len(workers.ranks[0]),

@@ -1,7 +1,7 @@
 """Costs of the models that the command line plans for: built-in ones, published ones and the user's own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from stretto.cost.layer_table import LayerCost, ModelCosts
@@ -24,7 +24,8 @@ class Costed:
     `heads` are the costs of an auxiliary head behind each layer, None where there can be none; `sides` the rows
     of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
     cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
-    `stretto.split` counts, None for other models.
+    `stretto.split` counts, None for other models; `tensor_costs` the costs to each of several processes that share
+    weights, by their number.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Costed:
     trained: Mapping[str, Any] | None
     layers: tuple[str, ...]
     positions: tuple[int, ...] | None = None
+    tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
 
     def bounds(self, cut: Sequence[int]) -> list[int]:
         """Bounds of stages in layers as `stretto.split` and `stretto train` count them."""
@@ -51,11 +53,13 @@ PAPERS = {
 def costed(
     name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
     *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32", heads: bool = True,
+    tensors: Sequence[int] = (),
 ) -> Costed:  # fmt: skip
     """Count the costs of a model on its data, of a published network, or of the user's own (`file.py:function`).
 
-    Without `data` a user's own network is counted on its example, without a loss. `metric` costs nothing. `dtype` and
-    `heads` concern published networks only. Raises UsageError for an unknown name.
+    `tensors` are numbers of processes that may share the weights of a model that `stretto train` trains: the costs to
+    each of them are counted, too. Without `data` a user's own network is counted on its example, without a loss.
+    `metric` costs nothing. `dtype` and `heads` concern published networks only. Raises UsageError for an unknown name.
     """
     from stretto.models.published import PUBLISHED
     from stretto.models.table import MODELS
@@ -64,7 +68,8 @@ def costed(
     if (is_function(name) and data is not None) or name in MODELS:
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
         return trainable(
-            TrainSettings(model=name, data=data, loss=loss, metric=metric, optimizer=optimizer, **options)  # type: ignore[arg-type]
+            TrainSettings(model=name, data=data, loss=loss, metric=metric, optimizer=optimizer, **options),  # type: ignore[arg-type]
+            tensors,
         )
     if is_function(name):
         return of_user(name, model_options, optimizer)
@@ -78,8 +83,11 @@ def costed(
     return of_paper(name, optimizer, dtype=dtype, heads=heads)
 
 
-def trainable(requested: "TrainSettings") -> Costed:
-    """Count the costs of a network that `stretto train` can train: its loss and heads are known, too."""
+def trainable(requested: "TrainSettings", tensors: Sequence[int] = ()) -> Costed:
+    """Count the costs of a network that `stretto train` can train: its loss and heads are known, too.
+
+    Also to each process of several that share its weights, for each number in `tensors` that can.
+    """
     from stretto.measure.layer_flops import layer_costs
     from stretto.nn.batch import inputs_of
     from stretto.settings.runs import as_lists, known
@@ -102,7 +110,23 @@ def trainable(requested: "TrainSettings") -> Costed:
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
         None if cut is None else tuple(cut.bounds),
+        shared_costs(layers, inputs, model.loss, y, tensors),
     )  # fmt: skip
+
+
+def shared_costs(
+    layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, ...]", loss: Any, target: Any, tensors: Sequence[int]
+) -> dict[int, ModelCosts]:
+    """The costs to each of several processes that share weights; without those numbers that cannot share them."""
+    from stretto.measure.tensor_costs import tensor_costs
+
+    found = {}
+    for parts in tensors:
+        try:
+            found[parts] = tensor_costs(layers, inputs, parts, loss=loss, target=target)
+        except UsageError:  # too few heads for so many processes, say
+            continue
+    return found
 
 
 def planned_optimizer(name: str) -> str:

@@ -200,7 +200,8 @@ def told_apart(model: nn.Module, logits: Tensor) -> Iterator[None]:
     if logits.dim() < 3 or not torch.equal(logits, logits[..., :1].expand_as(logits)):
         yield
         return
-    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find_layer: Any = getattr(model, "get_output_embeddings", lambda: None)
+    layer = find_layer()
     if not isinstance(getattr(layer, "weight", None), Tensor):
         raise UsageError(
             f"{type(model).__name__} gives every class the same logit on the first batch (an output layer of zeros?), "

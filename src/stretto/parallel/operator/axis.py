@@ -1,6 +1,7 @@
 """The processes that share a layer's weights: the "tensor" axis of a mesh, and this process's place on it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,8 @@ class Axis:
     group: dist.ProcessGroup
     size: int
     rank: int
+
+    draws: ClassVar[bool] = True  # whether tensors have numbers, which dropout of parts draws for each process
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> "Axis":

@@ -69,7 +69,14 @@ def tensor(
         raise UsageError(
             "stretto.parallel.tensor: this module, or a part of it, has been prepared already: prepare a module once"
         )
-    role_of, attentions = roles(module, axis, plan or {})
+    return cut_module(module, axis, plan or {}, torch_styles=parameters == "dtensor", sequence=sequence)
+
+
+def cut_module(
+    module: nn.Module, axis: Axis, plan: Mapping[str, str], *, torch_styles: bool = False, sequence: bool = False
+) -> nn.Module:
+    """Cut the weights of `module`, in place, as `tensor` says; with `torch_styles` by torch's own where they fit."""
+    role_of, attentions = roles(module, axis, plan)
     sequence_blocks = blocks(module, role_of, attentions) if sequence else []
     if axis.size == 1:
         return module
@@ -78,7 +85,7 @@ def tensor(
     parts_of = share_parts(module, sequence_blocks, axis)
     boundary_of = {path: parts_of[block.path] for block in sequence_blocks for path in block.cut}
     for path, role in role_of.items():
-        install(modules[path], role, axis, boundary_of.get(path), torch_styles=parameters == "dtensor")
+        install(modules[path], role, axis, boundary_of.get(path), torch_styles=torch_styles)
     for layers in attentions:
         key = layers.others[0] if layers.others else layers.query
         layers.adjust(role_of[layers.query], role_of[key], axis)

@@ -65,6 +65,8 @@ def generator_states(device: torch.device) -> tuple[Tensor, ...]:
 
 def draw_apart(layer: nn.Module, axis: Axis, until: nn.Module | None = None, *, all_draw: bool = True) -> None:
     """Let a layer draw different numbers on each process, until it has run or the layer `until` begins."""
+    if not axis.draws:
+        return
     stream = OwnStream(axis, all_draw=all_draw)
     layer.register_forward_pre_hook(stream.begin, with_kwargs=True)
     layer.register_forward_hook(stream.end, always_call=True)
