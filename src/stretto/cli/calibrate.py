@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stretto.collectives import Calibration
     from stretto.collectives.algorithm_comparison import ComparedTime
     from stretto.cost import Cluster, Link
+    from stretto.cost.collective import Collective
     from stretto.measure.machine_calibration import Findings
 
 OUT = Path("cluster.toml")
@@ -105,7 +106,8 @@ def tell_machine(findings: "Findings", out: Path, *, json: bool, quiet: bool) ->
     if json:
         print_json({"out": str(out), "noise": findings.noise, "load": findings.load, "cluster": to_dict(cluster)})
     elif not quiet:
-        print(f"{cluster_in_words(cluster)}\n\n{cluster.sources['devices.cpu']}\nwritten to {out}")
+        doubts = [f"doubtful: {doubt}; measure again while nothing else runs" for doubt in cluster.doubts]
+        print("\n".join([cluster_in_words(cluster), "", cluster.sources["devices.cpu"], *doubts, f"written to {out}"]))
 
 
 def cluster_in_words(cluster: "Cluster") -> str:
@@ -126,10 +128,26 @@ def cluster_in_words(cluster: "Cluster") -> str:
         for name, link in cluster.links.items()
     ]
     links += [busy_in_words(name, link) for name, link in cluster.links.items() if link.travel is not None]
+    links += [
+        collective_in_words(kind, collective)
+        for link in cluster.links.values()
+        for kind, collective in link.collectives.items()
+    ]
     gamma = f"additions: gamma {duration(1e6 * device.reduction_seconds_per_byte)} a MB"
     peak = f"fastest layer: {flops(device.peak_of('float32'))}/s, copies {bytes_held(device.memory_bandwidth)}/s"
     runtime = f"the runtime: {duration(device.per_action)} an action, {duration(device.per_step)} a step"
     return "\n".join([aligned(lines), "", peak, *links, gamma, runtime])
+
+
+def collective_in_words(kind: str, collective: "Collective") -> str:
+    """The seconds of a collective between work, for a call, a tensor and a megabyte."""
+    from stretto.report.units import duration, percent
+
+    tensor = f" + {duration(collective.per_tensor)} a tensor" if collective.per_tensor else ""
+    return (
+        f"{kind} among {collective.processes} at work: {duration(collective.per_call)}{tensor} + "
+        f"{duration(1e6 * collective.per_byte)} a MB, residual {percent(collective.residual)}"
+    )
 
 
 def busy_in_words(name: str, link: "Link") -> str:

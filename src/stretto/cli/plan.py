@@ -8,9 +8,11 @@ from cyclopts import Parameter
 from stretto.cli.output import print_json
 from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of
 from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
+from stretto.cli.progress import progress
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
-from stretto.settings.planning import PlanOutput, PlanSettings
+from stretto.options.checks import one_of
+from stretto.settings.planning import LAYERS, PlanOutput, PlanSettings
 
 if TYPE_CHECKING:
     from stretto.cost import Cluster
@@ -54,6 +56,7 @@ def plan(
     objective = objective_of(settings, study)
     methods = methods_of(settings, objective, study)
     model = costs_of(settings, methods, cluster)
+    model = with_layers(model, settings, cluster, silent=output.json or output.quiet)
     problem = problem_of(settings, model, cluster, methods)
     found = search(problem, objective, keep=KEEP)
     if found.best is None:
@@ -99,6 +102,24 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
         loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=heads,
         tensors=sharing_workers(settings.workers or cluster.num_workers, cluster),
     )  # fmt: skip
+
+
+def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, silent: bool) -> "Costed":
+    """The model with its layers measured, where the cluster is this machine, or as --layers says."""
+    from stretto.study.layer_measurements import BLOCKS, is_measurable, with_measured_layers
+
+    one_of("layers", settings.layers, LAYERS)
+    measurable = is_measurable(model, cluster)
+    if settings.layers == "measured" and not measurable:
+        raise UsageError(
+            f"layers='measured': layers of {settings.model} are measured on the machine that stretto calibrate has "
+            f"measured, and cluster {cluster.name!r} is another one, or stretto train cannot train the model"
+        )
+    if settings.layers == "counted" or not measurable:
+        return model
+    batch = max(settings.batch_size or (model.batch_size,))
+    with progress("measuring layers", 1 + BLOCKS, silent=silent) as bar:
+        return with_measured_layers(model, cluster, batch, lambda _: bar.advance(1))
 
 
 def sharing_workers(workers: int, cluster: "Cluster") -> tuple[int, ...]:

@@ -80,6 +80,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "chosen": file["plan"],
         "predicted": file["predicted"],
         "objective": file["objective"],
+        "doubts": doubts_of(best, found),
     }
     trained = {} if model.trained is None else model.trained
     texts = [(key, text) for key, value in trained.items() for text in (value if isinstance(value, list) else [value])]
@@ -94,6 +95,20 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         ]
         facts["command"] = shlex.join(words)
     return facts if model.positions is None else facts | {"script": script(best, file["plan"]["bounds"])}
+
+
+def doubts_of(best: "Plan", found: "Found") -> list[str]:
+    """Why the predicted seconds may be wrong: doubts about the cluster's figures, and what is beyond them."""
+    from stretto.cost.collective import NAMES
+
+    problem, c = found.prices.problem, best.candidate
+    doubts = list(problem.cluster.doubts)
+    measured = [link.collectives[name].processes for link in problem.cluster.links.values() for name in NAMES
+                if name in link.collectives]  # fmt: skip
+    sharing = max(c.mesh.data, c.mesh.inside)
+    if measured and sharing > max(measured):
+        doubts.append(f"collectives among {sharing} processes follow from what {max(measured)} took")
+    return doubts
 
 
 def explained(problem: "Problem", objective: "Objective", best: "Plan", prices: "Prices") -> list[dict[str, Any]]:
@@ -143,6 +158,7 @@ def shown(value: Any) -> str:
 def in_words(facts: Mapping[str, Any]) -> str:
     """What `stretto plan` prints: the plan, a step's time and memory, and what was asked for beside them."""
     lines = [aligned(rows_of(facts["chosen"], facts["predicted"]))]
+    lines += [f"doubtful: {doubt}" for doubt in facts["doubts"]]
     if facts["objective"]["goal"] == "loss":
         lines += ["", *penalties_in_words(facts["objective"], facts["penalties"])]
     if "explain" in facts:

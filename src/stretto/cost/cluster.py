@@ -226,7 +226,7 @@ class WorkerPlace(NamedTuple):
 class Cluster:
     """Groups of nodes. `between` names the link between groups; `sources` gives the source of each figure by its key.
 
-    Raises UsageError for the name of a device or a link that is missing.
+    `doubts` are reasons, in words, not to rely on the figures. Raises UsageError for the name of a device or a link that is missing.
     """
 
     name: str
@@ -235,6 +235,7 @@ class Cluster:
     links: Mapping[str, Link] = field(default_factory=dict)
     between: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.groups:

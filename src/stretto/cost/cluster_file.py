@@ -98,6 +98,7 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
         "devices": lambda place, value: each_of(place, value, device_of),
         "links": lambda place, value: each_of(place, value, link_of),
         "sources": lambda place, value: table(place, value),
+        "doubts": lambda place, value: texts(place, value),
     })  # fmt: skip
 
 
@@ -159,6 +160,13 @@ def listed(place: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise UsageError(f"{place} = {value!r}: a list of tables belongs here, [[{place}]] and their keys below")
     return value
+
+
+def texts(place: str, value: Any) -> tuple[str, ...]:
+    """The value as texts; raises UsageError for anything else."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise UsageError(f"{place} = {value!r}: a list of texts belongs here")
+    return tuple(value)
 
 
 def each_of(place: str, value: Any, read: Callable[[str, Any], T]) -> dict[str, T]:

@@ -71,7 +71,8 @@ class Measured:
     """Measured seconds, `t0 + b t1`: a forward, a backward, its halves I and W if they were measured, and an update.
 
     `accumulate` is the extra time of a backward that adds its gradients to another micro-batch's. `residual` is the
-    largest relative error of these lines.
+    largest relative error of these lines. While others compute all take `contention` times as long; None where that is
+    not known.
     """
 
     forward: Affine
@@ -82,6 +83,7 @@ class Measured:
     accumulate: float | None = None
     residual: float = 0.0
     crowded: bool = False  # whether the machine's other workers computed at the same time
+    contention: float | None = None
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,7 @@ def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
         added(lower.accumulate, upper.accumulate),
         max(lower.residual, upper.residual),
         lower.crowded and upper.crowded,
+        None if None in (lower.contention, upper.contention) else max(lower.contention or 1, upper.contention or 1),
     )
 
 

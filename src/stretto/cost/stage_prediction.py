@@ -53,6 +53,8 @@ def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: floa
     line = measured_line(layer, kind)
     if line is None or layer.measured is None:
         return predicted(machine.crowded)
+    if layer.measured.contention is not None:
+        return line.at(examples) * (layer.measured.contention if machine.crowded else 1)
     slowed = machine.crowded and not layer.measured.crowded and layer.works(kind)
     return line.at(examples) * (predicted(True) / predicted(False) if slowed else 1)
 
@@ -69,7 +71,7 @@ def measured_line(layer: LayerCost, kind: Kind) -> Affine | None:
 def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
     """Seconds of an optimizer step on a layer's parameters."""
     if layer.measured is not None and layer.measured.update is not None:
-        return layer.measured.update
+        return layer.measured.update * (layer.measured.contention or 1 if machine.crowded else 1)
     chosen, device = optimizer_of(optimizer), machine.device
     moved = chosen.accesses * layer.gradient_bytes
     rate = device.rates.get(chosen.family, {}).get("update")
@@ -81,7 +83,7 @@ def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
 def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
     """Seconds to add a micro-batch's gradients to those of earlier micro-batches."""
     if layer.measured is not None and layer.measured.accumulate is not None:
-        return layer.measured.accumulate
+        return layer.measured.accumulate * (layer.measured.contention or 1 if machine.crowded else 1)
     work = Work("elementwise", layer.parameter_tensors, Affine(), Affine(3 * layer.gradient_bytes))
     return work_seconds(work, "forward", machine, 0)
 

@@ -24,6 +24,8 @@ QUICK_SIZES = (1 << 8, 1 << 14, 1 << 20)
 PASSED = tuple(1 << exponent for exponent in range(6, 24, 3))  # bytes of messages of the runtime: 64 B to 2 MB
 QUICK_PASSED = (1 << 6, 1 << 20)
 
+NOISY, LOADED = 0.1, 0.5  # spread of repeats, and load of other programs, from which on figures are doubtful
+
 Times = tuple[tuple[int, float], ...]  # (bytes, seconds)
 
 
@@ -168,8 +170,19 @@ def cluster_of(findings: Findings) -> Cluster:
         f"which lie {100 * findings.noise:.0f} % apart; load of others when it began: {findings.load:.1f}"
     )
     return Cluster(
-        name=name, groups=(group,), devices={"cpu": device_of(findings)}, links=links, sources={"devices.cpu": how}
-    )
+        name=name, groups=(group,), devices={"cpu": device_of(findings)}, links=links, sources={"devices.cpu": how},
+        doubts=doubts_of(findings),
+    )  # fmt: skip
+
+
+def doubts_of(findings: Findings) -> tuple[str, ...]:
+    """Why the figures may be wrong: other programs that computed at the same time, or before."""
+    doubts = []
+    if findings.noise > NOISY:
+        doubts.append(f"repeats of the calibration lie {100 * findings.noise:.0f} % apart")
+    if findings.load > LOADED:
+        doubts.append(f"other programs kept {findings.load:.1f} cores busy when the calibration began")
+    return tuple(doubts)
 
 
 def device_of(findings: Findings) -> Device:

@@ -74,7 +74,10 @@ def part_of_times(times: Measured | None, parts: int, *, fixed: bool) -> Measure
         part(times.input_gradient),
         part(times.weight_gradient),
         times.update if times.update is None or not fixed else times.update / parts,
+        times.accumulate,
         times.residual,
+        times.crowded,
+        times.contention,
     )
 
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 PLAN = Path("plan.toml")
+LAYERS = ("auto", "measured", "counted")
 TWO_FILES = Parameter(
     consume_multiple=True, negative="", converter=lambda _, tokens: tuple(Path(token.value) for token in tokens)
 )
@@ -54,6 +55,9 @@ class PlanSettings:
     """Numbers of stages to choose from."""
     microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of micro-batches to choose from."""
+    layers: str = "auto"
+    """Seconds of layers: measured among processes of this machine, which takes some seconds, or counted, by the
+    cluster's rates; auto measures where the cluster is this machine."""
     objective: str = "step"
     """step (time an example), money, memory, or loss (time to a loss: needs --critical-batch, or --measured)."""
     critical_batch: Annotated[float | None, NUMBER] = None

@@ -41,7 +41,14 @@ def machine(tell: Tell, *, quick: bool, load: float) -> Result:
     return measure_machine(per_node=per_node, quick=quick, load=load, tell=tell).to_dict()
 
 
-MEASURED: Mapping[str, Callable[..., Result]] = {"collectives": collectives, "machine": machine}
+def layers(tell: Tell, *, settings: Any, batch: int) -> Result:
+    """Measure the layers of a model; what `stretto.study.layer_measurements.layers` gives."""
+    from stretto.study.layer_measurements import layers as measure
+
+    return measure(tell, settings=settings, batch=batch)
+
+
+MEASURED: Mapping[str, Callable[..., Result]] = {"collectives": collectives, "machine": machine, "layers": layers}
 
 
 def measure_on_processes(what: str, options: Mapping[str, Any], place: LaunchSettings, on_step: OnStep) -> Result:

@@ -11,7 +11,9 @@ from stretto.options.user_function import is_function
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from stretto.models.model import Model
     from stretto.settings.runs import TrainSettings
+    from stretto.splitting import Stages
 
 EXAMPLES = 2  # of the batch on which costs are counted
 ANY_RATE = 1e-3  # for an optimizer whose state is counted
@@ -25,7 +27,7 @@ class Costed:
     of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
     cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
     `stretto.split` counts, None for other models; `tensor_costs` the costs to each of several processes that share
-    weights, by their number.
+    weights, by their number; `requested` the settings of a model that `stretto train` can train.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Costed:
     layers: tuple[str, ...]
     positions: tuple[int, ...] | None = None
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
+    requested: "TrainSettings | None" = None
 
     def bounds(self, cut: Sequence[int]) -> list[int]:
         """Bounds of stages in layers as `stretto.split` and `stretto train` count them."""
@@ -91,14 +94,10 @@ def trainable(requested: "TrainSettings", tensors: Sequence[int] = ()) -> Costed
     from stretto.measure.layer_flops import layer_costs
     from stretto.nn.batch import inputs_of
     from stretto.settings.runs import as_lists, known
-    from stretto.splitting import pieces
-    from stretto.study.prepare import build_model, dataset, resolve
 
-    settings = resolve(replace(requested, stages=1))  # more would be looked for in a cut of their own
-    loaded, model = dataset(settings), build_model(settings)
+    settings, loaded, model, cut = built(requested)
     x, y = loaded.train.first(EXAMPLES)
     inputs = inputs_of(x)
-    cut = None if model.module is None else pieces(model.module, example=x)
     layers = model.layers if cut is None else cut
     costs = layer_costs(layers, inputs, loss=model.loss, target=y)
     features = outputs(layers, *inputs)
@@ -110,8 +109,19 @@ def trainable(requested: "TrainSettings", tensors: Sequence[int] = ()) -> Costed
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
         None if cut is None else tuple(cut.bounds),
-        shared_costs(layers, inputs, model.loss, y, tensors),
+        shared_costs(layers, inputs, model.loss, y, tensors), requested,
     )  # fmt: skip
+
+
+def built(requested: "TrainSettings") -> "tuple[TrainSettings, Any, Model, Stages | None]":
+    """The settings resolved, the data, the model, and its pieces where it is no list of layers."""
+    from stretto.splitting import pieces
+    from stretto.study.prepare import build_model, dataset, resolve
+
+    settings = resolve(replace(requested, stages=1))  # more would be looked for in a cut of their own
+    loaded, model = dataset(settings), build_model(settings)
+    cut = None if model.module is None else pieces(model.module, example=loaded.train.first(EXAMPLES)[0])
+    return settings, loaded, model, cut
 
 
 def shared_costs(

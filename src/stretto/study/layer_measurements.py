@@ -1,0 +1,199 @@
+"""The layers of a model measured on this machine, for plans: alone, and while all workers of the machine compute."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import reduce
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stretto.cost import Cluster
+from stretto.cost.cluster import Device
+from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, measured_of
+from stretto.cost.stage_prediction import Machine, layer_seconds, update_seconds
+from stretto.measure import with_times
+from stretto.nn.batch import as_tuple, inputs_of
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import Costed, built
+from stretto.study.prepare import optimizer
+
+BLOCKS = 2  # in which layers are measured alone, and by all processes together
+SECONDS = 3.0  # of a measurement of all layers, about
+REPEATS = (2, 5)
+LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
+
+
+def is_measurable(model: Costed, cluster: Cluster) -> bool:
+    """Whether `stretto plan` can measure the layers: the cluster is this machine, and their copies are small."""
+    here = cluster.name == platform.node() and len(cluster.groups) == 1 and cluster.groups[0].nodes == 1
+    weights = sum(layer.parameter_bytes for layer in model.costs.layers)
+    return here and model.requested is not None and weights <= LARGEST
+
+
+def with_measured_layers(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> Costed:
+    """The costs with the seconds of each layer, of minibatches of `batch` examples and of parts of them.
+
+    Starts as many processes as the cluster has workers, of one thread each. Raises what one of them raises.
+    """
+    from stretto.runtime.launch import LaunchSettings
+    from stretto.study.calibration_processes import measure_on_processes
+
+    options = {"settings": model.requested, "batch": batch}
+    place = LaunchSettings(workers=min(cluster.num_workers, os.cpu_count() or 1))
+    found = measure_on_processes("layers", options, place, tell)
+    rows = tuple(
+        replace(row, measured=measured_of(times))
+        for row, times in zip(model.costs.layers, found["layers"], strict=True)
+    )
+    costs = replace(model.costs, layers=rows, start=found["start"], step=found["step"])
+    shared = {
+        parts: replace(
+            counted,
+            layers=tuple(
+                scaled(row, whole, cluster.device(0), model, batch)
+                for row, whole in zip(counted.layers, rows, strict=True)
+            ),
+            start=found["start"], step=found["step"],
+        )
+        for parts, counted in model.tensor_costs.items()
+    }  # fmt: skip
+    return replace(model, costs=costs, tensor_costs=shared)
+
+
+def scaled(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:
+    """A process's part of a layer with measured times: those of the whole, by what the device's rates say of both."""
+    times = whole.measured
+    assert times is not None, "all layers have been measured"
+    machine = Machine(device, model.costs.dtype)
+    bare = replace(whole, measured=None)
+
+    def line(kind: Any, measured: Affine | None) -> Affine | None:
+        if measured is None:
+            return None
+        of_whole = layer_seconds(bare, kind, machine, batch)
+        ratio = layer_seconds(part, kind, machine, batch) / of_whole if of_whole else 1.0
+        return Affine(measured.fixed * ratio, measured.each * ratio)
+
+    updates = update_seconds(bare, machine, model.optimizer)
+    share = update_seconds(part, machine, model.optimizer) / updates if updates else 1.0
+    return replace(
+        part,
+        measured=replace(
+            times,
+            forward=line("F", times.forward) or Affine(),
+            backward=line("B", times.backward) or Affine(),
+            input_gradient=line("I", times.input_gradient),
+            weight_gradient=line("W", times.weight_gradient),
+            update=None if times.update is None else times.update * share,
+            accumulate=None if times.accumulate is None else times.accumulate * share,
+        ),
+    )
+
+
+# -- in each process --------------------------------------------------------------------------------------------------
+
+
+def layers(tell: Callable[[], object], *, settings: TrainSettings, batch: int) -> dict[str, Any]:
+    """Measure the layers among all processes; the same result on all: the first one alone, then all together."""
+    from stretto.measure.layer_flops import layer_costs
+
+    resolved, loaded, model, cut = built(settings)
+    every = list(model.layers if cut is None else cut)
+    examples, targets = [], []
+    for size in sizes_of(batch):
+        x, y = loaded.train.first(size)
+        x, y = repeated(x, size), repeated(y, size)
+        examples.append(inputs_of(x))
+        targets.append(y)
+    costs = layer_costs(every, examples[-1], loss=model.loss, target=targets[-1])
+
+    def timed(repeats: int) -> ModelCosts:
+        return with_times(
+            costs, every, examples, loss=model.loss, targets=targets, optimizer=optimizer(resolved), repeats=repeats
+        )
+
+    begin = time.perf_counter()
+    timed(1)
+    repeats = max(REPEATS[0], min(REPEATS[1], int(agreed(SECONDS / (time.perf_counter() - begin)))))
+    tell()
+    alone, together = [], []
+    for _ in range(BLOCKS):
+        dist.barrier()
+        alone += [timed(repeats)] if dist.get_rank() == 0 else []
+        dist.barrier()
+        together.append(timed(repeats))
+        tell()
+    number = range(len(costs.layers))
+    slowed = [agreed(fmean(passes(times.layers[index], batch) for times in together)) for index in number]
+    result: list[dict[str, Any]] = [{}]
+    if dist.get_rank() == 0:
+        rows = [mean([times.layers[index].measured for times in alone]) for index in number]
+        lines = [
+            replace(row, contention=max(1.0, seconds / max(1e-9, passes_of(row, batch))))
+            for row, seconds in zip(rows, slowed, strict=True)
+        ]
+        start, step = (fmean(getattr(times, key) for times in alone) for key in ("start", "step"))
+        result = [{"layers": list(map(asdict, lines)), "start": start, "step": step}]
+    dist.broadcast_object_list(result)
+    return result[0]
+
+
+def sizes_of(batch: int) -> list[int]:
+    """The numbers of examples that are measured: a minibatch, a half, and an eighth of it."""
+    return sorted({batch, max(1, batch // 2), max(1, batch // 8)} | ({2} if batch == 1 else set()), reverse=True)
+
+
+def repeated(value: Any, size: int) -> Any:
+    """The examples, as often as it takes to be so many."""
+    if isinstance(value, Tensor):
+        copies = -(-size // max(1, len(value)))
+        return value if copies == 1 else torch.cat([value] * copies)[:size]
+    if isinstance(value, Mapping):
+        return {key: repeated(each, size) for key, each in value.items()}
+    return type(value)(repeated(each, size) for each in as_tuple(value))
+
+
+def passes(row: LayerCost, batch: int) -> float:
+    """Seconds of a forward and a backward."""
+    assert row.measured is not None, "it has been measured"
+    return passes_of(row.measured, batch)
+
+
+def passes_of(times: Measured, batch: int) -> float:
+    """Seconds of a forward and a backward."""
+    return times.forward.at(batch) + times.backward.at(batch)
+
+
+def agreed(value: float) -> float:
+    """The mean over processes."""
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
+
+
+def mean(measured: Sequence[Measured | None]) -> Measured:
+    """The mean of several measurements of one layer."""
+    known = [times for times in measured if times is not None]
+
+    def mean_line(key: str) -> Affine | None:
+        lines = [getattr(times, key) for times in known]
+        if None in lines:
+            return None
+        total = reduce(Affine.__add__, lines)
+        return Affine(total.fixed / len(lines), total.each / len(lines))
+
+    def mean_number(key: str) -> float | None:
+        numbers = [getattr(times, key) for times in known]
+        return None if None in numbers else fmean(numbers)
+
+    return Measured(
+        mean_line("forward") or Affine(), mean_line("backward") or Affine(), mean_line("input_gradient"),
+        mean_line("weight_gradient"), mean_number("update"), mean_number("accumulate"),
+        max(times.residual for times in known),
+    )  # fmt: skip
