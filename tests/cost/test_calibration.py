@@ -9,6 +9,7 @@ from stretto.cost import Affine
 from stretto.cost.cluster_file import parse, to_toml
 from stretto.measure import layer_costs, with_times
 from stretto.measure.aten_costs import Operators, sort
+from stretto.measure.collective_times import CollectiveTime
 from stretto.measure.layer_times import affine
 from stretto.measure.machine_calibration import PASSED, SIZES, Findings, cluster_of
 from stretto.measure.messages import Passage
@@ -69,6 +70,24 @@ def test_alpha_beta_gamma_t0_and_t1_are_recovered():
     assert device.memory_bandwidth == pytest.approx(1e9)
     assert parse(to_toml(cluster), "here") == cluster
     assert "load of others when it began: 0.5" in cluster.sources["devices.cpu"]
+
+
+def test_collectives_are_recovered_and_doubts_are_kept():
+    truth = {"gradients": (1e-3, 2e-5, 1e-9), "tensor-sum": (5e-4, 0.0, 2e-9)}
+    measured = tuple(
+        CollectiveTime(name, tensors, size, per_call + tensors * per_tensor + size * per_byte)
+        for name, (per_call, per_tensor, per_byte) in truth.items()
+        for tensors, size in ((2.0, 1e3), (32.0, 1e3), (2.0, 1e6), (40.0, 1e7))
+    )
+    cluster = cluster_of(findings(collectives=measured, load=1.5, points=points(noise=0.2)))
+    for name, rates in truth.items():
+        found = cluster.links["within"].collectives[name]
+        assert (found.per_call, found.per_tensor, found.per_byte) == pytest.approx(rates)
+        assert found.processes == 2
+    assert [doubt.split(" ")[0] for doubt in cluster.doubts] == ["repeats", "other"]
+    assert parse(to_toml(cluster), "here") == cluster
+    assert Findings.of(findings(collectives=measured).to_dict()) == findings(collectives=measured)
+    assert not cluster_of(findings()).doubts
 
 
 def test_noise_is_told_and_does_little_harm():

@@ -100,7 +100,7 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
     return costed(
         model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
         loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=heads,
-        tensors=sharing_workers(settings.workers or cluster.num_workers, cluster),
+        tensors=sharing_workers(settings, cluster),
     )  # fmt: skip
 
 
@@ -122,10 +122,11 @@ def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, 
         return with_measured_layers(model, cluster, batch, lambda _: bar.advance(1))
 
 
-def sharing_workers(workers: int, cluster: "Cluster") -> tuple[int, ...]:
+def sharing_workers(settings: PlanSettings, cluster: "Cluster") -> tuple[int, ...]:
     """The numbers of workers that may share weights: those of one node."""
     from stretto.plan.problem import TENSORS
 
+    workers = settings.workers or cluster.num_workers
     node = max(group.workers for group in cluster.groups)
     return tuple(parts for parts in TENSORS if parts > 1 and workers % parts == 0 and parts <= node)
 
@@ -139,15 +140,16 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
         batch_sizes=settings.batch_size or (model.batch_size,), optimizer=model.optimizer, heads=model.heads,
         sides=images(model), masters=model.costs.dtype == "bfloat16", shards=shards(model), methods=methods,
         microbatches=settings.microbatches, stages=settings.stages, all_workers=settings.all_workers,
-        tensor_costs=model.tensor_costs, tensors=choices(model),
+        tensor_costs=model.tensor_costs, tensors=choices(model, sharing_workers(settings, cluster)),
     )  # fmt: skip
 
 
-def choices(model: "Costed") -> tuple[int, ...]:
-    """The numbers of workers that may share weights: where the costs were counted, those that can."""
+def choices(model: "Costed", tried: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers of workers that may share weights: of those whose costs it was `tried` to count, those that can."""
     from stretto.plan.problem import TENSORS
 
-    return TENSORS if model.trained is None else (1, *model.tensor_costs)
+    counted = TENSORS if model.requested is None else model.tensor_costs
+    return tuple(parts for parts in TENSORS if parts in counted or parts not in tried)
 
 
 def images(model: "Costed") -> tuple[int, ...] | None:

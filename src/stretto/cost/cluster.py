@@ -226,7 +226,7 @@ class WorkerPlace(NamedTuple):
 class Cluster:
     """Groups of nodes. `between` names the link between groups; `sources` gives the source of each figure by its key.
 
-    `doubts` are reasons, in words, not to rely on the figures. Raises UsageError for the name of a device or a link that is missing.
+    `doubts` are reasons, in words, not to rely on the figures. Raises UsageError for devices or links that are missing.
     """
 
     name: str

@@ -65,9 +65,12 @@ def to_toml(cluster: Cluster) -> str:
 
 
 def to_dict(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as nested dicts for TOML and JSON, without fields that are None."""
+    """The cluster as nested dicts for TOML and JSON, without fields that are None, and without collectives of none."""
     content: dict[str, Any] = without_none(asdict(cluster))
-    return content
+    for link in content["links"].values():
+        if not link["collectives"]:
+            del link["collectives"]
+    return content if content["doubts"] else {key: value for key, value in content.items() if key != "doubts"}
 
 
 def without_none(value: Any) -> Any:

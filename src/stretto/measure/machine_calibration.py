@@ -45,8 +45,8 @@ class Findings:
     between_passages: tuple[Passage, ...]
     additions: Times
     overhead: Overhead
-    collectives: tuple[CollectiveTime, ...]
     load: float
+    collectives: tuple[CollectiveTime, ...] = ()
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Findings":
