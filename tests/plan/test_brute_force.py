@@ -87,7 +87,7 @@ def problem(n, methods=("all",)):
         costs=ModelCosts(
             tuple(row(str(k), x) for k, x in enumerate(n["layers"])), "float32", float(n["start"]), float(n["once"])
         ), cluster=cluster,
-        workers=n["workers"], batch_sizes=(n["batch"],), methods=methods, tensors=(1, 2, 4),
+        workers=n["workers"], batch_sizes=(n["batch"],), methods=methods,
         heads=tuple(row(f"head{k}", x) for k, x in enumerate(n["heads"])), optimizer="sgd",
     )  # fmt: skip
 

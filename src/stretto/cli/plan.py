@@ -103,12 +103,15 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...]) -> "Costed":
 def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", methods: tuple[str, ...]) -> "Problem":
     """A model on a cluster: on all of it unless said otherwise, with the batch that suits the model."""
     from stretto.plan import Problem
+    from stretto.plan.problem import USUAL_SPACES
 
     return Problem(
         costs=model.costs, cluster=cluster, workers=settings.workers or cluster.num_workers,
         batch_sizes=settings.batch_size or (model.batch_size,), optimizer=model.optimizer, heads=model.heads,
-        sides=images(model), masters=model.costs.dtype == "bfloat16", shards=shards(model), methods=methods,
-        microbatches=settings.microbatches, stages=settings.stages, all_workers=settings.all_workers,
+        sides=images(model), masters=model.costs.dtype == "bfloat16", shards=settings.sharding or shards(model),
+        methods=methods, microbatches=settings.microbatches, stages=settings.stages, pipelines=settings.pipeline,
+        data_parallels=settings.data_parallel, tensors=settings.tensor, spaces=settings.space or USUAL_SPACES,
+        all_workers=settings.all_workers,
     )  # fmt: skip
 
 
