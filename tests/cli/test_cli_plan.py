@@ -136,7 +136,8 @@ def test_limits_in_a_file_and_limits_that_cannot_be(capsys, tmp_path, cluster):
         assert run(capsys, base[0], file, *base[1:])["chosen"]["space"] == [2, 1]
     for words, said in (
         (("--workers", 2, "--pipeline", 4), "--pipeline 4: pipeline x data-parallel x tensor x space is the number of"),
-        (("--model", "transformer", "--space", "2,1"), "no layer of this model takes images"),
+        (("--space", "2,1"), "no layer of this model convolves or pools images"),
+        (("--model", "cnn", "--space", "4,1", "1,4"), "in layer 4 images have fewer rows than 4,1 has parts"),
         (("--space", 2), "'2' is 1 numbers: give pairs, 2,1 1,1"),
         (("--sharding", "fully-shared"), "did you mean 'fully-shard'"),
         (("--workers", 1, "--sharding", "fully-shard"), "replicas, of which there must be at least 2"),

@@ -54,7 +54,7 @@ def test_tensor_sizes_that_are_named_may_be_any_and_cross_nodes():
         ({"methods": ("backprop",), "pipelines": (2,), "data_parallels": (1, 2)}, {"methods", "pipelines"},
          "backprop has a pipeline of 1 worker"),
         ({"spaces": ((2, 1),), "tensors": (2,)}, {"spaces", "tensors"}, "not combined with tensor"),
-        ({"spaces": ((2, 1),), "sides": None}, {"spaces"}, "no layer of this model takes images"),
+        ({"spaces": ((2, 1),), "sides": None}, {"spaces"}, "no layer of this model convolves or pools images"),
         ({"stages": (30,), "methods": ("1f1b", "backprop")}, {"stages"}, "a stage holds at least one of the"),
         ({"batch_sizes": (7,), "data_parallels": (4,)}, {"batch_sizes", "data_parallels"}, "--batch-size 8"),
     ],

@@ -116,8 +116,8 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
 
 
 def images(model: "Costed") -> tuple[int, ...] | None:
-    """The sides of images, if there are any."""
-    return model.sides if any(model.sides) else None
+    """The sides of images, if some layer convolves or pools any; others gain nothing from cut images."""
+    return model.sides if any(layer.image_windows for layer in model.costs.layers) else None
 
 
 def shards(model: "Costed") -> tuple[str, ...]:

@@ -138,7 +138,10 @@ def batches(freed: Problem) -> str:
 def laws(fields: Sequence[str], problem: Problem) -> Iterator[str]:
     """The rules that limits break together, the most particular first."""
     if "spaces" in fields and not problem.sides:
-        yield "no layer of this model takes images [N, C, H, W], which space cuts"
+        yield "no layer of this model convolves or pools images [N, C, H, W], which space cuts"
+    small = [(space, name) for space in problem.spaces if (name := problem.too_small(space))]
+    if "spaces" in fields and small:
+        yield f"in layer {small[0][1]} images have fewer rows than {text(small[0][0])} has parts"
     if "spaces" in fields and ("tensors" in fields or "shards" in fields):
         other = "tensor parallelism" if "tensors" in fields else "sharding"
         yield f"space is not combined with {other}"

@@ -8,6 +8,7 @@ from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.errors import UsageError, nearest
 from stretto.optimizers import optimizer_of
 from stretto.options.checks import shown
+from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
 
 SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
@@ -115,6 +116,13 @@ class Problem:
         """The layers; the loss is merged into the last one."""
         *rows, last = self.costs.layers
         return (*rows[:-1], rows[-1].then(last)) if last.type == "Loss" and rows else self.costs.layers
+
+    def too_small(self, space: tuple[int, int]) -> str:
+        """The first layer whose image has too few rows for `space`, which training refuses; empty if there is none."""
+        for layer, side in zip(self.layers, self.sides or (), strict=self.sides is not None):
+            if side and any(too_few_rows(window, space) for window in layer.image_windows):
+                return layer.name
+        return ""
 
     def state(self, layer: LayerCost) -> float:
         """Bytes of optimizer state for a layer."""

@@ -129,9 +129,9 @@ def inner_axes(problem: Problem, workers: int) -> Iterator[tuple[int, tuple[int,
     for tensor in tensors if whole in problem.spaces else ():
         if workers % tensor == 0:
             yield tensor, whole
-    for height, width in dict.fromkeys(problem.spaces) if problem.sides and 1 in tensors else ():
-        if height * width > 1 and workers % (height * width) == 0:
-            yield 1, (height, width)
+    for space in dict.fromkeys(problem.spaces) if problem.sides and 1 in tensors else ():
+        if space != whole and workers % (space[0] * space[1]) == 0 and not problem.too_small(space):
+            yield 1, space
 
 
 def tensors_of(problem: Problem) -> tuple[int, ...]:
