@@ -24,7 +24,8 @@ class Costed:
     `heads` are the costs of an auxiliary head behind each layer, None where there can be none; `sides` the rows
     of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
     cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
-    `stretto.split` counts, None for other models.
+    `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
+    several where branches cross its end; empty where they are not counted.
     """
 
     name: str
@@ -36,6 +37,17 @@ class Costed:
     trained: Mapping[str, Any] | None
     layers: tuple[str, ...]
     positions: tuple[int, ...] | None = None
+    tensors: tuple[int, ...] = ()
+
+    def passed(self, cut: Sequence[int]) -> list[dict[str, float]]:
+        """What passes from each stage to the next, as plain data: tensors, and bytes an example, all tensors together.
+
+        Branches that end behind the next stage pass through it, so that they are counted at every boundary.
+        """
+        return [
+            {"tensors": self.tensors[end - 1], "bytes_per_example": self.costs.layers[end - 1].output.each}
+            for end in (cut[1:-1] if self.tensors else ())
+        ]
 
     def bounds(self, cut: Sequence[int]) -> list[int]:
         """Bounds of stages in layers as `stretto.split` and `stretto train` count them."""
@@ -101,7 +113,7 @@ def trainable(requested: "TrainSettings") -> Costed:
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
-        None if cut is None else tuple(cut.bounds),
+        None if cut is None else tuple(cut.bounds), tuple(map(len, features)),
     )  # fmt: skip
 
 
@@ -154,6 +166,7 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
         name, costs, heads_of(features, network.loss, y) if heads else None,
         sides([(x,), *features[:-1]] if features else []), batch,
         usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
+        tensors=tuple(map(len, features)),
     )  # fmt: skip
 
 
@@ -176,7 +189,7 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Cost
     return Costed(
         name, layer_costs(layers, inputs), None, sides([inputs, *features[:-1]]), len(inputs[0]),
         "sgd" if optimizer == "auto" else planned_optimizer(optimizer), None, tuple(map(str, layers.bounds[:-1])),
-        tuple(layers.bounds),
+        tuple(layers.bounds), tuple(map(len, features)),
     )  # fmt: skip
 
 
