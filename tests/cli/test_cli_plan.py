@@ -109,6 +109,42 @@ def test_a_method_that_wants_another_optimizer(capsys, cluster):
     assert "built on nadam, and the optimizer is 'sgd'" in mistake(capsys, *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (("--pipeline", 1, "--data-parallel", 2, "--sharding", "fully-shard"), {"data": 2, "sharding": "fully-shard"}),
+        (("--pipeline", "1,2", "--tensor", 2, "--data-parallel", 1), {"pipeline": 1, "tensor": 2}),
+        (("--model", "cnn", "--space", "2,1"), {"space": [2, 1], "pipeline": 1}),
+        (
+            ("--model", "cnn", "--space", "1,2", "1,1", "--data-parallel", 1, "--pipeline", 1, "--tensor", 1),
+            {"space": [1, 2]},
+        ),
+        (("--model", "cnn", "--space", 1, 2, "--space", "4,1"), {"space": [1, 2]}),
+    ],
+)
+def test_one_configuration_is_priced(capsys, tmp_path, cluster, words, chosen):
+    file = tmp_path / "plan.toml"
+    told = run(capsys, "plan", "--workers", 2, "--all-workers", "--cluster", cluster(), "--out", file, *words)
+    assert {key: told["chosen"][key] for key in chosen} == chosen
+    assert told["predicted_seconds"] == tomllib.loads(file.read_text())["predicted"]["seconds_per_step"] > 0
+
+
+def test_limits_in_a_file_and_limits_that_cannot_be(capsys, tmp_path, cluster):
+    file, base = tmp_path / "limits.toml", ("plan", "--cluster", cluster(), "--out", tmp_path / "p.toml")
+    for space in ("[2, 1]", '["2,1", "4,1"]', '"2,1"'):
+        file.write_text(f'model = "cnn"\nworkers = 2\npipeline = [1, 2]\nspace = {space}\n')
+        assert run(capsys, base[0], file, *base[1:])["chosen"]["space"] == [2, 1]
+    for words, said in (
+        (("--workers", 2, "--pipeline", 4), "--pipeline 4: pipeline x data-parallel x tensor x space is the number of"),
+        (("--space", "2,1"), "no layer of this model convolves or pools images"),
+        (("--model", "cnn", "--space", "4,1", "1,4"), "in layer 4 images have fewer rows than 4,1 has parts"),
+        (("--space", 2), "'2' is 1 numbers: give pairs, 2,1 1,1"),
+        (("--sharding", "fully-shared"), "did you mean 'fully-shard'"),
+        (("--workers", 1, "--sharding", "fully-shard"), "replicas, of which there must be at least 2"),
+    ):
+        assert said in mistake(capsys, *base, *words)
+
+
 def test_two_plans_differ(capsys, tmp_path, cluster):
     files = [tmp_path / "a.toml", tmp_path / "b.toml"]
     for file, batch in zip(files, (32, 64), strict=True):

@@ -1,6 +1,7 @@
 """Every candidate and every way to cut, priced on plain fractions: shares no code with the planner.
 
-A problem is a dict of numbers. Layer: flops and bytes kept are per example; times are flops x the device's pace.
+A problem is a dict of numbers. Layer: flops and bytes kept are per example; times are flops x the device's pace. A
+layer of images has a side, and perhaps a window (kernel, stride, dilation, padding). Limits list what may be chosen.
 """
 
 import itertools
@@ -17,39 +18,116 @@ TWICE = ("interleaved", "looped-bfs", "zb-v")  # two stages a worker
 CUT = ("gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream-2bw", "paci")
 
 
+SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
+
+
 def ways(n, methods=SYNC + ASYNC + LOCAL):
-    """(pipeline, data, tensor, method, microbatches, recompute, shard, chunks) of everything that is allowed."""
+    """(pipeline, data, tensor, method, microbatches, recompute, shard, chunks, space) of everything that is allowed."""
+    limits = n.get("limits", {})
     for workers in (w for w in range(1, n["workers"] + 1) if n["workers"] % w == 0):
-        for pipeline, data, tensor in itertools.product(range(1, workers + 1), repeat=3):
-            if pipeline * data * tensor != workers or tensor not in (1, 2, 4) or tensor > n["per_node"]:
+        for pipeline, data, (tensor, space) in itertools.product(
+            range(1, workers + 1), range(1, workers + 1), inner(n, workers)
+        ):
+            if pipeline * data * tensor * space[0] * space[1] != workers or n["batch"] % data:
                 continue
-            if n["batch"] % data:
+            if pipeline not in limits.get("pipelines", [pipeline]) or data not in limits.get("data", [data]):
                 continue
             for method in methods:
                 if (pipeline == 1 and method not in ("backprop", "1f1b")) or (pipeline > 1 and method == "backprop"):
                     continue
                 stages = pipeline * (2 if method in TWICE else 1)
-                if stages > len(n["layers"]):
+                if stages > len(n["layers"]) or stages not in limits.get("stages", [stages]):
                     continue
                 for m in range(1, n["batch"] // data + 1):
-                    if method in CUT:
-                        if n["batch"] // data % m or (pipeline == 1 and m == 1):
-                            continue
-                        if method in ("pipedream-2bw", "looped-bfs") and m < pipeline:
-                            continue
-                        if method == "zb-v" and m < 2 * pipeline - 1:
-                            continue
-                        if method == "interleaved" and m > pipeline and m % (m // pipeline):
-                            continue
-                    elif m > 1:
+                    if not cuts_into(n, method, pipeline, data, m):
                         continue
                     for again in (False, True):
                         if again and (method not in SYNC or held(method, 0, stages, m) <= 1):
                             continue
-                        shards = ("none", "keep", "reshard") if method in SYNC and data > 1 else ("none",)
-                        for shard in shards:
+                        can_shard = method in SYNC and data > 1 and space == (1, 1)
+                        for shard in limits.get("shards", ("none", "keep", "reshard")):
+                            if shard != "none" and not can_shard:
+                                continue
                             for chunks in range(2, stages) if method == "chunked" else (1,):
-                                yield pipeline, data, tensor, method, m, again, shard, chunks
+                                yield pipeline, data, tensor, method, m, again, shard, chunks, space
+
+
+def cuts_into(n, method, pipeline, data, m):
+    """Whether a replica's share may be cut into m micro-batches."""
+    if method not in CUT:
+        return m == 1
+    if n["batch"] // data % m or (pipeline == 1 and m == 1) or m not in n.get("limits", {}).get("microbatches", [m]):
+        return False
+    if method in ("pipedream-2bw", "looped-bfs"):
+        return m >= pipeline
+    if method == "zb-v":
+        return m >= 2 * pipeline - 1
+    return method != "interleaved" or m <= pipeline or m % (m // pipeline) == 0
+
+
+def inner(n, workers):
+    """(tensor, space): one of them is longer than 1 at most."""
+    limits = n.get("limits", {})
+    usual = [t for t in (1, 2, 4) if t <= n["per_node"]]
+    for tensor in limits.get("tensors", usual):
+        for space in limits.get("spaces", SPACES):
+            if space == (1, 1) or (tensor == 1 and cuttable(n, space)):
+                yield tensor, space
+
+
+def cuttable(n, space):
+    """Whether there are images, and every process has a row of each that a window takes or gives."""
+    images = [x for x in n["layers"] if x.get("side")]
+    sizes = [size for x in images if x["window"] for size in (x["side"], rows_out(x))]
+    return bool(images) and all(size >= parts for size in sizes for parts in space)
+
+
+def rows_out(x):
+    """The output rows of a layer's window."""
+    kernel, stride, dilation, padding = x["window"]
+    return (x["side"] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def slabs(size, parts):
+    """The rows of each process: the first ones have one more where it is uneven."""
+    lengths = [size // parts + (at < size % parts) for at in range(parts)]
+    return [range(sum(lengths[:at]), sum(lengths[: at + 1])) for at in range(parts)]
+
+
+def seen(x, out):
+    """All input rows from the first to the last that output rows see."""
+    kernel, stride, dilation, padding = x["window"]
+    rows = [o * stride - padding + dilation * j for o in out for j in range(kernel)]
+    return [row for row in range(min(rows), max(rows) + 1) if 0 <= row < x["side"]]
+
+
+def halo_messages(x, space):
+    """For each process, the pixels that it sends to each other one, walked through one by one."""
+    own = list(itertools.product(*(slabs(x["side"], parts) for parts in space)))
+    wants = [
+        {(row, column) for row in (seen(x, up) if space[0] > 1 else range(x["side"]))
+         for column in (seen(x, over) if space[1] > 1 else range(x["side"]))}
+        for up, over in itertools.product(*(slabs(rows_out(x), parts) for parts in space))
+    ]  # fmt: skip
+    return [
+        [len(set(itertools.product(*own[p])) & wants[q]) for q in range(len(own)) if q != p] for p in range(len(own))
+    ]
+
+
+def halos(n, x, space, groups, b):
+    """Seconds of a layer's rows on their way up, and of their gradients on the way back."""
+    if space == (1, 1) or not x.get("side") or not x["window"]:
+        return Q(0), Q(0)
+    sends = halo_messages(x, space)
+    back = [[sends[q][p if p < q else p - 1] for q in range(len(sends)) if q != p] for p in range(len(sends))]
+    crossing = any(a // n["per_node"] != c // n["per_node"] for group in groups for a in group for c in group)
+    latency, beta = n["far" if crossing else "near"]
+    pixel = Q(x["in"], x["side"] ** 2) * b
+    up, down = (
+        max(sum(latency + beta * pixel * count for count in process if count) for process in way)
+        for way in (sends, back)
+    )
+    return up, down
 
 
 def held(method, s, S, M):
@@ -90,6 +168,11 @@ def ring(n, workers, size, adds=True, halves=2):
     if P == 1 or not size:
         return Q(0)
     pairs = {link(n, a, b) for a in workers for b in workers if a != b}
+    return over(n, pairs, P, size, adds, halves)
+
+
+def over(n, pairs, P, size, adds=True, halves=2):
+    """A ring of P over these links."""
     half = max((P - 1) * (latency + Q(size) / P * beta) for latency, beta in pairs)
     return halves * half + (Q(P - 1, P) * size * n["gamma"] if adds else 0)
 
@@ -119,17 +202,23 @@ def stage_price(n, way, s, S, i, j):
     Work includes the runtime's time of each action, and the ends of messages: a forward takes one from below and sends
     one up, a backward the other way round.
     """
-    W, R, T, method, M, again, shard, chunks = way
+    W, R, T, method, M, again, shard, chunks, space = way
+    inside = T * space[0] * space[1]
     w = home(method, s, S, W)
     b = Q(n["batch"], R * M)
-    ranks = [[(r * W + w) * T + t for t in range(T)] for r in range(R)]
+    ranks = [[(r * W + w) * inside + t for t in range(inside)] for r in range(R)]
     layers = n["layers"][i:j]
 
     def slowest(price):
         return max(price(n["paces"][rank // n["per_node"]]) for group in ranks for rank in group)
 
-    def cut(x):  # by tensor parallelism
-        return T if x["weights"] else 1
+    def slab(x):  # by space parallelism
+        return space[0] * space[1] if x.get("side") else 1
+
+    def cut(x):  # by tensor parallelism too
+        return (T if x["weights"] else 1) * slab(x)
+
+    enters, leaves = Q(layers[0]["in"]) / slab(layers[0]), Q(layers[-1]["out"]) / slab(layers[-1])
 
     def forward(pace):
         return sum(pace * x["f"] * b / cut(x) for x in layers)
@@ -167,16 +256,22 @@ def stage_price(n, way, s, S, i, j):
         gradients += head["weights"]
         kept += head["kept"] * b
     for x in layers:
-        if x["weights"]:
+        up, down = halos(n, x, space, ranks, b)
+        f, back = f + up, back + down
+        if x["weights"] and T > 1:
             f += max(ring(n, group, x["out"] * b) for group in ranks)
             back += max(ring(n, group, x["in"] * b) for group in ranks)
     count = held(method, s, S, M)
     recomputed = f if again and count > 1 else Q(0)
     back += recomputed
-    replicas = [[ranks[r][t] for r in range(R)] for t in range(T)]
+    replicas = [[ranks[r][t] for r in range(R)] for t in range(inside)]
     if versions(method, s, S) > 1:
         update += 2 * gradients / n["bandwidth"]
-    end = max(ring(n, group, gradients) for group in replicas) + update
+    if space == (1, 1):
+        end = max(ring(n, group, gradients) for group in replicas) + update
+    else:
+        pairs = {link(n, p, q) for group in (*replicas, *ranks) for p in group for q in group if p != q}
+        end = (over(n, pairs, R * inside, gradients) if gradients else 0) + update
     size = static + gradients
     if shard == "keep":
         end = max(ring(n, group, params) for group in replicas) + update / R
@@ -187,22 +282,24 @@ def stage_price(n, way, s, S, i, j):
         f, back = f + gather, back + gather * (2 if recomputed else 1) + scatter
         end = update / R
         size = 2 * params / R + 2 * max(Q(x["weights"]) / T for x in layers)
-    size += count * layers[0]["in"] * b + kept if recomputed else count * kept
+    size += count * enters * b + kept if recomputed else count * kept
     x = Q(0)
     if s < S - 1 and home(method, s + 1, S, W) != w:
-        nxt = [[(r * W + home(method, s + 1, S, W)) * T + t for t in range(T)] for r in range(R)]
+        nxt = [[(r * W + home(method, s + 1, S, W)) * inside + t for t in range(inside)] for r in range(R)]
         pairs = [link(n, p, q) for one, two in zip(ranks, nxt, strict=True) for p, q in zip(one, two, strict=True)]
         busy = [n["send"][k] + n["receive"][k] for k in (0, 1)]
-        x = max(max(0, alpha - busy[0]) + layers[-1]["out"] * b * max(0, beta - busy[1]) for alpha, beta in pairs)
+        x = max(max(0, alpha - busy[0]) + leaves * b * max(0, beta - busy[1]) for alpha, beta in pairs)
     halves = 2 if split or (method in HOPS and S > 1) else 1
     late_work = slowest(late) + (n["per_action"] if halves == 2 else 0)
     f += n["per_action"]
     back += n["per_action"] * (halves + (recomputed > 0))
     below = s > 0 and home(method, s - 1, S, W) != w
     above = s < S - 1 and home(method, s + 1, S, W) != w
-    f += below * end_of(n, "receive", layers[0]["in"] * b) + above * end_of(n, "send", layers[-1]["out"] * b)
-    back += (below and returns(method, s - 1, S, chunks)) * end_of(n, "send", layers[0]["in"] * b)
-    taken = (above and returns(method, s, S, chunks)) * end_of(n, "receive", layers[-1]["out"] * b)
+    f += below * end_of(n, "receive", enters * b) + above * end_of(n, "send", leaves * b)
+    back += (below and returns(method, s - 1, S, chunks)) * end_of(n, "send", enters * b)
+    following = n["layers"][j] if above else layers[-1]
+    gradient_bytes = Q(following["in"]) / slab(following) * b if above else 0
+    taken = (above and returns(method, s, S, chunks)) * end_of(n, "receive", gradient_bytes)
     back += taken
     late_work += taken if method in HOPS else 0
     end += n["per_action"] + (n["per_step"] + losses(n, w, home(method, S - 1, S, W), W)) / Q(S, W)
@@ -229,7 +326,7 @@ def returns(method, s, S, K):
 
 def step(n, way, bounds):
     """Seconds of a step, or None where a worker's memory is too small."""
-    W, _, _, method, M, _, _, chunks = way
+    W, _, _, method, M, _, _, chunks, _ = way
     S = len(bounds) - 1
     v = S // W
     prices = [stage_price(n, way, s, S, bounds[s], bounds[s + 1]) for s in range(S)]

@@ -2,15 +2,18 @@
 
 import random
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
-from brute_force import best, step
+from brute_force import best, rows_out, step
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
-from stretto.cost.layer_table import Affine
+from stretto.cost.layer_table import Affine, ImageWindow
+from stretto.parallel.space.geometry import SlidingWindow
 from stretto.plan import Problem, search
 
 EIGHTH = Fraction(1, 8)
+CUT = ((2, 1), (1, 2), (2, 2), (1, 4))
 
 
 def draw(seed, workers=None, layers=0):
@@ -50,6 +53,31 @@ def draw(seed, workers=None, layers=0):
     }  # fmt: skip
 
 
+def images(n, seed):
+    """The same with images in its lower layers, whose windows make them smaller."""
+    dice = random.Random(seed)
+    side, layers = dice.choice([8, 9, 11, 16]), [dict(x) for x in n["layers"]]
+    for x in layers[: dice.randint(1, len(layers))]:
+        kernel, stride, dilation = dice.choice([1, 2, 3, 5]), dice.choice([1, 1, 2]), dice.choice([1, 1, 2])
+        window = (kernel, stride, dilation, dice.randint(0, kernel // 2))
+        x |= {"side": side, "window": None if dice.random() < 0.3 else window, "in": side**2 * dice.choice([1, 2, 4])}
+        side = rows_out(x) if x["window"] else side
+        if side < 1:
+            x["window"] = None
+            side = x["side"]
+    for below, above in pairwise(layers):
+        below["out"] = above["in"]
+    return n | {"layers": layers}
+
+
+def window_of(x):
+    """A layer's window as the planner takes it."""
+    kernel, stride, dilation, padding = x["window"]
+    slid = SlidingWindow(kernel, stride, dilation, padding, padding)
+    side = x["side"]
+    return ImageWindow((side, side), (slid, slid), "refused", True, Affine(0, x["in"] / side**2))
+
+
 def row(name, x):
     """A layer as the planner takes it: its FLOPs are its time at pace 1."""
 
@@ -61,7 +89,7 @@ def row(name, x):
         weight_gradient=work(x["w"]), differentiated=True, parameters=x["weights"], parameter_tensors=1,
         parameter_bytes=x["weights"], gradient_bytes=x["weights"], activation=Affine(0, x["kept"]), shared=Affine(),
         input=Affine(0, x.get("in", 1)), output=Affine(0, x.get("out", 1)), loose_input=Affine(),
-        loose_output=Affine(),
+        loose_output=Affine(), image_windows=(window_of(x),) if x.get("window") else (),
     )  # fmt: skip
 
 
@@ -87,9 +115,20 @@ def problem(n, methods=("all",)):
         costs=ModelCosts(
             tuple(row(str(k), x) for k, x in enumerate(n["layers"])), "float32", float(n["start"]), float(n["once"])
         ), cluster=cluster,
-        workers=n["workers"], batch_sizes=(n["batch"],), methods=methods, tensors=(1, 2, 4),
+        workers=n["workers"], batch_sizes=(n["batch"],), methods=methods,
         heads=tuple(row(f"head{k}", x) for k, x in enumerate(n["heads"])), optimizer="sgd",
+        sides=tuple(x.get("side", 0) for x in n["layers"]) if any("side" in x for x in n["layers"]) else None,
+        **limits_of(n),
     )  # fmt: skip
+
+
+def limits_of(n):
+    """The limits of a problem as the planner takes them."""
+    names = {"data": "data_parallels"}
+    given = {names.get(key, key): tuple(values) for key, values in n.get("limits", {}).items()}
+    if "shards" in given:
+        given["shards"] = tuple(SHARD_NAMES[shard] for shard in given["shards"])
+    return given
 
 
 def link(n, latency, beta):
@@ -101,8 +140,11 @@ def link(n, latency, beta):
     )  # fmt: skip
 
 
+SHARD_NAMES = {"none": "none", "keep": "fully-shard", "reshard": "fully-shard(reshard=True)"}
+
+
 def shard_name(name):
-    return {"none": "none", "fully-shard": "keep", "fully-shard(reshard=True)": "reshard"}[name]
+    return next(key for key, value in SHARD_NAMES.items() if value == name)
 
 
 @pytest.fixture(autouse=True)
@@ -123,16 +165,44 @@ def test_the_best_of_one_method(method, seed):
     compare(draw(1000 + seed, workers=3 if method == "chunked" else 2, layers=5), (method,))
 
 
-def compare(n, methods=None):
+@pytest.mark.parametrize("seed", range(24))
+def test_the_best_with_images_that_may_be_cut(seed):
+    """Mostly only plans that cut them count, since they are rarely the best of all."""
+    n = images(draw(2000 + seed, workers=(4, 4, 2)[seed % 3]), seed)
+    compare(n if seed % 4 == 3 else n | {"limits": {"spaces": sorted({CUT[seed % 4], CUT[seed // 4 % 4]})}}, empty=True)
+
+
+def limited(n, seed):
+    """The same under some limits, which may leave nothing."""
+    dice = random.Random(seed)
+    lists = {
+        "pipelines": (1, 2, 3, 4), "data": (1, 2, 4), "tensors": (1, 2, 3, 4), "stages": (1, 2, 4),
+        "spaces": ((1, 1), (2, 1), (1, 2), (1, 4)), "shards": ("none", "keep", "reshard"), "microbatches": (1, 2, 4),
+    }  # fmt: skip
+    chosen = dice.sample(sorted(lists), dice.choice([1, 1, 2, 3]))
+    return n | {"limits": {key: dice.sample(lists[key], dice.randint(1, len(lists[key]))) for key in chosen}}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_best_within_limits(seed):
+    n = draw(3000 + seed, workers=(2, 3, 4, 4)[seed % 4])
+    compare(limited(images(n, seed) if seed % 3 else n, seed), empty=True)
+
+
+def compare(n, methods=None, *, empty=False):
     found = search(problem(n, methods or ("all",)))
     looked, least = best(n, methods) if methods else best(n)
-    assert found.candidates == looked > 0
+    assert found.candidates == looked
+    assert looked or empty
     if least is None:
         assert found.best is None
         return
     assert found.best is not None
     assert Fraction(found.best.formula) == least
     c = found.best.candidate
-    way = (c.pipeline, c.mesh.data, c.mesh.tensor, c.method, c.microbatches, c.recompute, shard_name(c.shard), c.losses)
+    way = (
+        c.pipeline, c.mesh.data, c.mesh.tensor, c.method, c.microbatches, c.recompute, shard_name(c.shard), c.losses,
+        c.mesh.space,
+    )  # fmt: skip
     assert step(n, way, found.best.bounds) == least
     assert max(found.best.bytes) <= n["memory"]

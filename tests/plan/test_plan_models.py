@@ -1,5 +1,12 @@
 """What plans are made of, read off networks."""
 
+import pytest
+import torch
+from torch import nn
+
+import stretto
+from stretto.cli.plan_output import passed_rows
+from stretto.nn.batch import as_tuple
 from stretto.study.model_costs import costed
 
 
@@ -10,3 +17,81 @@ def test_layers_that_pass_on_several_tensors_have_costs_and_heads():
     assert len(found.heads) == 4
     assert all(row.forward for row in found.costs.layers[:4])
     assert found.sides == (0, 0, 0, 0)
+
+
+class Branching(nn.Module):
+    """Skips over several pieces, which cross; a second output that is made early; a mask that all blocks read."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.a, self.b, self.c, self.d, self.e = (nn.Linear(6, 6) for _ in range(5))
+
+    def forward(self, tokens):
+        mask = (tokens > 0).unsqueeze(-1)
+        a = torch.relu(self.a(self.embed(tokens))) * mask
+        b = torch.relu(self.b(a)) * mask
+        c = torch.relu(self.c(b) + a) * mask
+        d = torch.relu(self.d(c) + b) * mask
+        return self.e(d) + a, b.mean((1, 2))
+
+
+def branching():
+    torch.manual_seed(0)
+    return Branching(), torch.ones(4, 3, dtype=torch.long)
+
+
+def test_messages_between_stages_have_every_tensor_that_passes():
+    """The outputs of real stages, cut behind every piece, are what is priced there."""
+    found = costed(f"{__file__}:branching", {}, None, {}, "sgd")
+    model, x = branching()
+    end, several = found.positions[-1], 0
+    for cut in range(1, len(found.layers)):
+        lower, upper = stretto.split(model, [0, found.positions[cut], end], example=x)
+        passed = as_tuple(lower(x))
+        sent = sum(tensor.numel() * tensor.element_size() for tensor in passed)
+        assert found.costs.layers[cut - 1].output.at(len(x)) == found.costs.layers[cut].input.at(len(x)) == sent
+        assert found.passed([0, cut, len(found.layers)]) == [
+            {"tensors": len(passed), "bytes_per_example": sent / len(x)}
+        ]
+        several += len(passed) > 2
+        torch.testing.assert_close(upper(*passed), model(x))
+    assert several
+    assert found.passed([0, len(found.layers)]) == []
+
+
+def test_a_plan_says_where_a_model_is_no_chain():
+    chain, branches = {"tensors": 1, "bytes_per_example": 32.0}, {"tensors": 3, "bytes_per_example": 96.0}
+    assert passed_rows([chain, chain]) == passed_rows([]) == []
+    ((title, words),) = passed_rows([chain, branches])
+    assert title == "between stages"
+    assert words.startswith("1 tensor of 32 B an example, 3 tensors of 96 B an example: branches pass through")
+
+
+@pytest.mark.parametrize("skips", [0, 1, 2])
+def test_a_chain_passes_one_tensor_and_each_skip_one_more(tmp_path, skips):
+    (tmp_path / "own.py").write_text(OWN)
+    found = costed(f"{tmp_path / 'own.py'}:build", {"skips": skips}, None, {}, "sgd")
+    assert found.tensors[2] == 1 + skips
+    assert found.costs.layers[2].output.each == (1 + skips) * 8 * 4
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Skips(nn.Module):
+    def __init__(self, skips):
+        super().__init__()
+        self.layers, self.skips = nn.ModuleList(nn.Linear(8, 8) for _ in range(5)), skips
+
+    def forward(self, x):
+        seen = []
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+            seen.append(x)
+        return x + sum(seen[: self.skips])
+
+def build(skips=0):
+    return Skips(skips), torch.zeros(4, 8)
+"""

@@ -100,7 +100,7 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
     return costed(
         model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
         loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=heads,
-        tensors=sharing_workers(settings, cluster),
+        sharing=sharing_workers(settings, cluster),
     )  # fmt: skip
 
 
@@ -124,37 +124,49 @@ def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, 
 
 def sharing_workers(settings: PlanSettings, cluster: "Cluster") -> tuple[int, ...]:
     """The numbers of workers that may share weights: those of one node."""
-    from stretto.plan.problem import TENSORS
+    from stretto.plan.problem import USUAL_TENSORS
 
     workers = settings.workers or cluster.num_workers
     node = max(group.workers for group in cluster.groups)
-    return tuple(parts for parts in TENSORS if parts > 1 and workers % parts == 0 and parts <= node)
+    fitting = (parts for parts in USUAL_TENSORS if workers % parts == 0 and parts <= node)
+    return tuple(parts for parts in settings.tensor or fitting if parts > 1)
 
 
 def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", methods: tuple[str, ...]) -> "Problem":
     """A model on a cluster: on all of it unless said otherwise, with the batch that suits the model."""
     from stretto.plan import Problem
+    from stretto.plan.problem import USUAL_SPACES
 
     return Problem(
         costs=model.costs, cluster=cluster, workers=settings.workers or cluster.num_workers,
         batch_sizes=settings.batch_size or (model.batch_size,), optimizer=model.optimizer, heads=model.heads,
-        sides=images(model), masters=model.costs.dtype == "bfloat16", shards=shards(model), methods=methods,
-        microbatches=settings.microbatches, stages=settings.stages, all_workers=settings.all_workers,
-        tensor_costs=model.tensor_costs, tensors=choices(model, sharing_workers(settings, cluster)),
+        sides=images(model), masters=model.costs.dtype == "bfloat16", shards=settings.sharding or shards(model),
+        methods=methods, microbatches=settings.microbatches, stages=settings.stages, pipelines=settings.pipeline,
+        data_parallels=settings.data_parallel, tensors=tensors_of(settings, model, cluster),
+        tensor_costs=model.tensor_costs, spaces=settings.space or USUAL_SPACES,
+        all_workers=settings.all_workers,
     )  # fmt: skip
 
 
-def choices(model: "Costed", tried: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers of workers that may share weights: of those whose costs it was `tried` to count, those that can."""
-    from stretto.plan.problem import TENSORS
+def tensors_of(settings: PlanSettings, model: "Costed", cluster: "Cluster") -> tuple[int, ...] | None:
+    """The numbers of workers that may share weights: those that were named, else the usual ones that can.
 
-    counted = TENSORS if model.requested is None else model.tensor_costs
-    return tuple(parts for parts in TENSORS if parts in counted or parts not in tried)
+    Raises UsageError for one that was named and cannot share this model's weights.
+    """
+    from stretto.plan.problem import USUAL_TENSORS
+
+    for parts in settings.tensor or ():
+        if parts in model.unshared:
+            raise UsageError(f"tensor={parts}: {model.unshared[parts]}")
+    if settings.tensor or not model.unshared:
+        return settings.tensor
+    node = max(group.workers for group in cluster.groups)
+    return tuple(parts for parts in USUAL_TENSORS if parts not in model.unshared and parts <= node)
 
 
 def images(model: "Costed") -> tuple[int, ...] | None:
-    """The sides of images, if there are any."""
-    return model.sides if any(model.sides) else None
+    """The sides of images, if some layer convolves or pools any; others gain nothing from cut images."""
+    return model.sides if any(layer.image_windows for layer in model.costs.layers) else None
 
 
 def shards(model: "Costed") -> tuple[str, ...]:

@@ -81,6 +81,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "predicted": file["predicted"],
         "objective": file["objective"],
         "doubts": doubts_of(best, found),
+        "between_stages": model.passed(best.bounds),
     }
     trained = {} if model.trained is None else model.trained
     texts = [(key, text) for key, value in trained.items() for text in (value if isinstance(value, list) else [value])]
@@ -157,7 +158,7 @@ def shown(value: Any) -> str:
 
 def in_words(facts: Mapping[str, Any]) -> str:
     """What `stretto plan` prints: the plan, a step's time and memory, and what was asked for beside them."""
-    lines = [aligned(rows_of(facts["chosen"], facts["predicted"]))]
+    lines = [aligned([*rows_of(facts["chosen"], facts["predicted"]), *passed_rows(facts["between_stages"])])]
     lines += [f"doubtful: {doubt}" for doubt in facts["doubts"]]
     if facts["objective"]["goal"] == "loss":
         lines += ["", *penalties_in_words(facts["objective"], facts["penalties"])]
@@ -199,6 +200,19 @@ def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tup
         ),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
     ]
+
+
+def passed_rows(passed: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
+    """A row of what passes from stage to stage, where some stages pass several tensors: the model is no chain there."""
+    from stretto.plan.explain import size
+
+    if all(each["tensors"] == 1 for each in passed):
+        return []
+    words = [
+        f"{each['tensors']} tensor{'s' if each['tensors'] > 1 else ''} of {size(each['bytes_per_example'])} an example"
+        for each in passed
+    ]
+    return [("between stages", f"{', '.join(words)}: branches pass through the stages that they cross")]
 
 
 def row_of(point: Mapping[str, Any]) -> tuple[str, ...]:

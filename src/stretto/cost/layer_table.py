@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import reduce
 from itertools import chain, pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from stretto.errors import UsageError
 from stretto.options.checks import sequence, whole
+from stretto.parallel.space.geometry import Window
 
 Kind = Literal["F", "B", "I", "W"]
 
@@ -107,6 +108,22 @@ class Peaks:
 
 
 @dataclass(frozen=True)
+class ImageWindow:
+    """A convolution or pool of images, [N, C, H, W]: processes with slabs of them need rows of each other.
+
+    `sizes` are the rows and columns of its input, `windows` what slides along each, `pixel` the bytes of one pixel of
+    all examples. Backward sends gradients of those rows back if the input is `differentiated`. `at_one_row` says what
+    becomes of an output with one row along each cut axis: whole images are gathered, or outputs summed.
+    """
+
+    sizes: tuple[int, int]
+    windows: tuple[Window, Window]
+    at_one_row: Literal["refused", "gathered", "summed"]
+    differentiated: bool
+    pixel: Affine
+
+
+@dataclass(frozen=True)
 class LayerCost:
     """A layer, or several consecutive ones as one.
 
@@ -117,6 +134,7 @@ class LayerCost:
     Bytes: `activation` is kept by autograd for the backward, without parameters, each storage once; `shared` is the
     part of it that earlier layers keep too. `input` and `output` are sent between stages; `loose_input` and
     `loose_output` are the parts of them that the layer itself does not keep. Only single layers have `peaks`.
+    `image_windows` are its convolutions and pools of images, in the order in which they run.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
     that has not been counted.
@@ -143,6 +161,7 @@ class LayerCost:
     peaks: Peaks | None = None
     forward_exchanges: Works | None = None
     backward_exchanges: Works | None = None
+    image_windows: tuple[ImageWindow, ...] = ()
 
     def works(self, kind: Kind) -> Works:
         """The work of an action of this kind."""
@@ -184,6 +203,7 @@ class LayerCost:
             measured=measured_together(self, after),
             forward_exchanges=exchanges_together(self.forward_exchanges, after.forward_exchanges),
             backward_exchanges=exchanges_together(self.backward_exchanges, after.backward_exchanges),
+            image_windows=self.image_windows + after.image_windows,
         )
 
 
@@ -294,9 +314,19 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
             read[key] = None if value is None else measured_of(value)
         elif key == "peaks":
             read[key] = None if value is None else peaks_of(value)
+        elif key == "image_windows":
+            read[key] = tuple(map(image_window_of, value))
         else:
             read[key] = Affine(**value) if isinstance(value, Mapping) else value
     return LayerCost(**read)
+
+
+def image_window_of(content: Mapping[str, Any]) -> ImageWindow:
+    """A convolution or pool of images from nested dicts."""
+    kinds = {frozenset(field.name for field in fields(kind)): kind for kind in get_args(Window)}
+    height, width = (kinds[frozenset(window)](**window) for window in content["windows"])
+    pixel, (rows, columns) = Affine(**content["pixel"]), content["sizes"]
+    return ImageWindow(**{**content, "sizes": (rows, columns), "windows": (height, width), "pixel": pixel})
 
 
 def highest(lines: Sequence[Affine]) -> tuple[Affine, ...]:

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks, TiedLayers, Work, Works, highest
 from stretto.errors import UsageError
 from stretto.measure.aten_costs import Operators
+from stretto.measure.image_windows import ImageWindows, SeenWindow, image_windows
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
@@ -110,6 +111,7 @@ class LayerRun:
     bytes: Mapping[str, int]
     held: Held
     differentiated: bool
+    windows: Sequence[SeenWindow]
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def row(name: str, module: nn.Module, pair: Pair) -> LayerCost:
             pair.most(2),
             max((p.numel() * p.element_size() for p in trained), default=0),
         ),
+        image_windows=image_windows(pair.examples, pair.few.windows, pair.many.windows),
         **sizes,
     )
 
@@ -271,7 +274,8 @@ def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
             else:
                 tensors = found.again(leaves)
             wanted = any(leaf.requires_grad for leaf in leaves)
-            seen.append(LayerRun(found.passes, found.bytes(leaves, tensors, before), found.held, wanted))
+            layer_bytes = found.bytes(leaves, tensors, before)
+            seen.append(LayerRun(found.passes, layer_bytes, found.held, wanted, found.windows))
             before |= found.kept(leaves, tensors)
     return seen
 
@@ -287,6 +291,7 @@ class TracedLayer:
     outputs: Inputs
     aliases: tuple[int | None, ...]  # the input in whose memory an output lies
     held: Held
+    windows: Sequence[SeenWindow]
 
     def again(self, leaves: Inputs) -> Inputs:
         """The outputs for other inputs like those that were there."""
@@ -335,7 +340,11 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
             saved[storage(tensor)] = tensor.detach()
         return tensor.detach()  # the very tensor would keep its own graph alive
 
-    with Operators() as operators, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with (
+        ImageWindows() as windows,
+        Operators() as operators,
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
         outputs = output_tensors(attempt(layer.call, f"layer {layer.name}", leaves, REMEDY))
     passes = {"F": dict(operators.done)} | backwards(layer, leaves, outputs)
     places, made = [storage(leaf) for leaf in leaves], [storage(output) for output in outputs]
@@ -347,6 +356,7 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
         tuple(output.detach() for output in outputs),
         tuple(places.index(place) if place in places else None for place in made),
         held(layer, leaves, weights),
+        windows.seen,
     )
 
 

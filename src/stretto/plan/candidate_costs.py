@@ -256,7 +256,7 @@ class Prices:
         backward = num_all_reduces * all_reduce(links, mesh.tensor, inputs, place.gamma)
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, links, examples)
-            forward, backward = forward + halos, backward + halos
+            forward, backward = (seconds + each for seconds, each in zip((forward, backward), halos, strict=True))
         return forward, backward
 
     def stage(self, c: Candidate, s: int) -> StageTable:

@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 from stretto.cost.cluster import Cluster
 from stretto.plan.branch_and_bound import Found, Plan, plan_of, search
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.conflict import possible, refusal
 from stretto.plan.objective import Objective
 from stretto.plan.problem import SHARDS, Problem
 from stretto.plan.search_space import Candidate, candidates
@@ -108,7 +109,7 @@ def misfit(problem: Problem) -> str:
     """The message that no plan fits: the worker whose memory is too small, the bytes missing, and a remedy."""
     found = search(boundless(problem), Objective(goal="memory"))
     if found.best is None:
-        return nothing_to_try(problem)
+        return headless(problem) if possible(problem) else refusal(problem)
     least, prices = found.best, Prices(problem)
     c = least.candidate
     memory = prices.places_of(c).memory
@@ -140,12 +141,14 @@ def boundless(problem: Problem) -> Problem:
     return problem.but(cluster=replace(cluster, devices=devices))
 
 
-def nothing_to_try(problem: Problem) -> str:
-    """The message that no candidate exists, whatever the memory."""
+def headless(problem: Problem) -> str:
+    """The message that no stage of any candidate can end where it would have to: a head is missing there."""
+    assert problem.heads is not None, "candidates without memory limits are only missing where heads are"
+    places = [str(layer) for layer, head in enumerate(problem.heads[:-1]) if head is not None]
     return (
-        f"there is no way to divide {len(problem.layers)} layers and batches of "
-        f"{', '.join(map(str, problem.batch_sizes))} examples among {problem.workers} workers under "
-        f"{', '.join(problem.names) or 'no method'}: allow more methods, or choose a batch size with more divisors"
+        f"no plan has the methods {', '.join(problem.names)}: stages with a loss of their own need a head, and of "
+        f"{len(problem.heads)} layers only {', '.join(places)} can have one behind them. Choose fewer stages "
+        "(--stages), or other methods"
     )
 
 
@@ -170,11 +173,17 @@ def remedy(problem: Problem) -> str:
 
 def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Problems with more choices or more workers, nearest first, and how to describe each."""
-    relaxed = problem.but(recompute=(False, True), shards=SHARDS, microbatches=None, stages=None)
+    relaxed = problem.but(
+        recompute=(False, True), shards=SHARDS, microbatches=None, stages=None, pipelines=None, data_parallels=None
+    )
     yield "recomputation", problem.but(recompute=(False, True))
     yield "sharding", problem.but(shards=SHARDS)
     yield "smaller micro-batches", problem.but(microbatches=None)
-    yield "recomputation, sharding and any cut in micro-batches and stages", relaxed
+    yield (
+        "other numbers of stages, workers of a pipeline and replicas",
+        problem.but(stages=None, pipelines=None, data_parallels=None),
+    )
+    yield "recomputation, sharding and any cut in micro-batches, stages and replicas", relaxed
     yield "all synchronous methods, recomputation and sharding", relaxed.but(methods=("synchronous",))
     for factor in (2, 4, 8, 16, 32, 64):
         cluster = grown(problem.cluster, problem.workers * factor)

@@ -6,12 +6,15 @@ from functools import cached_property
 
 from stretto.cost.cluster import Cluster
 from stretto.cost.layer_table import LayerCost, ModelCosts
-from stretto.errors import UsageError
+from stretto.errors import UsageError, nearest
 from stretto.optimizers import optimizer_of
+from stretto.options.checks import shown
+from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
 
-TENSORS = (1, 2, 4, 8, 16)
 SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
+USUAL_TENSORS = (1, 2, 4, 8, 16)  # tried where a problem names none, within a node
+USUAL_SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
 
 
 def merged(layers: tuple[LayerCost, ...]) -> tuple[LayerCost, ...]:
@@ -30,8 +33,10 @@ class Problem:
     """A model to train on the first `workers` of a cluster, and the choices that a plan may make.
 
     `batch_sizes` are numbers of examples of a step. `methods` are names, families ("synchronous", "asynchronous",
-    "local") or "all". `recompute`, `shards`, `tensors` and `spaces` list the values to try; tensor and space are never
-    combined. `microbatches` and `stages` list the numbers allowed, None for any. `heads[l]` is the cost of an auxiliary
+    "local") or "all". `recompute`, `shards` and `spaces` list the values to try. `pipelines` (workers of a replica's
+    pipeline), `data_parallels` (replicas), `microbatches` and `stages` list the numbers allowed, None for any.
+    `tensors` lists the numbers of processes that may share a stage's weights; None for USUAL_TENSORS that fit into a
+    node. Tensor and space are never combined. `heads[l]` is the cost of an auxiliary
     head behind layer l, which local methods need; None where there can be none, so that no stage ends there. `sides[l]`
     is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
@@ -48,8 +53,10 @@ class Problem:
     methods: tuple[str, ...] = ("synchronous",)
     recompute: tuple[bool, ...] = (False, True)
     shards: tuple[str, ...] = SHARDS
-    tensors: tuple[int, ...] = TENSORS
-    spaces: tuple[tuple[int, int], ...] = ((1, 1), (2, 1), (4, 1), (2, 2))
+    pipelines: tuple[int, ...] | None = None
+    data_parallels: tuple[int, ...] | None = None
+    tensors: tuple[int, ...] | None = None
+    spaces: tuple[tuple[int, int], ...] = USUAL_SPACES
     microbatches: tuple[int, ...] | None = None
     stages: tuple[int, ...] | None = None
     heads: tuple[LayerCost | None, ...] | None = None
@@ -76,10 +83,16 @@ class Problem:
                 f"workers={self.workers} of cluster {self.cluster.name!r}, which has {self.cluster.num_workers}: "
                 f"choose from 1 to {self.cluster.num_workers}, or another cluster"
             )
-        for name in ("batch_sizes", "tensors", "microbatches", "stages"):
+        for name in ("batch_sizes", "pipelines", "data_parallels", "tensors", "microbatches", "stages"):
             for value in getattr(self, name) or ():
                 if value < 1:
                     raise UsageError(f"{name} lists {value}: whole numbers of at least 1")
+        for space in self.spaces:
+            if len(space) != 2 or min(space) < 1:
+                raise UsageError(f"spaces lists {shown(space)}: give pairs of whole numbers of at least 1, such as 2,1")
+        for shard in self.shards:
+            if shard not in SHARDS:
+                raise UsageError(f"unknown sharding {shown(shard)}: {nearest(str(shard), SHARDS)}")
 
     @cached_property
     def why_no_local(self) -> str:
@@ -111,6 +124,13 @@ class Problem:
     def layers(self) -> tuple[LayerCost, ...]:
         """The layers; the loss is merged into the last one."""
         return merged(self.costs.layers)
+
+    def too_small(self, space: tuple[int, int]) -> str:
+        """The first layer whose image has too few rows for `space`, which training refuses; empty if there is none."""
+        for layer, side in zip(self.layers, self.sides or (), strict=self.sides is not None):
+            if side and any(too_few_rows(window, space) for window in layer.image_windows):
+                return layer.name
+        return ""
 
     def state(self, layer: LayerCost) -> float:
         """Bytes of optimizer state for a layer."""

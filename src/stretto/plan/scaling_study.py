@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 from stretto.errors import UsageError
 from stretto.plan.branch_and_bound import Plan, search
@@ -12,18 +13,29 @@ from stretto.plan.objective import Objective
 from stretto.plan.problem import Problem
 from stretto.plan.refine import refined
 
+Value = TypeVar("Value")
 ENOUGH = 12  # candidates priced for each method: on thousands of workers, hundreds have about the same bound
 BATCHES = (-4, -2, 0, 2, 4)  # exponents of 2 that the batch is multiplied by
 
 
 def data_parallel(problem: Problem) -> Problem:
     """Data parallelism: the whole model on every worker."""
-    return problem.but(stages=(1,), tensors=(1,), spaces=((1, 1),))
+    return whole_stages(problem).but(stages=kept_of(problem.stages, 1))
 
 
 def pipeline_only(problem: Problem) -> Problem:
     """Pipelines of whole devices; `best` keeps those with a single replica."""
-    return problem.but(tensors=(1,), spaces=((1, 1),))
+    return whole_stages(problem)
+
+
+def whole_stages(problem: Problem) -> Problem:
+    """The problem with stages on one device each; without any choice if its limits rule that out."""
+    return problem.but(tensors=kept_of(problem.tensors, 1), spaces=kept_of(problem.spaces, (1, 1)))
+
+
+def kept_of(limit: Sequence[Value] | None, value: Value) -> tuple[Value, ...]:
+    """The limit to one value: empty if the limit does not list it; None lists all."""
+    return (value,) if limit is None or value in limit else ()
 
 
 def any_way(problem: Problem) -> Problem:

@@ -1,6 +1,6 @@
 """The search space: data x pipeline x tensor x space x method x micro-batches x recompute x sharding."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
 from stretto.plan.places import Places
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
-from stretto.plan.problem import Problem
+from stretto.plan.problem import USUAL_TENSORS, Problem
 
 
 class Candidate(NamedTuple):
@@ -112,20 +112,34 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
             outer = workers // (tensor * space[0] * space[1])
             for pipeline, batch in product(divisors(outer), problem.batch_sizes):
                 data = outer // pipeline
-                if batch % data == 0:
+                named = allows(problem.pipelines, pipeline) and allows(problem.data_parallels, data)
+                if named and batch % data == 0:
                     mesh = Mesh(data=data, tensor=tensor, space=space)
                     yield from methods_on(problem, Candidate(pipeline, mesh, batch))
 
 
+def allows(limit: Sequence[int] | None, value: int) -> bool:
+    """Whether a limit lists a value; None lists all."""
+    return limit is None or value in limit
+
+
 def inner_axes(problem: Problem, workers: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """The (tensor, space) axes that may divide a stage's weights, or its images."""
+    tensors, whole = tensors_of(problem), (1, 1)
+    for tensor in tensors if whole in problem.spaces else ():
+        if workers % tensor == 0:
+            yield tensor, whole
+    for space in dict.fromkeys(problem.spaces) if problem.sides and 1 in tensors else ():
+        if space != whole and workers % (space[0] * space[1]) == 0 and not problem.too_small(space):
+            yield 1, space
+
+
+def tensors_of(problem: Problem) -> tuple[int, ...]:
+    """The numbers of processes that may share a stage's weights: those named, or the usual ones within a node."""
+    if problem.tensors is not None:
+        return tuple(dict.fromkeys(problem.tensors))
     node_size = max(group.workers for group in problem.cluster.groups)
-    for tensor in problem.tensors:
-        if workers % tensor == 0 and (tensor <= node_size or tensor == 1):
-            yield tensor, (1, 1)
-    for height, width in problem.spaces if problem.sides else ():
-        if height * width > 1 and workers % (height * width) == 0:
-            yield 1, (height, width)
+    return tuple(tensor for tensor in USUAL_TENSORS if tensor <= node_size or tensor == 1)
 
 
 def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
@@ -135,14 +149,11 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
         stages = axes.pipeline * tried.planning.stages_per_worker
         if stages > len(problem.layers) or not tried.suits(axes.pipeline):
             continue
-        if problem.stages is not None and stages not in problem.stages:
+        if not allows(problem.stages, stages):
             continue
         untied = stages == 1 or not problem.costs.ties  # no stages share weights
-        shards = (
-            problem.shards
-            if tried.drains and untied and shareable(axes.mesh)
-            else [shard for shard in problem.shards if shard == "none"]
-        )
+        can_shard = tried.drains and untied and shareable(axes.mesh)
+        shards = [shard for shard in dict.fromkeys(problem.shards) if can_shard or shard == "none"]
         # A single loss is backprop, one for each stage is greedy.
         chunks = range(2, stages) if tried.planning.losses else (1,)
         for count, losses in product(counts_of(problem, axes, method), chunks):
@@ -165,7 +176,7 @@ def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:
         yield 1
         return
     for count in divisors(share):
-        if problem.microbatches is not None and count not in problem.microbatches:
+        if not allows(problem.microbatches, count):
             continue
         if count == 1 and axes.pipeline == 1 and any(planned(name).planning.cut is None for name in problem.plain):
             continue  # the same as plain training

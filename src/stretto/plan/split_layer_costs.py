@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from stretto.cost.cluster import Link
 from stretto.cost.layer_table import Affine, LayerCost, Measured, Work, Works
+from stretto.plan.halos import NO_BYTES, halo_bytes
 
 
 def by_tensor(layer: LayerCost, parts: int) -> LayerCost:
@@ -93,20 +94,15 @@ def num_all_reduces_of(layer: LayerCost) -> int:
 
 def halo_seconds(
     layers: Sequence[LayerCost], sides: Sequence[int], space: tuple[int, int], links: Sequence[Link], examples: float
-) -> list[float]:
-    """Seconds of each layer's halo exchange: one row and column (3 x 3 kernels) from each neighbour, one by one."""
+) -> tuple[list[float], list[float]]:
+    """Seconds of each layer's exchanges of rows, in a forward and in a backward: the busiest process's, one by one."""
     link = max(links, key=lambda link: link.seconds(1e6))
-    height, width = space
-    seconds = []
-    for layer, side in zip(layers, sides, strict=True):
-        calls = sum(work.calls for work in layer.forward if work.operator in HALOS) if side else 0
-        rows = [other_axis for parts, other_axis in ((height, width), (width, height)) if parts > 1]
-        size = layer.input.at(examples) / side if side else 0.0
-        seconds.append(sum(2 * calls * link.seconds(size / other_axis) for other_axis in rows))
-    return seconds
 
+    def slowest(processes: Sequence[Sequence[float]]) -> float:
+        return max((sum(map(link.seconds, messages)) for messages in processes), default=0.0)
 
-HALOS = ("convolution", "pooling")
+    cut = [halo_bytes(layer, space, examples) if side else NO_BYTES for layer, side in zip(layers, sides, strict=True)]
+    return [slowest(each.forward) for each in cut], [slowest(each.backward) for each in cut]
 
 
 def layer_parts(

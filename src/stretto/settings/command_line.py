@@ -33,6 +33,15 @@ def list_of(kind: Callable[[str], Any]) -> Parameter:
     return Parameter(consume_multiple=True, converter=convert, negative="")
 
 
+def pairs(_: Any, tokens: Sequence[Token]) -> tuple[tuple[int, int], ...]:
+    """The pairs of `--space 2,1 1,1`, ((2, 1), (1, 1)); also with the option repeated. Raises CoercionError."""
+    numbers = [read(int, part, token) for token in tokens for part in split_list(token.value)]
+    if len(numbers) % 2:
+        written = " ".join(token.value for token in tokens)
+        raise CoercionError(msg=f"{written!r} is {len(numbers)} numbers: give pairs, 2,1 1,1", token=tokens[0])
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+
 def options(_: Any, tokens: Any) -> dict[str, Option]:
     """The options of `--model-options.width 256 --model-options.depth 4`, {"width": 256, "depth": 4}."""
     if not isinstance(tokens, Mapping):
@@ -55,5 +64,6 @@ def option(text: str) -> Option:
 
 WHOLE, NUMBER = single(int), single(float)
 TEXTS, NUMBERS, WHOLES = list_of(str), list_of(float), list_of(int)
+PAIRS = Parameter(n_tokens=1, consume_multiple=True, converter=pairs, negative="")
 OPTIONS = Parameter(converter=options)
 FLAG = Parameter(negative="")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, TEXTS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, TEXTS, WHOLE, WHOLES, Option
 
 PLAN = Path("plan.toml")
 LAYERS = ("auto", "measured", "counted")
@@ -51,6 +51,17 @@ class PlanSettings:
     methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
     """Methods to choose from: names, or synchronous, asynchronous, local, all. Synchronous ones, which are plain
     training, unless said otherwise, but all for --objective loss."""
+    pipeline: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Lengths of the pipeline to choose from, in workers: 1,2. Without a limit, any that fits."""
+    data_parallel: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Numbers of replicas to choose from."""
+    tensor: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """Numbers of processes that share a stage's weights to choose from; 1, 2, 4, 8 and 16 within a node unless said
+    otherwise."""
+    space: Annotated[tuple[tuple[int, int], ...] | None, PAIRS] = None
+    """Parts of images along height and width to choose from: 2,1 1,1. 1,1 leaves images whole."""
+    sharding: Annotated[tuple[str, ...] | None, TEXTS] = None
+    """What replicas may do with weights: none (all have all), fully-shard, fully-shard(reshard=True)."""
     stages: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of stages to choose from."""
     microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None

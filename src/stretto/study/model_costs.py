@@ -26,8 +26,10 @@ class Costed:
     `heads` are the costs of an auxiliary head behind each layer, None where there can be none; `sides` the rows
     of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
     cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
-    `stretto.split` counts, None for other models; `tensor_costs` the costs to each of several processes that share
-    weights, by their number; `requested` the settings of a model that `stretto train` can train.
+    `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
+    several where branches cross its end; empty where they are not counted. `tensor_costs` are the costs to
+    each of several processes that share weights, by their number, and `unshared` the reasons why others cannot share
+    them; `requested` are the settings of a model that `stretto train` can train.
     """
 
     name: str
@@ -39,8 +41,20 @@ class Costed:
     trained: Mapping[str, Any] | None
     layers: tuple[str, ...]
     positions: tuple[int, ...] | None = None
+    tensors: tuple[int, ...] = ()
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
+    unshared: Mapping[int, str] = field(default_factory=dict)
     requested: "TrainSettings | None" = None
+
+    def passed(self, cut: Sequence[int]) -> list[dict[str, float]]:
+        """What passes from each stage to the next, as plain data: tensors, and bytes an example, all tensors together.
+
+        Branches that end behind the next stage pass through it, so that they are counted at every boundary.
+        """
+        return [
+            {"tensors": self.tensors[end - 1], "bytes_per_example": self.costs.layers[end - 1].output.each}
+            for end in (cut[1:-1] if self.tensors else ())
+        ]
 
     def bounds(self, cut: Sequence[int]) -> list[int]:
         """Bounds of stages in layers as `stretto.split` and `stretto train` count them."""
@@ -56,11 +70,11 @@ PAPERS = {
 def costed(
     name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
     *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32", heads: bool = True,
-    tensors: Sequence[int] = (),
+    sharing: Sequence[int] = (),
 ) -> Costed:  # fmt: skip
     """Count the costs of a model on its data, of a published network, or of the user's own (`file.py:function`).
 
-    `tensors` are numbers of processes that may share the weights of a model that `stretto train` trains: the costs to
+    `sharing` are numbers of processes that may share the weights of a model that `stretto train` trains: the costs to
     each of them are counted, too. Without `data` a user's own network is counted on its example, without a loss.
     `metric` costs nothing. `dtype` and `heads` concern published networks only. Raises UsageError for an unknown name.
     """
@@ -72,7 +86,7 @@ def costed(
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
         return trainable(
             TrainSettings(model=name, data=data, loss=loss, metric=metric, optimizer=optimizer, **options),  # type: ignore[arg-type]
-            tensors,
+            sharing,
         )
     if is_function(name):
         return of_user(name, model_options, optimizer)
@@ -86,10 +100,10 @@ def costed(
     return of_paper(name, optimizer, dtype=dtype, heads=heads)
 
 
-def trainable(requested: "TrainSettings", tensors: Sequence[int] = ()) -> Costed:
+def trainable(requested: "TrainSettings", sharing: Sequence[int] = ()) -> Costed:
     """Count the costs of a network that `stretto train` can train: its loss and heads are known, too.
 
-    Also to each process of several that share its weights, for each number in `tensors` that can.
+    Also to each process of several that share its weights, for each number in `sharing` that can.
     """
     from stretto.measure.layer_flops import layer_costs
     from stretto.nn.batch import inputs_of
@@ -108,8 +122,8 @@ def trainable(requested: "TrainSettings", tensors: Sequence[int] = ()) -> Costed
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
-        None if cut is None else tuple(cut.bounds),
-        shared_costs(layers, inputs, model.loss, y, tensors), requested,
+        None if cut is None else tuple(cut.bounds), tuple(map(len, features)),
+        *shared_costs(layers, inputs, model.loss, y, sharing), requested,
     )  # fmt: skip
 
 
@@ -125,18 +139,18 @@ def built(requested: "TrainSettings") -> "tuple[TrainSettings, Any, Model, Stage
 
 
 def shared_costs(
-    layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, ...]", loss: Any, target: Any, tensors: Sequence[int]
-) -> dict[int, ModelCosts]:
-    """The costs to each of several processes that share weights; without those numbers that cannot share them."""
+    layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, ...]", loss: Any, target: Any, sharing: Sequence[int]
+) -> tuple[dict[int, ModelCosts], dict[int, str]]:
+    """The costs to each of several processes that share weights, and why other numbers of processes cannot."""
     from stretto.measure.tensor_costs import tensor_costs
 
-    found = {}
-    for parts in tensors:
+    found, reasons = {}, {}
+    for parts in sharing:
         try:
             found[parts] = tensor_costs(layers, inputs, parts, loss=loss, target=target)
-        except UsageError:  # too few heads for so many processes, say
-            continue
-    return found
+        except UsageError as error:  # too few heads for so many processes, say
+            reasons[parts] = str(error)
+    return found, reasons
 
 
 def planned_optimizer(name: str) -> str:
@@ -188,6 +202,7 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
         name, costs, heads_of(features, network.loss, y) if heads else None,
         sides([(x,), *features[:-1]] if features else []), batch,
         usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
+        tensors=tuple(map(len, features)),
     )  # fmt: skip
 
 
@@ -210,7 +225,7 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Cost
     return Costed(
         name, layer_costs(layers, inputs), None, sides([inputs, *features[:-1]]), len(inputs[0]),
         "sgd" if optimizer == "auto" else planned_optimizer(optimizer), None, tuple(map(str, layers.bounds[:-1])),
-        tuple(layers.bounds),
+        tuple(layers.bounds), tuple(map(len, features)),
     )  # fmt: skip
 
 

@@ -19,10 +19,9 @@ from stretto.parallel.space.exchange import (
     send_rows,
     with_summed_gradients,
 )
-from stretto.parallel.space.geometry import RowRange, SlidingWindow, TransposedWindow, cuts, want
+from stretto.parallel.space.geometry import RowRange, SlidingWindow, TransposedWindow
 from stretto.parallel.space.grid import Grid
 from stretto.parallel.space.halo import Halo, Strip, axis_rows, halo
-from stretto.parallel.space.route import AxisRows
 from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, place_of_call, refusal, slab
 
 Func = Callable[..., Any]
@@ -93,7 +92,8 @@ def convolution(
     before, after = paddings(padding, weight.shape[2:], dilation)
     kernels = tuple(weight.shape[2:])
     cut, dims = input.cut, input.cut.dims
-    windows = tuple(SlidingWindow(kernels[d], stride[d], dilation[d], before[d], after[d]) for d in dims)
+    every = convolution_windows(kernels, stride, dilation, (before, after))
+    windows = tuple(every[d] for d in dims)
     where = f"{func.__name__} {place_of_call()}with kernel {kernels}"
     sizes = tuple(window.outputs(size) for window, size in zip(windows, cut.sizes, strict=True))
     output_cut = cut.resized(sizes, where)
@@ -104,6 +104,14 @@ def convolution(
     settings = ConvolutionSettings(stride, before, dilation, groups)
     x, weight, bias = cast_alike(x, weight, bias)
     return slab(convolved(x, weight, bias, settings, windows, cut), output_cut)
+
+
+def convolution_windows(
+    kernels: Numbers, stride: Any, dilation: Any, around: tuple[Numbers, Numbers]
+) -> tuple[SlidingWindow, ...]:
+    """The windows of a convolution, one for each spatial dim, cut or not."""
+    per_axis = (kernels, per_dim(stride, len(kernels)), per_dim(dilation, len(kernels)), *around)
+    return tuple(SlidingWindow(k, t, d, p, q) for k, t, d, p, q in zip(*per_axis, strict=True))
 
 
 def paddings(padding: Any, kernels: tuple[int, ...], dilation: Numbers) -> tuple[Numbers, Numbers]:
@@ -237,35 +245,29 @@ def transposed(
     stride, padding, dilation = per_dim(stride, count), per_dim(padding, count), per_dim(dilation, count)
     extra = per_dim(output_padding, count)
     cut, grid = input.cut, input.cut.grid
-    windows = tuple(
-        TransposedWindow(weight.size(2 + count + d), stride[d], dilation[d], padding[d], extra[d]) for d in cut.dims
-    )
+    every = transposed_windows(tuple(weight.shape[2:]), stride, dilation, padding, extra)
+    windows = tuple(every[d] for d in cut.dims)
     sizes = tuple(window.outputs(size) for window, size in zip(windows, cut.sizes, strict=True))
     output_cut = cut.resized(sizes, f"{func.__name__} {place_of_call()}with kernel {tuple(weight.shape[2:])}")
-    input_rows = [[needed_rows(window, out, size) for out in cuts(total, parts)]
-              for window, size, total, parts in zip(windows, cut.sizes, sizes, grid.parts, strict=True)]  # fmt: skip
-    rows_of_axes = tuple(AxisRows(cuts(size, parts), tuple(want(rows, size) for rows in axis))
-                         for axis, size, parts in zip(input_rows, cut.sizes, grid.parts, strict=True))  # fmt: skip
-    buffer = fetch(input, cut, rows_of_axes)
+    buffer = fetch(input, cut, axis_rows(windows, cut.sizes, grid.parts))
     shared_weight, shared_bias = with_summed_gradients(grid, weight, bias)
     assert shared_weight is not None
     uncut_padding = tuple(0 if d in cut.dims else padding[d] for d in range(-count, 0))
     uncut_extra = tuple(0 if d in cut.dims else extra[d] for d in range(-count, 0))
     result = torch.convolution(buffer, shared_weight, None, stride, uncut_padding, dilation, True, uncut_extra, groups)
-    for dim, window, axis, at, out in zip(cut.dims, windows, input_rows, grid.place, output_cut.spans, strict=True):
-        result = cropped_or_padded(result, dim, window.covered(axis[at]), out)
+    for dim, window, size, out in zip(cut.dims, windows, cut.sizes, output_cut.spans, strict=True):
+        result = cropped_or_padded(result, dim, window.covered(window.needed(out, size)), out)
     if shared_bias is not None:
         result = result + shared_bias.view(-1, *(1,) * count)
     return slab(result, output_cut)
 
 
-def needed_rows(window: TransposedWindow, out: RowRange, size: int) -> RowRange:
-    """The input rows that add to a range of output rows; at least one, so that the convolution has an input."""
-    rows = window.hull(out).intersection(RowRange(0, size))
-    if rows.size:
-        return rows
-    nearest = min(max(rows.start, 0), size - 1)
-    return RowRange(nearest, nearest + 1)
+def transposed_windows(
+    kernels: Numbers, stride: Any, dilation: Any, padding: Any, extra: Any
+) -> tuple[TransposedWindow, ...]:
+    """The windows of a transposed convolution, one for each spatial dim, cut or not."""
+    per_axis = (kernels, *(per_dim(value, len(kernels)) for value in (stride, dilation, padding, extra)))
+    return tuple(TransposedWindow(k, t, d, p, e) for k, t, d, p, e in zip(*per_axis, strict=True))
 
 
 def cropped_or_padded(x: Tensor, dim: int, rows: RowRange, target: RowRange) -> Tensor:

@@ -75,6 +75,10 @@ class SlidingWindow:
             return RowRange(first, first)
         return RowRange(first, (out.stop - 1) * self.stride - self.before + self.reach)
 
+    def wanted(self, out: RowRange, size: int) -> "Want":
+        """The input rows for a range of output rows, of an image of `size` rows."""
+        return want(self.hull(out), size)
+
     def outputs_touching(self, rows: RowRange, out: RowRange) -> RowRange:
         """The output rows in `out` whose window, from its first to its last row, overlaps `rows`."""
         first = -((self.reach - 1 - self.before - rows.start) // self.stride)
@@ -105,10 +109,45 @@ class TransposedWindow:
         first = -((self.reach - 1 - self.padding - out.start) // self.stride)
         return RowRange(first, (out.stop - 1 + self.padding) // self.stride + 1)
 
+    def needed(self, out: RowRange, size: int) -> RowRange:
+        """The input rows that add to a range of output rows; at least one, so that the convolution has an input."""
+        rows = self.hull(out).intersection(RowRange(0, size))
+        if rows.size:
+            return rows
+        nearest = min(max(rows.start, 0), size - 1)
+        return RowRange(nearest, nearest + 1)
+
+    def wanted(self, out: RowRange, size: int) -> "Want":
+        """The input rows for a range of output rows, of an image of `size` rows."""
+        return want(self.needed(out, size), size)
+
     def covered(self, rows: RowRange) -> RowRange:
         """The output rows that a range of input rows adds to; rows that `padding` crops are included."""
         first = rows.start * self.stride - self.padding
         return RowRange(first, first + (rows.size - 1) * self.stride + self.reach if rows.size else first)
+
+
+@dataclass(frozen=True)
+class CellWindow:
+    """Adaptive pooling along one axis to `count` output rows, each of which sees a cell of the image."""
+
+    count: int
+
+    def outputs(self, size: int) -> int:
+        """The number of output rows for `size` input rows."""
+        return self.count
+
+    def rows(self, out: RowRange, size: int) -> RowRange:
+        """The input rows in the cells of a range of output rows."""
+        every = cells(size, self.count)
+        return RowRange(every[out.start].start, every[out.stop - 1].stop)
+
+    def wanted(self, out: RowRange, size: int) -> "Want":
+        """The input rows for a range of output rows, of an image of `size` rows."""
+        return want(self.rows(out, size), size)
+
+
+Window = SlidingWindow | TransposedWindow | CellWindow
 
 
 class Segment(NamedTuple):

@@ -8,7 +8,7 @@ the gradients of the halos are sent first.
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from stretto.parallel.space.geometry import RowRange, SlidingWindow, cuts, want
+from stretto.parallel.space.geometry import RowRange, SlidingWindow, Window, cuts
 from stretto.parallel.space.route import AxisRows, Block, Place, RowExchange, route
 
 
@@ -70,12 +70,10 @@ class AxisSlab:
         return sum(self.window.outputs_touching(rows, self.out).size for rows in self.halos if rows.size)
 
 
-def axis_rows(
-    windows: tuple[SlidingWindow, ...], sizes: tuple[int, ...], parts: tuple[int, ...]
-) -> tuple[AxisRows, ...]:
+def axis_rows(windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int, ...]) -> tuple[AxisRows, ...]:
     """Along each axis, the input rows that every process has, and those that its outputs need."""
     return tuple(
-        AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(window.outputs(size), p)))
+        AxisRows(cuts(size, p), tuple(window.wanted(out, size) for out in cuts(window.outputs(size), p)))
         for window, size, p in zip(windows, sizes, parts, strict=True)
     )
 

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from stretto.parallel.space.convolution import Numbers, check_dims, per_dim
 from stretto.parallel.space.exchange import Dims, add_up, fetch
-from stretto.parallel.space.geometry import RowRange, SlidingWindow, cells, cuts, want
+from stretto.parallel.space.geometry import CellWindow, RowRange, SlidingWindow, cells
 from stretto.parallel.space.halo import axis_rows
-from stretto.parallel.space.route import AxisRows
 from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refusal, slab
 from stretto.parallel.space.slab_shapes import collected
 
@@ -189,12 +188,9 @@ def fetch_cells(func: Func, x: Slab, sizes: Numbers) -> tuple[Tensor, ImageCut, 
     """
     cut, parts = x.cut, x.cut.grid.parts
     output_cut = cut.resized(tuple(sizes[dim] for dim in cut.dims), f"{func.__name__} {place_of_call()}")
+    windows = tuple(map(CellWindow, output_cut.sizes))
     all_cells = [cells(size, count) for size, count in zip(cut.sizes, output_cut.sizes, strict=True)]
-    hulls = [[RowRange(axis[out.start].start, axis[out.stop - 1].stop) for out in cuts(len(axis), p)]
-             for axis, p in zip(all_cells, parts, strict=True)]  # fmt: skip
-    rows_of_axes = tuple(AxisRows(cuts(size, p), tuple(want(rows, size) for rows in axis))
-                         for axis, size, p in zip(hulls, cut.sizes, parts, strict=True))  # fmt: skip
-    spans = zip(all_cells, hulls, cut.grid.place, output_cut.spans, strict=True)
-    local_cells = [[cell.relative_to(hull[at].start) for cell in axis[out.start : out.stop]]
-                   for axis, hull, at, out in spans]  # fmt: skip
-    return fetch(x, cut, rows_of_axes), output_cut, local_cells
+    spans = list(zip(all_cells, windows, output_cut.spans, cut.sizes, strict=True))
+    local_cells = [[cell.relative_to(window.rows(out, size).start) for cell in axis[out.start : out.stop]]
+                   for axis, window, out, size in spans]  # fmt: skip
+    return fetch(x, cut, axis_rows(windows, cut.sizes, parts)), output_cut, local_cells

@@ -1,0 +1,81 @@
+"""Bytes of rows that processes with slabs really send, in a forward and in a backward."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import stretto
+from stretto.parallel.space import convolution
+from stretto.parallel.space.exchange import Transit
+
+
+def conv(kernel, **options):
+    return [nn.Conv2d(2, 3, kernel, **options)]
+
+
+def pool(kernel, kind="Max", **options):
+    return [nn.Conv2d(2, 3, 1), getattr(nn, f"{kind}Pool2d")(kernel, **options)]
+
+
+NETWORKS = {
+    "kernel 1": lambda: conv(1),
+    "kernel 3": lambda: conv(3, padding=1),
+    "kernel 5": lambda: conv(5, padding=2),
+    "kernel 7": lambda: conv(7, padding=3),
+    "3 x 5": lambda: conv((3, 5), padding=(1, 2)),
+    "no padding": lambda: conv(5),
+    "same, even": lambda: conv(4, padding="same"),
+    "stride 2": lambda: conv(3, stride=2, padding=1),
+    "stride 2, kernel 1": lambda: conv(1, stride=2),
+    "stride 3, kernel 7": lambda: conv(7, stride=3, padding=2),
+    "dilation 2": lambda: conv(3, dilation=2, padding=2),
+    "dilation (3, 1)": lambda: conv(3, dilation=(3, 1), padding=(3, 1)),
+    "groups": lambda: [nn.Conv2d(2, 4, 3, padding=1, groups=2), nn.Conv2d(4, 4, 3, padding=1, groups=4)],
+    "transposed": lambda: [nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1), nn.Conv2d(3, 2, 1)],
+    "pool 2": lambda: pool(2),
+    "pool 3, stride 2": lambda: pool(3, stride=2, padding=1),
+    "pool, ceil": lambda: pool(3, stride=2, ceil_mode=True),
+    "pool, dilation": lambda: pool(3, stride=1, dilation=2, padding=1),
+    "average": lambda: pool(3, "Avg", stride=1, padding=1),
+    "average of all": lambda: pool((13, 11), "Avg"),
+    "adaptive": lambda: pool(4, "AdaptiveAvg"),
+    "adaptive maximum of all": lambda: pool(1, "AdaptiveMax"),
+    "adaptive average of all": lambda: [*pool(1, "AdaptiveAvg"), nn.Conv2d(3, 3, 1)],
+    "several": lambda: [
+        nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 5, padding=2, stride=2)),
+        nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(6, 2, 3, padding=2, dilation=2)),
+    ],
+}  # fmt: skip
+GRIDS = {(2, 1): "height", (1, 2): "width"}
+SHAPE = (3, 2, 13, 11)
+
+
+def sent():
+    """{(network, grid, halos afterwards): (bytes of the forward, bytes of the backward) that this process sends}."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    meshes = {grid: init_device_mesh("cpu", (2,), mesh_dim_names=(axis,)) for grid, axis in GRIDS.items()}
+    counted, found, start = [], {}, Transit.__init__
+
+    def counting(self, grid, sends, receives):
+        counted.append(sum(tensor.numel() * tensor.element_size() for _, tensor in sends))
+        start(self, grid, sends, receives)
+
+    Transit.__init__ = counting
+    for share in (1 / 32, 1.0):  # from 1.0 on, halos are added afterwards wherever they can
+        convolution.MAX_TOUCHED_SHARE = share
+        for name, build in NETWORKS.items():
+            for grid, mesh in meshes.items():
+                module = stretto.parallel.spatial(nn.Sequential(*build()), mesh)
+                slab = stretto.parallel.scatter(torch.randn(SHAPE), mesh)
+                counted.clear()
+                output = module(slab)
+                forward = sum(counted)
+                counted.clear()
+                output.sum().backward()
+                found[name, grid, share] = (forward, sum(counted))
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
