@@ -62,6 +62,7 @@ from stretto.plan.places import (
     scattering,
     sending,
     sharding_seconds,
+    slab_sums,
 )
 from stretto.plan.problem import Problem, merged
 from stretto.plan.search_space import Candidate
@@ -279,8 +280,6 @@ class Prices:
         zeros = np.zeros_like(intra_forward)
         recompute = times.forward + intra_forward if c.recomputes(s) else zeros
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
-        replicas, links = c.mesh.data * c.mesh.space[0] * c.mesh.space[1], places.replicas[worker]
-        links = links if c.mesh.space == (1, 1) else (*links, *places.parts[worker])
         losses = self.loss_seconds(c.mesh, c.pipeline, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
             forward=times.forward + intra_forward,
@@ -294,7 +293,7 @@ class Prices:
             action_overhead=zeros,
             deferrable=times.weight_gradient,
             transit=zeros + message(c.link(s, places), sizes.output),
-            all_reduce=gradient_sum(links, replicas, gradients, sizes.tensors, places.gamma),
+            all_reduce=self.summed_gradients(c, worker, gradients, sizes.tensors),
             update=times.update + copy,
             loss_overhead=zeros + losses / stages_per_worker,
             turn_overhead=zeros + workers.per_action(worker) + workers.per_step(worker) / stages_per_worker,
@@ -303,6 +302,17 @@ class Prices:
             recompute_bytes=held if c.recomputes(s) else zeros,
         )
         return self.with_runtime(c, s, computing if c.shard == "none" else self.with_sharding(c, s, computing))
+
+    def summed_gradients(self, c: Candidate, worker: int, gradients: Table, tensors: Table) -> Table:
+        """Seconds of the sums of gradients over replicas and slabs; slabs sum those of a layer in its backward."""
+        places, slabs = self.places_of(c), c.mesh.space[0] * c.mesh.space[1]
+        replicas, parts = places.replicas[worker], places.parts[worker]
+        if slabs == 1:
+            return gradient_sum(replicas, c.mesh.data, gradients, tensors, places.gamma)
+        on_slabs = slab_sums(parts, slabs, gradients, tensors)
+        if on_slabs is None:
+            return gradient_sum((*replicas, *parts), c.mesh.data * slabs, gradients, tensors, places.gamma)
+        return on_slabs + gradient_sum(replicas, c.mesh.data, gradients, tensors, places.gamma)
 
     def with_runtime(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with the runtime's own time of its actions, and the time of sending and receiving its messages."""

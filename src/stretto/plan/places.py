@@ -131,6 +131,19 @@ def sharding_seconds(
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
 
 
+def slab_sums(links: Sequence[Link], processes: int, num_bytes: Numbers, tensors: Numbers) -> Numbers | None:
+    """Seconds in which slabs sum their gradients, layer by layer, of weights and bias together; None if not measured."""
+    if not links or not all(TENSOR_SUM in link.collectives for link in links):
+        return None
+    per_layer = 2.0
+    times = [
+        link.collectives[TENSOR_SUM].seconds(processes, num_bytes)
+        + (tensors / per_layer - 1) * link.collectives[TENSOR_SUM].seconds(processes, 0.0)
+        for link in links
+    ]
+    return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
+
+
 def exchange_seconds(works: Works, links: Sequence[Link], processes: int, examples: float, gamma: float) -> float:
     """Seconds of what processes that share a layer send each other in a pass."""
     return max((sum(exchange_on(link, work, processes, examples, gamma) for work in works) for link in links),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stretto.cost.cluster import Link
+from stretto.cost.collective import HALO
 from stretto.cost.layer_table import Affine, LayerCost, Measured, Work, Works
 from stretto.plan.halos import NO_BYTES, halo_bytes
 
@@ -97,9 +98,15 @@ def halo_seconds(
 ) -> tuple[list[float], list[float]]:
     """Seconds of each layer's exchanges of rows, in a forward and in a backward: the busiest process's, one by one."""
     link = max(links, key=lambda link: link.seconds(1e6))
+    measured = link.collectives.get(HALO)  # an exchange is a message sent and one received
+
+    def exchanged(messages: Sequence[float]) -> float:
+        if measured is None:
+            return sum(map(link.seconds, messages))
+        return measured.seconds(measured.processes, sum(messages) / 2, calls=len(messages) / 2)
 
     def slowest(processes: Sequence[Sequence[float]]) -> float:
-        return max((sum(map(link.seconds, messages)) for messages in processes), default=0.0)
+        return max(map(exchanged, processes), default=0.0)
 
     cut = [halo_bytes(layer, space, examples) if side else NO_BYTES for layer, side in zip(layers, sides, strict=True)]
     return [slowest(each.forward) for each in cut], [slowest(each.backward) for each in cut]
