@@ -119,7 +119,20 @@ def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, 
         return model
     batch = max(settings.batch_size or (model.batch_size,))
     with progress("measuring layers", 1 + BLOCKS, silent=silent) as bar:
-        return with_measured_layers(model, cluster, batch, lambda _: bar.advance(1))
+        return with_measured_layers(
+            model,
+            cluster,
+            batch,
+            lambda _: bar.advance(1),
+            file=layers_file(settings),
+            anew=settings.layers == "measured",
+        )
+
+
+def layers_file(settings: PlanSettings) -> Path | None:
+    """The file for measured layers beside that of the cluster; None for a cluster that comes with Stretto."""
+    file = Path(settings.cluster or "")
+    return file.with_suffix(".layers.json") if file.is_file() else None
 
 
 def sharing_workers(settings: PlanSettings, cluster: "Cluster") -> tuple[int, ...]:

@@ -132,7 +132,7 @@ def sharding_seconds(
 
 
 def slab_sums(links: Sequence[Link], processes: int, num_bytes: Numbers, tensors: Numbers) -> Numbers | None:
-    """Seconds in which slabs sum their gradients, layer by layer, of weights and bias together; None if not measured."""
+    """Seconds in which slabs sum gradients, layer by layer, weights and bias together; None if not measured."""
     if not links or not all(TENSOR_SUM in link.collectives for link in links):
         return None
     per_layer = 2.0

@@ -68,7 +68,8 @@ class PlanSettings:
     """Numbers of micro-batches to choose from."""
     layers: str = "auto"
     """Seconds of layers: measured among processes of this machine, which takes some seconds, or counted, by the
-    cluster's rates; auto measures where the cluster is this machine."""
+    cluster's rates; auto measures where the cluster is this machine, once for a model and a calibration, and keeps it
+    beside the cluster's file (cluster.layers.json)."""
     objective: str = "step"
     """step (time an example), money, memory, or loss (time to a loss: needs --critical-batch, or --measured)."""
     critical_batch: Annotated[float | None, NUMBER] = None

@@ -1,11 +1,14 @@
 """The layers of a model measured on this machine, for plans: alone, and while all workers of the machine compute."""
 
+import hashlib
+import json
 import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,13 +18,16 @@ from torch import Tensor
 
 from stretto.cost import Cluster
 from stretto.cost.cluster import Device
+from stretto.cost.cluster_file import to_dict
 from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, measured_of
 from stretto.cost.stage_prediction import Machine, layer_seconds, update_seconds
+from stretto.errors import UsageError
+from stretto.files.whole_files import write_whole
 from stretto.measure import with_times
 from stretto.nn.batch import as_tuple, inputs_of
 from stretto.settings.runs import TrainSettings
 from stretto.study.model_costs import Costed, built
-from stretto.study.prepare import optimizer
+from stretto.study.prepare import optimizer, resolve
 
 BLOCKS = 2  # in which layers are measured alone, and by all processes together
 SECONDS = 3.0  # of a measurement of all layers, about
@@ -36,17 +42,22 @@ def is_measurable(model: Costed, cluster: Cluster) -> bool:
     return here and model.requested is not None and weights <= LARGEST
 
 
-def with_measured_layers(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> Costed:
+def with_measured_layers(
+    model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object], *, file: Path | None, anew: bool = False
+) -> Costed:
     """The costs with the seconds of each layer, of minibatches of `batch` examples and of parts of them.
 
-    Starts as many processes as the cluster has workers, of one thread each. Raises what one of them raises.
+    Starts as many processes as the cluster has workers, of one thread each, and keeps in `file` what they measure: for
+    the same model, data and cluster it is not measured again, unless `anew`. Raises what one of the processes raises,
+    and UsageError for a damaged file.
     """
-    from stretto.runtime.launch import LaunchSettings
-    from stretto.study.calibration_processes import measure_on_processes
-
-    options = {"settings": model.requested, "batch": batch}
-    place = LaunchSettings(workers=min(cluster.num_workers, os.cpu_count() or 1))
-    found = measure_on_processes("layers", options, place, tell)
+    known = {} if file is None else read(file)
+    key = key_of(model, cluster, batch)
+    if anew or key not in known:
+        known[key] = measured(model, cluster, batch, tell)
+        if file is not None:
+            write_whole(file, json.dumps({"layers": known}, indent=1) + "\n")
+    found = known[key]
     rows = tuple(
         replace(row, measured=measured_of(times))
         for row, times in zip(model.costs.layers, found["layers"], strict=True)
@@ -64,6 +75,39 @@ def with_measured_layers(model: Costed, cluster: Cluster, batch: int, tell: Call
         for parts, counted in model.tensor_costs.items()
     }  # fmt: skip
     return replace(model, costs=costs, tensor_costs=shared)
+
+
+def measured(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> dict[str, Any]:
+    """What `layers` gives, of processes that are started for it."""
+    from stretto.runtime.launch import LaunchSettings
+    from stretto.study.calibration_processes import measure_on_processes
+
+    place = LaunchSettings(workers=min(cluster.num_workers, os.cpu_count() or 1))
+    return measure_on_processes("layers", {"settings": model.requested, "batch": batch}, place, tell)
+
+
+def key_of(model: Costed, cluster: Cluster, batch: int) -> str:
+    """Sixteen characters that differ if the model, its functions or data, the batch, or the calibration does."""
+    assert model.requested is not None, "the model can be trained"
+    resolved = resolve(replace(model.requested, stages=1))
+    facts = {"settings": resolved.to_json(), "sources": dict(resolved.sources), "batch": batch}
+    told = json.dumps(facts | {"cluster": to_dict(cluster)}, sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What was measured, by `key_of`; nothing if there is no file. Raises UsageError if it is damaged."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))["layers"]
+        for found in known.values():
+            _ = [measured_of(times) for times in found["layers"]], found["start"], found["step"]
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}; delete it, and layers are measured again") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{file} holds no layers that stretto plan measured: delete it") from error
+    return dict(known)
 
 
 def scaled(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:
