@@ -95,17 +95,16 @@ def tried(
         "not_tried": found.failures,
         "try_seconds": found.seconds,
         "try_noise": found.outcome.noise,
-        "tied": found.outcome.tied,
         "remarks": list(found.remarks),
         "tried_on": date(),
         "tried_file": None,
     }
     file = file_of(settings)
     if file is not None:
-        record = {key: facts[key] for key in ("tried_on", "try_seconds", "try_noise", "tied", "remarks", "tried")}
+        record = {key: facts[key] for key in ("tried_on", "try_seconds", "try_noise", "remarks", "tried")}
         about = {"model": model.name, "optimizer": problem.optimizer, "cluster": problem.cluster.name, "load": load}
         with writing_to(file):
-            keep(file, key_of(model), about | record)
+            keep(file, key_of(problem, settings.objective, model), about | record)
         facts["tried_file"] = str(file)
     return Choice(found.outcome.chosen.plan, found.measured, facts)
 
@@ -133,20 +132,21 @@ def kept(
     file = file_of(settings)
     if file is None or model.trained is None or settings.objective == "memory" or not file.is_file():
         return None
-    record = read(file).get(key_of(model))
+    record = read(file).get(key_of(problem, settings.objective, model))
     found = None if record is None else best_tried(record["tried"], problem, objective, prices)
     if record is None or found is None:
         return None
     plan, trial = found
-    measured = {"seconds_per_step": trial["measured_seconds"], "noise": trial["noise"], "tried_on": record["tried_on"]}
+    seconds = trial["reported_seconds"]
+    measured = {"seconds_per_step": seconds, "tried_on": record["tried_on"]}
     known = {(each["method"], each["workers"], each["sharding"]) for each in record["tried"]}
     c = best.candidate
-    promises = best.value < plan.value / plan.seconds * trial["measured_seconds"]
+    promises = best.value < plan.value / plan.seconds * seconds
     untried = promises and (str(c), c.workers, c.shard) not in known
     rows = [{**each, "chosen": each is trial} for each in record["tried"]]
     return Choice(plan, measured, {
-        "measured_seconds": trial["measured_seconds"], "tried": rows, "not_tried": [], "try_seconds": 0.0,
-        "try_noise": record["try_noise"], "tied": record["tied"], "remarks": record["remarks"],
+        "measured_seconds": seconds, "tried": rows, "not_tried": [], "try_seconds": 0.0,
+        "try_noise": record["try_noise"], "remarks": record["remarks"],
         "tried_on": record["tried_on"], "tried_file": str(file),
         "untried": {"method": str(c), "workers": c.workers, "predicted_seconds": best.seconds} if untried else None,
     })  # fmt: skip
@@ -160,14 +160,14 @@ def file_of(settings: PlanSettings) -> Path | None:
     return None if settings.cluster is None or settings.cluster in names() else file_beside(settings.cluster)
 
 
-def key_of(model: "Costed") -> str:
-    """What trials of a model are kept under: digests of the user's functions and data are part of it."""
+def key_of(problem: "Problem", goal: str, model: "Costed") -> str:
+    """What trials of a problem are kept under: digests of the user's functions and data are part of it."""
     from stretto.plan.tried_file import problem_key
     from stretto.study.prepare import resolve
     from stretto.study.trial_processes import settings_of
 
     assert model.trained is not None, "the caller has made sure that it can be trained"
-    return problem_key(model.trained, resolve(settings_of({**model.trained, "stages": 1})).sources)
+    return problem_key(problem, goal, model.trained, resolve(settings_of({**model.trained, "stages": 1})).sources)
 
 
 def date() -> str:
@@ -179,19 +179,18 @@ def in_words(facts: Mapping[str, Any]) -> str:
     """A table of the plans that were tried, and what their times are worth."""
     from stretto.report.units import duration, percent
 
-    lines: list[tuple[str, ...]] = [("tried", "axes", "predicted", "measured", "")]
+    lines: list[tuple[str, ...]] = [("tried", "axes", "predicted", "measured", "again", "")]
     for each in sorted(facts["tried"], key=lambda each: float(each["measured_seconds"])):
         note = "chosen" if each["chosen"] else "" if each["allowed"] else "not among the choices"
-        lines.append((each["method"], axes_in_words(each), duration(each["predicted_seconds"]),
-                      duration(each["measured_seconds"]), note))  # fmt: skip
+        seconds = (each["predicted_seconds"], each["measured_seconds"], each["reported_seconds"])
+        lines.append((each["method"], axes_in_words(each), *map(duration, seconds), note))
     lines += [
-        (each["method"], axes_in_words(each), duration(each["predicted_seconds"]), "failed", each["reason"])
+        (each["method"], axes_in_words(each), duration(each["predicted_seconds"]), "failed", "", each["reason"])
         for each in facts["not_tried"]
     ]
-    took = f"trials of {facts['try_seconds']:.0f} s" if facts["try_seconds"] else f"measured on {facts['tried_on']}"
-    apart = f"one half of the rounds chose, the other is reported; they lie up to {percent(facts['try_noise'])} apart"
-    tied = "the halves named different plans: all rounds chose, and are reported" if facts["tied"] else apart
-    said = [f"{took}; {tied}", *facts["remarks"]]
+    took = f"tried for {facts['try_seconds']:.0f} s" if facts["try_seconds"] else f"tried on {facts['tried_on']}"
+    apart = f"chosen by the first measurement; the two lie up to {percent(facts['try_noise'])} apart"
+    said = [f"{took}; {apart}", *facts["remarks"]]
     if facts.get("untried"):
         untried = facts["untried"]
         said.append(

@@ -1,11 +1,12 @@
 """Which plans are tried on real processes, and which of them is chosen by its measured times. No processes here.
 
-The turns of a plan are divided into two sets, alternately. One chooses, the other one is reported: a plan that was
-chosen because its turns happened to be fast is not reported with them.
+The rounds are divided into two sets, alternately. One chooses, the other one is reported: a plan that was chosen
+because its turns happened to be fast is not reported with them. So the second set decides nothing, not even which plans
+take further turns.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stretto.errors import StrettoError, UsageError
@@ -20,8 +21,9 @@ from stretto.plan.search_space import Candidate, candidates
 
 POOL = 48  # plans, by closed forms, that the ones to try are taken from
 SAME_AXES, SAME_METHOD = 1.15, 1.5  # a plan counts as so many times slower for each that is taken and resembles it
-ROUNDS, MORE = 6, 6  # rounds of all plans; at most so many more where the two sets of rounds do not agree
-HOPELESS = 1.5  # a plan that is so many times slower than another in both of the first rounds takes no further turn
+ROUNDS, MORE = 6, 6  # rounds of all plans; at most so many more of the fastest ones if they are close
+CLOSE = 1.03  # plans that take at most so many times as long as the fastest are close to it
+HOPELESS = 1.5  # a plan that takes more than so many times as long as the fastest takes no turn after the first two
 
 
 class TrialFailedError(StrettoError):
@@ -42,37 +44,39 @@ class Trial:
     reporting: list[float] = field(default_factory=list)
     failure: str = ""
 
-    def value(self, seconds: float) -> float:
-        """The objective's value for measured seconds of a step, less is better: it is proportional to them."""
-        return self.plan.value / self.plan.seconds * seconds
+    @property
+    def seconds(self) -> float:
+        """The median seconds of a step in the rounds that choose."""
+        return statistics.median(self.choosing)
+
+    @property
+    def reported(self) -> float:
+        """The median seconds of a step in the other rounds: unbiased, even of the plan that was chosen."""
+        return statistics.median(self.reporting)
+
+    @property
+    def value(self) -> float:
+        """The objective's value at `seconds`, to which it is proportional; less is better."""
+        return self.plan.value / self.plan.seconds * self.seconds
 
     @property
     def noise(self) -> float:
-        """How far the medians of the two sets lie apart, as a share."""
-        return abs(statistics.median(self.choosing) / statistics.median(self.reporting) - 1)
+        """How far the two sets of rounds lie apart, as a share."""
+        return abs(self.seconds / self.reported - 1)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The trials that came to their end, those that `failed`, and the one that is chosen.
-
-    Where the two sets of rounds named different plans to the end, they are `tied`: then all rounds choose, and all are
-    reported.
-    """
+    """The trials that came to their end, those that `failed`, and the one that is chosen: none takes less `seconds`."""
 
     trials: tuple[Trial, ...]
     failed: tuple[Trial, ...]
     chosen: Trial
-    tied: bool
-
-    def seconds(self, trial: Trial) -> float:
-        """The measured seconds of a step that are reported."""
-        return statistics.median([*trial.choosing, *trial.reporting] if self.tied else trial.reporting)
 
     @property
     def noise(self) -> float:
-        """How far the two sets of rounds lie apart: the largest share among the plans."""
-        return max(trial.noise for trial in self.trials)
+        """How far the two sets of rounds lie apart: the largest share among the plans that were not hopeless."""
+        return max((trial.noise for trial in self.trials if len(trial.choosing) > 1), default=self.chosen.noise)
 
 
 def trials_of(problem: Problem, objective: Objective, prices: Prices, number: int) -> list[Trial]:
@@ -81,13 +85,19 @@ def trials_of(problem: Problem, objective: Objective, prices: Prices, number: in
     The single worker is left out where it does not fit into memory.
     """
     single = single_worker(problem, objective, prices)
-    pool = search(problem, objective, keep=POOL, prices=prices).plans
-    others = [plan for plan in pool if single is None or plan.candidate != single.candidate]
+    plain = None if single is None else single.candidate
+    allowed = any(candidate == plain for candidate in candidates(problem))
+
+    def another(c: Candidate) -> bool:
+        """Whether it is another plan: the single worker is no faster if it accumulates gradients of micro-batches."""
+        return c != plain and (not allowed or c.workers > 1 or c.method == BASELINE)
+
+    others = search(problem, objective, keep=POOL, prices=prices, among=another).plans
     exact = [predicted(plan, prices) for plan in promising(others, 2 * number)]
     chosen = [Trial(plan) for plan in promising(sorted(exact, key=lambda plan: plan.value), number)]
     if single is None:
         return chosen
-    return [Trial(predicted(single, prices), allowed=single.candidate in candidates(problem)), *chosen]
+    return [Trial(predicted(single, prices), allowed=allowed), *chosen]
 
 
 def predicted(plan: Plan, prices: Prices) -> Plan:
@@ -150,15 +160,21 @@ def contest(trials: Sequence[Trial], turn: Callable[[Trial], float]) -> Outcome:
     `turn` lets a plan train for a moment and returns its seconds of a step; if it raises TrialFailedError, the others
     go on. Raises UsageError if no plan that is allowed comes to its end.
     """
-    for number in range(ROUNDS):
-        play(in_order(contenders(trials), number), turn, number)
-    for pair in range(ROUNDS, ROUNDS + MORE, 2):
-        named = finalists(trials)
-        if len(named) < 2:
+    for pair in range(0, ROUNDS + MORE, 2):
+        if pair == 0:
+            playing = whole(trials)
+        elif pair < ROUNDS:
+            playing = within(HOPELESS, trials)
+        elif len(playing := within(CLOSE, [trial for trial in trials if trial.allowed])) < 2:
             break
         for number in (pair, pair + 1):
-            play(in_order(whole(named), number), turn, number)
-    return outcome(trials)
+            play(in_order(whole(playing), number), turn, number)
+    ended, failed = whole(trials), tuple(trial for trial in trials if trial.failure)
+    allowed = [trial for trial in ended if trial.allowed]
+    if not allowed:
+        reasons = "; ".join(dict.fromkeys(f"{trial.plan.candidate}: {trial.failure}" for trial in failed))
+        raise UsageError(f"no plan could be tried: {reasons}. Leave --try out to plan by predictions alone")
+    return Outcome(tuple(ended), failed, min(allowed, key=lambda trial: trial.value))
 
 
 def play(trials: Sequence[Trial], turn: Callable[[Trial], float], number: int) -> None:
@@ -182,45 +198,8 @@ def whole(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if not trial.failure]
 
 
-def contenders(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that take further turns: all until both sets have one, then those that are not hopeless."""
+def within(factor: float, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that take at most `factor` times as long as the fastest that is allowed, by the rounds that choose."""
     running = whole(trials)
-    if any(not trial.reporting for trial in running):
-        return running
-    limit = HOPELESS * min(
-        (max(map(trial.value, turns(trial))) for trial in running if trial.allowed), default=float("inf")
-    )
-    return [trial for trial in running if min(map(trial.value, turns(trial))) <= limit]
-
-
-def turns(trial: Trial) -> Iterator[float]:
-    """Seconds of a step in all turns of a trial."""
-    yield from trial.choosing
-    yield from trial.reporting
-
-
-def finalists(trials: Sequence[Trial]) -> list[Trial]:
-    """The plans that the two sets of rounds name: one where they agree."""
-    allowed = [trial for trial in whole(trials) if trial.allowed]
-    named = {
-        id(trial): trial
-        for trial in (
-            min(allowed, key=lambda trial: trial.value(statistics.median(trial.choosing)), default=None),
-            min(allowed, key=lambda trial: trial.value(statistics.median(trial.reporting)), default=None),
-        )
-        if trial is not None
-    }
-    return list(named.values())
-
-
-def outcome(trials: Sequence[Trial]) -> Outcome:
-    """The plan that both sets of rounds name; where they do not agree, the fastest over all rounds."""
-    ended, failed = whole(trials), tuple(trial for trial in trials if trial.failure)
-    named = finalists(trials)
-    if not named:
-        reasons = "; ".join(dict.fromkeys(f"{trial.plan.candidate}: {trial.failure}" for trial in failed))
-        raise UsageError(f"no plan could be tried: {reasons}. Leave --try out to plan by predictions alone")
-    tied = len(named) > 1
-    allowed = [trial for trial in ended if trial.allowed]
-    chosen = min(allowed, key=lambda trial: trial.value(statistics.median(turns(trial)))) if tied else named[0]
-    return Outcome(tuple(ended), failed, chosen, tied)
+    fastest = min((trial.value for trial in running if trial.allowed), default=float("inf"))
+    return [trial for trial in running if trial.value <= factor * fastest]

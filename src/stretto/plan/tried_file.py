@@ -1,13 +1,15 @@
 """What `stretto plan --try` has measured, beside the cluster's file: a later plan of the same problem goes by it.
 
 cluster.toml has cluster.tried.json: the last trials of each problem, which is a model with its data, loss and
-optimizer, on one machine. Only what was measured together is compared, so that new trials replace the former ones.
+optimizer and the choices that a plan has, on one machine. Only what was measured together is compared, so that new
+trials replace the former ones.
 """
 
 import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
 from stretto.plan.problem import Problem
 from stretto.plan.search_space import Candidate, candidates
+from stretto.plan.trials import predicted
 
 Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
-NEEDED = ("losses", "bounds", "measured_seconds", "noise", "planned_method")
+PRICED = ("costs", "cluster", "heads", "sides")  # fields of a problem that are no choices
+NEEDED = ("method", "workers", "bounds", "predicted_seconds", "measured_seconds", "reported_seconds", "allowed")
 
 
 def file_beside(cluster: str) -> Path | None:
@@ -29,12 +33,16 @@ def file_beside(cluster: str) -> Path | None:
     return Path(cluster).with_suffix(".tried.json") if Path(cluster).is_file() else None
 
 
-def problem_key(trained: Mapping[str, Any], sources: Mapping[str, str]) -> str:
-    """Sixteen characters that differ if the model's settings, the user's functions or the machine do.
+def problem_key(problem: Problem, goal: str, trained: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """Sixteen characters that differ if the problem does: its choices, the model's settings, functions, or the machine.
 
-    `sources` are digests of the functions and data that the settings name.
+    `sources` are digests of the user's functions and data. What is priced may change: another calibration is no other
+    problem.
     """
-    facts = {"trained": dict(trained), "sources": dict(sources), "host": platform.node()}
+    choices = {each.name: getattr(problem, each.name) for each in fields(problem) if each.name not in PRICED}
+    facts = {
+        "choices": choices, "goal": goal, "trained": dict(trained), "sources": dict(sources), "host": platform.node()
+    }  # fmt: skip
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -104,4 +112,7 @@ def best_tried(
     found = [(candidate_of(each), each) for each in tried]
     plans = [(plan_of(candidate, objective, prices), each) for candidate, each in found if candidate in allowed]
     same = [(plan, each) for plan, each in plans if plan is not None and list(plan.bounds) == list(each["bounds"])]
-    return min(same, key=lambda pair: pair[0].value / pair[0].seconds * pair[1]["measured_seconds"], default=None)
+    if not same:
+        return None
+    best, trial = min(same, key=lambda pair: pair[0].value / pair[0].seconds * pair[1]["measured_seconds"])
+    return predicted(best, prices), trial

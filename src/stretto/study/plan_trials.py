@@ -30,18 +30,21 @@ class Tried:
         """What is measured of the plan that is chosen, for its file."""
         chosen = self.outcome.chosen
         return {
-            "seconds_per_step": self.outcome.seconds(chosen),
+            "seconds_per_step": chosen.reported,
             "noise": chosen.noise,
             "rounds": len(chosen.choosing) + len(chosen.reporting),
         }
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The plans that were tried, with predicted and measured seconds of a step, as plain data."""
+        """The plans that were tried, with predicted and measured seconds of a step, as plain data.
+
+        `measured_seconds` are those by which one was chosen, `reported_seconds` those of the other rounds.
+        """
         return [
             row(trial.plan) | {
-                "measured_seconds": self.outcome.seconds(trial), "noise": trial.noise, "allowed": trial.allowed,
-                "chosen": trial is self.outcome.chosen,
+                "measured_seconds": trial.seconds, "reported_seconds": trial.reported,
+                "allowed": trial.allowed, "chosen": trial is self.outcome.chosen,
             }
             for trial in self.outcome.trials
         ]  # fmt: skip
