@@ -155,6 +155,12 @@ def test_twins_count_as_slower_once_one_of_them_is_taken():
     assert len(promising(plans, 99)) == len(plans)
 
 
+def test_all_methods_are_twins_on_a_single_stage():
+    """There they are plain training, of replicas too: the pipeline is tried before a second accumulates gradients."""
+    plans = [plan(1, data=2), plan(1.1, "1f1b", data=2, microbatches=2), plan(1.4, "1f1b", pipeline=2, microbatches=2)]
+    assert promising(plans, 2) == [plans[0], plans[2]]
+
+
 @pytest.fixture
 def problem():
     layers, x = [nn.Linear(64, 64) for _ in range(4)], torch.zeros(2, 64)

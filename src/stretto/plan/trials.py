@@ -20,7 +20,7 @@ from stretto.plan.refine import MOST, actions, simulated
 from stretto.plan.search_space import Candidate, candidates
 
 POOL = 48  # plans, by closed forms, that the ones to try are taken from
-SAME_AXES, SAME_METHOD = 1.15, 1.5  # a plan counts as so many times slower for each that is taken and resembles it
+SAME_AXES, TWIN = 1.15, 1.5  # a plan counts as so many times slower for each that is taken and resembles it
 ROUNDS, MORE = 6, 6  # rounds of all plans; at most so many more of the fastest ones if they are close
 CLOSE = 1.03  # plans that take at most so many times as long as the fastest are close to it
 HOPELESS = 1.5  # a plan that takes more than so many times as long as the fastest takes no turn after the first two
@@ -114,9 +114,9 @@ def single_worker(problem: Problem, objective: Objective, prices: Prices) -> Pla
 def promising(plans: Sequence[Plan], number: int) -> list[Plan]:
     """The `number` plans to try, of some that are sorted by value.
 
-    Predictions of plans on the same axes err together, and twins that differ in micro-batches alone most of all. So a
-    plan counts as SAME_AXES times slower for each that is taken on the same axes and with the same sharding, and as
-    SAME_METHOD times slower for each of those that has its method, too.
+    Predictions of plans on the same axes err together, and those of twins most of all. So a plan counts as SAME_AXES
+    times slower for each that is taken on the same axes, and as TWIN times slower for each of those that has its method
+    and is sharded as it is: twins differ in micro-batches, recomputation, or when weights are gathered.
     """
     left, taken = list(plans), list[Plan]()
     while left and len(taken) < number:
@@ -130,14 +130,14 @@ def resemblance(candidate: Candidate, taken: Sequence[Plan]) -> float:
     """How many times slower a candidate counts because of plans that are taken already."""
     factor = 1.0
     for other in (plan.candidate for plan in taken):
-        if axes_of(other) == axes_of(candidate):
-            factor *= SAME_METHOD if other.method == candidate.method else SAME_AXES
+        if (other.pipeline, other.mesh) == (candidate.pipeline, candidate.mesh):
+            factor *= TWIN if way_of(other) == way_of(candidate) else SAME_AXES
     return factor
 
 
-def axes_of(candidate: Candidate) -> tuple[object, ...]:
-    """What decides which predictions err together."""
-    return candidate.pipeline, candidate.mesh, candidate.shard
+def way_of(candidate: Candidate) -> tuple[str, bool]:
+    """The method, which is plain training on a single stage, and whether weights are sharded."""
+    return BASELINE if candidate.stages == 1 else candidate.method, candidate.shard != "none"
 
 
 def side_by_side(trials: Sequence[Trial], prices: Prices) -> None:
