@@ -42,10 +42,12 @@ def cluster(tmp_path):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Groups of processes that are none: they say made-up seconds, by the number of workers."""
-    ended = []
+    """Groups of processes that are none: they say made-up `seconds`, of one worker and of several."""
 
     class Group:
+        ended = []  # noqa: RUF012
+        seconds = (0.002, 0.0015)
+
         def __init__(self, training):
             self.training = training
 
@@ -53,7 +55,7 @@ def made_up(monkeypatch):
             return self
 
         def __exit__(self, *_):
-            ended.append(self)
+            self.ended.append(self)
 
         def await_ready(self):
             if self.training.get("sync") == "fully-shard":
@@ -63,10 +65,10 @@ def made_up(monkeypatch):
             pass
 
         def turn(self):
-            return 0.002 if self.training.get("workers", 1) == 1 else 0.0015
+            return self.seconds[self.training.get("workers", 1) > 1]
 
     monkeypatch.setattr(plan_trials, "TrialGroup", Group)
-    return ended
+    return Group
 
 
 def run(capsys, *words):
@@ -77,7 +79,7 @@ def run(capsys, *words):
 def test_the_plan_that_was_measured_fastest_is_written_and_kept(capsys, tmp_path, cluster, made_up):
     words = ("plan", *SMALL, "--cluster", cluster(), "--out", tmp_path / "plan.toml")
     told = json.loads(run(capsys, *words, "--try", 4, "--json"))
-    assert len(made_up) == len(told["tried"]) + len(told["not_tried"]) == 5
+    assert len(made_up.ended) == len(told["tried"]) + len(told["not_tried"]) == 5
     assert told["tried"][0]["pipeline"] == told["tried"][0]["data_parallel"] == 1
     assert {each["measured_seconds"] for each in told["tried"]} == {0.002, 0.0015}
     (chosen,) = (each for each in told["tried"] if each["chosen"])
@@ -97,14 +99,19 @@ def test_the_plan_that_was_measured_fastest_is_written_and_kept(capsys, tmp_path
     assert {path.name for path in tmp_path.iterdir()} >= {"cluster.tried.json", "plan.toml"}
 
 
-def test_what_is_printed_of_trials(capsys, tmp_path, cluster, made_up):
+def test_what_is_printed_of_trials(capsys, tmp_path, cluster, made_up, monkeypatch):
     words = ("plan", *SMALL, "--cluster", cluster(), "--out", tmp_path / "plan.toml", "--methods", "pb", "--stages", 2)
     told = run(capsys, *words, "--try", 1)
     assert "backprop  one worker  " in told
     assert "2.00 ms   2.00 ms  not among the choices" in told
     assert "1.50 ms   1.50 ms  chosen" in told
     assert "trials are kept in" in told
+    assert "not among the choices that" not in told
     assert "tried on 20" in run(capsys, *words)
+    monkeypatch.setattr(made_up, "seconds", (0.001, 0.0015))
+    told = run(capsys, *words, "--try", 1)
+    assert "1.50 ms   1.50 ms  chosen" in told
+    assert "the fastest is not among the choices that the options leave" in told
 
 
 @pytest.mark.parametrize(

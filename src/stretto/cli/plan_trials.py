@@ -180,7 +180,8 @@ def in_words(facts: Mapping[str, Any]) -> str:
     from stretto.report.units import duration, percent
 
     lines: list[tuple[str, ...]] = [("tried", "axes", "predicted", "measured", "again", "")]
-    for each in sorted(facts["tried"], key=lambda each: float(each["measured_seconds"])):
+    tried = sorted(facts["tried"], key=lambda each: float(each["measured_seconds"]) / int(each["batch_size"]))
+    for each in tried:
         note = "chosen" if each["chosen"] else "" if each["allowed"] else "not among the choices"
         seconds = (each["predicted_seconds"], each["measured_seconds"], each["reported_seconds"])
         lines.append((each["method"], axes_in_words(each), *map(duration, seconds), note))
@@ -191,6 +192,8 @@ def in_words(facts: Mapping[str, Any]) -> str:
     took = f"tried for {facts['try_seconds']:.0f} s" if facts["try_seconds"] else f"tried on {facts['tried_on']}"
     apart = f"chosen by the first measurement; the two lie up to {percent(facts['try_noise'])} apart"
     said = [f"{took}; {apart}", *facts["remarks"]]
+    if not tried[0]["allowed"]:
+        said.append("the fastest is not among the choices that the options leave: leave them out to have it chosen")
     if facts.get("untried"):
         untried = facts["untried"]
         said.append(

@@ -39,8 +39,12 @@ class TrialGroup:
         self._rendezvous = LocalRendezvous(Secret.new(), MEET)
         self._processes: list[tuple[BaseProcess, Connection]] = []
         self._fill, self._pace = 0, 0.0  # steps until the pipeline is full; seconds of a step, as far as known
-        for environment in self._environments(workers):
-            self._processes.append(fork_server.start(work, environment, dict(training)))
+        try:
+            for environment in self._environments(workers):
+                self._processes.append(fork_server.start(work, environment, dict(training)))
+        except BaseException:  # Ctrl-C while they start
+            self.end(at_once=True)
+            raise
 
     def __enter__(self) -> "TrialGroup":
         return self
