@@ -211,5 +211,5 @@ def test_what_was_tried_is_found_again(problem, tmp_path):
 def test_a_damaged_file_of_trials_is_refused(tmp_path, content):
     file = tmp_path / "cluster.tried.json"
     file.write_text(content)
-    with pytest.raises(UsageError, match="holds no trials of stretto plan --try: delete it"):
+    with pytest.raises(UsageError, match="holds no trials that stretto plan --try wrote: delete it"):
         read(file)

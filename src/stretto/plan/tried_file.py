@@ -97,7 +97,9 @@ def read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}; delete it, and plans go by predictions") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} holds no trials of stretto plan --try: delete it, or try again") from error
+        raise UsageError(
+            f"{file} holds no trials that stretto plan --try wrote: delete it, and plans go by predictions"
+        ) from error
     return dict(problems)
 
 
