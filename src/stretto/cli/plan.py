@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from stretto.cli.output import print_json
 from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of
 from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
+from stretto.cli.plan_trials import check_trials, tried_or_kept
 from stretto.cli.progress import progress
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
@@ -52,6 +53,7 @@ def plan(
     if output.export not in (None, "torch"):
         raise UsageError(f"export={output.export!r}: there is torch")
     cluster = find_cluster(settings.cluster)
+    check_trials(settings, cluster)
     study = study_of(settings)
     objective = objective_of(settings, study)
     methods = methods_of(settings, objective, study)
@@ -62,8 +64,12 @@ def plan(
     if found.best is None:
         raise UsageError(misfit(problem))
     best, *_ = found.plans if settings.objective == "memory" else refined(found.plans, found.prices)
-    file = written(best, found.prices, objective, model, output.out, output.export)
-    facts = summary(best, found, file, model, output.out)
+    silent = output.json or output.quiet
+    trials = tried_or_kept(settings, problem, objective, model, best, found.prices, silent=silent)
+    best = best if trials is None else trials.plan
+    measured = None if trials is None else trials.measured
+    file = written(best, found.prices, objective, model, output.out, output.export, measured)
+    facts = summary(best, found, file, model, output.out) | ({} if trials is None else trials.facts)
     if settings.objective == "loss":
         facts["penalties"] = penalty_rows(problem, objective, study)
     facts |= asked_beside(output, problem, objective, best, found, settings.model)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cli.penalties import in_words as penalties_in_words
+from stretto.cli.plan_trials import in_words as trials_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
 from stretto.errors import UsageError
 from stretto.options.user_function import is_function
@@ -21,12 +22,21 @@ NEGLIGIBLE = 1e-6  # share of a step's time: smaller terms are rounding errors
 
 
 def written(
-    best: "Plan", prices: "Prices", objective: "Objective", model: "Costed", out: Path, export: str | None
+    best: "Plan",
+    prices: "Prices",
+    objective: "Objective",
+    model: "Costed",
+    out: Path,
+    export: str | None,
+    measured: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write the plan's file, and with `export` torch's files beside it; return the plan's as plain data."""
+    """Write the plan's file, and with `export` torch's files beside it; return the plan's as plain data.
+
+    `measured` is what a trial of the plan came to, if there was one.
+    """
     from stretto.plan.plan_file import content, to_toml
 
-    known = content(best, prices, objective, model=model.name, trained=model.trained)
+    known = content(best, prices, objective, model=model.name, trained=model.trained, measured=measured)
     known["plan"]["bounds"] = model.bounds(best.bounds)
     text = to_toml(known)
     known["kept"] = kept(out, text)
@@ -160,6 +170,8 @@ def in_words(facts: Mapping[str, Any]) -> str:
     """What `stretto plan` prints: the plan, a step's time and memory, and what was asked for beside them."""
     lines = [aligned([*rows_of(facts["chosen"], facts["predicted"]), *passed_rows(facts["between_stages"])])]
     lines += [f"doubtful: {doubt}" for doubt in facts["doubts"]]
+    if "tried" in facts:
+        lines += ["", trials_in_words(facts)]
     if facts["objective"]["goal"] == "loss":
         lines += ["", *penalties_in_words(facts["objective"], facts["penalties"])]
     if "explain" in facts:

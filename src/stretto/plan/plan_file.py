@@ -11,13 +11,22 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
 
-TRAIN, PLAN, PREDICTED = "train", "plan", "predicted"
+TRAIN, PLAN, PREDICTED, MEASURED = "train", "plan", "predicted", "measured"
 
 
 def content(
-    plan: Plan, prices: Prices, aim: Objective, *, model: str, trained: Mapping[str, Any] | None
+    plan: Plan,
+    prices: Prices,
+    aim: Objective,
+    *,
+    model: str,
+    trained: Mapping[str, Any] | None,
+    measured: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The contents of a plan's file. `trained` are the settings of its model, if `stretto train` can train it."""
+    """The contents of a plan's file. `trained` are the settings of its model, if `stretto train` can train it.
+
+    `measured` is what a trial of the plan came to, if there was one.
+    """
     c, problem = plan.candidate, prices.problem
     penalty = aim.penalty(c)
     known: dict[str, Any] = {
@@ -52,14 +61,21 @@ def content(
     }
     if plan.money is not None:
         known[PREDICTED]["money_per_step"] = plan.money
+    if measured is not None:
+        known[MEASURED] = dict(measured)
     if aim.goal == "loss":
         known["objective"] |= {
             "steps": aim.steps(c), "critical_batch": aim.critical_batch, "penalty": penalty.factor,
             "penalty_is": penalty.source, **({} if penalty.error is None else {"penalty_error": penalty.error}),
         }  # fmt: skip
     if trained is not None:
-        known[TRAIN] = {**trained, **settings(plan)}
+        known[TRAIN] = training(plan, trained)
     return known
+
+
+def training(plan: Plan, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with which `stretto train` runs a plan; `trained` are those of its model."""
+    return {**trained, **settings(plan)}
 
 
 def settings(plan: Plan) -> dict[str, Any]:

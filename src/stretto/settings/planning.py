@@ -16,6 +16,7 @@ LAYERS = ("auto", "measured", "counted")
 TWO_FILES = Parameter(
     consume_multiple=True, negative="", converter=lambda _, tokens: tuple(Path(token.value) for token in tokens)
 )
+TRY = Parameter(name="--try", converter=WHOLE.converter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,10 @@ class PlanSettings:
     """Train loss to aim at, with --measured; the hardest that most of its methods reach unless said otherwise."""
     all_workers: Annotated[bool, FLAG] = False
     """Use all workers, even if fewer were better."""
+    tries: Annotated[int | None, TRY] = None
+    """Train so many of the most promising plans, and the single worker, for some seconds each on this machine, by
+    turns, and choose by what that measures. It is kept beside the cluster's file (cluster.tried.json), where later
+    plans of the same problem find it."""
 
 
 @dataclass(frozen=True, kw_only=True)

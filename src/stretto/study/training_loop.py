@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,13 @@ from stretto.study.store import RunWriter
 from stretto.trainer.tracking import Tracking
 
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
+
+
+def training_batches(prepared: Prepared, start: int = 0) -> Iterator[tuple[Any, Any]]:
+    """The endless minibatches of a run, in its order, from step `start` on."""
+    settings = prepared.settings
+    seed = derive(settings.seed, "batches")
+    return forever(prepared.dataset.train, known(settings.batch_size), seed, start=start)
 
 
 class TrainingLoop:
@@ -53,9 +60,9 @@ class TrainingLoop:
 
         Raises KeyboardInterrupt, having saved, once a process has been asked to stop.
         """
-        progress, seed = self._progress, derive(self._prepared.settings.seed, "batches")
+        progress = self._progress
         done = progress.steps
-        batches = forever(self._prepared.dataset.train, self._batch_size, seed, start=done)
+        batches = training_batches(self._prepared, done)
         self._meter.start()
         for step, (x, y) in zip(range(done + 1, self._steps + 1), batches, strict=False):
             loss = self._step(step, x, y)

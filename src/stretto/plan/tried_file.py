@@ -1,0 +1,120 @@
+"""What `stretto plan --try` has measured, beside the cluster's file: a later plan of the same problem goes by it.
+
+cluster.toml has cluster.tried.json: the last trials of each problem, which is a model with its data, loss and
+optimizer and the choices that a plan has, on one machine. Only what was measured together is compared, so that new
+trials replace the former ones.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import UsageError
+from stretto.files.whole_files import write_whole
+from stretto.mesh import Mesh
+from stretto.plan.branch_and_bound import Plan, plan_of
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.objective import Objective
+from stretto.plan.problem import Problem
+from stretto.plan.search_space import Candidate, candidates
+from stretto.plan.trials import predicted
+
+Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
+PRICED = ("costs", "tensor_costs", "cluster", "heads", "sides")  # fields of a problem that are no choices
+NEEDED = ("method", "workers", "bounds", "predicted_seconds", "measured_seconds", "reported_seconds", "allowed")
+
+
+def file_beside(cluster: str) -> Path | None:
+    """The file for trials on a cluster; None for a cluster that has no file."""
+    return Path(cluster).with_suffix(".tried.json") if Path(cluster).is_file() else None
+
+
+def problem_key(problem: Problem, goal: str, trained: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """Sixteen characters that differ if the problem does: its choices, the model's settings, functions, or the machine.
+
+    `sources` are digests of the user's functions and data. What is priced may change: another calibration is no other
+    problem.
+    """
+    choices = {each.name: getattr(problem, each.name) for each in fields(problem) if each.name not in PRICED}
+    facts = {
+        "choices": choices, "goal": goal, "trained": dict(trained), "sources": dict(sources), "host": platform.node()
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def row(plan: Plan) -> dict[str, Any]:
+    """A plan's method and axes, and its predicted seconds of a step, as plain data."""
+    c = plan.candidate
+    return {
+        "method": str(c),
+        "workers": c.workers,
+        "pipeline": c.pipeline,
+        "data_parallel": c.mesh.data,
+        "tensor": c.mesh.tensor,
+        "space": list(c.mesh.space),
+        "sharding": c.shard,
+        "stages": c.stages,
+        "bounds": list(plan.bounds),
+        "microbatches": c.microbatches,
+        "recompute": c.recompute,
+        "batch_size": c.batch,
+        "losses": c.losses,
+        "planned_method": c.method,
+        "predicted_seconds": plan.seconds,
+    }
+
+
+def candidate_of(tried: Tried) -> Candidate:
+    """The candidate of a plan that was tried."""
+    height, width = tried["space"]
+    mesh = Mesh(data=tried["data_parallel"], tensor=tried["tensor"], space=(height, width))
+    return Candidate(
+        tried["pipeline"], mesh, tried["batch_size"], tried["planned_method"], tried["microbatches"],
+        tried["recompute"], tried["sharding"], tried["losses"],
+    )  # fmt: skip
+
+
+def keep(file: Path, key: str, record: Mapping[str, Any]) -> None:
+    """Write the trials of a problem into the file, in place of its former ones. Raises OSError, UsageError."""
+    problems = read(file) | {key: dict(record)}
+    write_whole(file, json.dumps({"problems": problems}, indent=1) + "\n")
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The trials in a file by `problem_key`; none if there is no file. Raises UsageError if it is damaged."""
+    try:
+        problems = json.loads(file.read_text(encoding="utf-8"))["problems"]
+        for record in problems.values():
+            for tried in record["tried"]:
+                candidate_of(tried)
+                _ = [tried[name] for name in NEEDED]
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}; delete it, and plans go by predictions") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{file} holds no trials that stretto plan --try wrote: delete it, and plans go by predictions"
+        ) from error
+    return dict(problems)
+
+
+def best_tried(
+    tried: Sequence[Tried], problem: Problem, objective: Objective, prices: Prices
+) -> tuple[Plan, Tried] | None:
+    """The fastest of the plans that were tried and that the problem allows, with its trial; None if there is none.
+
+    A plan whose stages would be cut elsewhere today, after another calibration, is not the one that was tried.
+    """
+    allowed = set(candidates(problem))
+    found = [(candidate_of(each), each) for each in tried]
+    plans = [(plan_of(candidate, objective, prices), each) for candidate, each in found if candidate in allowed]
+    same = [(plan, each) for plan, each in plans if plan is not None and list(plan.bounds) == list(each["bounds"])]
+    if not same:
+        return None
+    best, trial = min(same, key=lambda pair: pair[0].value / pair[0].seconds * pair[1]["measured_seconds"])
+    return predicted(best, prices), trial

@@ -1,0 +1,193 @@
+"""Processes that train by one plan, each group started once, and wait for their turn without using a core.
+
+A group is what `stretto train --plan FILE` would start: the same settings, data, optimizer and Trainer.
+"""
+
+import contextlib
+import os
+import signal
+import statistics
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from stretto.errors import StrettoError
+from stretto.options.user_errors import error_place
+from stretto.plan.trials import TrialFailedError
+from stretto.processes import fork_server
+from stretto.runtime.launch import MEET, OF_LAUNCHER
+from stretto.runtime.rendezvous.one_machine import LocalRendezvous
+from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
+from stretto.settings.runs import TrainSettings, known
+
+TIMEOUT = 3600.0  # seconds that a worker waits for another: longer than all turns of all plans
+GRACE, ENDING = 5.0, 5.0  # seconds for the others once one has failed; for processes to end by themselves
+TURN, FEWEST, MOST = 0.4, 3, 400  # seconds of a turn, if that is at least and at most so many steps
+WARM = 2  # steps of a turn that are not timed: workers have been idle
+
+
+class TrialGroup:
+    """The processes of one plan. `turn` lets them train; use it as a context manager, which ends them.
+
+    `training` are the settings of `stretto train` in the plan's file.
+    """
+
+    def __init__(self, training: Mapping[str, Any]) -> None:
+        workers = int(training.get("workers", 1))
+        self._rendezvous = LocalRendezvous(Secret.new(), MEET)
+        self._processes: list[tuple[BaseProcess, Connection]] = []
+        self._fill, self._pace = 0, 0.0  # steps until the pipeline is full; seconds of a step, as far as known
+        try:
+            for environment in self._environments(workers):
+                self._processes.append(fork_server.start(work, environment, dict(training)))
+        except BaseException:  # Ctrl-C while they start
+            self.end(at_once=True)
+            raise
+
+    def __enter__(self) -> "TrialGroup":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.end(at_once=kind is not None)
+
+    def _environments(self, workers: int) -> list[dict[str, str]]:
+        # As launch gives them to its workers; a group of one does not meet anybody.
+        shared = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHER)}
+        shared |= {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
+        if workers > 1:
+            place = self._rendezvous.next_rendezvous().bootstrap_store_info
+            assert place is not None, "a rendezvous of one machine says where its store is"
+            shared |= {
+                "MASTER_ADDR": place.master_addr,
+                "MASTER_PORT": str(place.master_port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RUN_ID": self._rendezvous.get_run_id(),
+                VARIABLE: self._rendezvous.secret.text,
+            }
+        return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
+
+    def await_ready(self) -> None:
+        """Wait until the processes have built their trainers. Raises TrialFailedError if one of them fails."""
+        self._fill = round(max(self._hear()))
+
+    def fill(self) -> None:
+        """Let the processes train until their pipeline is full. Raises TrialFailedError if one of them fails."""
+        self._pace = self._ask(0, self._fill)
+
+    def turn(self) -> float:
+        """Let the processes train for about TURN seconds: the median seconds of a step, of the slowest worker.
+
+        Raises TrialFailedError if one of them fails; all are ended then.
+        """
+        self._pace = self._ask(WARM, min(max(round(TURN / self._pace), FEWEST), MOST))
+        return self._pace
+
+    def _ask(self, warm: int, steps: int) -> float:
+        for _, pipe in self._processes:
+            with contextlib.suppress(BrokenPipeError):  # it has died, as its end of the pipe says
+                pipe.send((warm, steps))
+        return max(self._hear())
+
+    def _hear(self) -> list[float]:
+        # One answer of each process.
+        waiting = {pipe: process for process, pipe in self._processes}
+        answers, causes = list[float](), list[str]()
+        while waiting and (ready := wait([*waiting], GRACE if causes else None)):
+            for pipe in (each for each in waiting.copy() if each in ready):
+                process = waiting.pop(pipe)
+                try:
+                    answer, cause = pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    process.join(ENDING)
+                    answer, cause = None, cause_of_death(process)
+                if answer is None:
+                    causes.insert(0 if (process.exitcode or 0) < 0 else len(causes), cause)
+                else:
+                    answers.append(answer)
+        if causes:
+            self.end(at_once=True)
+            raise TrialFailedError(next(filter(None, causes), "its processes ended without a word"))
+        return answers
+
+    def end(self, *, at_once: bool = False) -> None:
+        """End the processes: by themselves, as they clean up then, or at once."""
+        for process, pipe in self._processes:
+            pipe.close()
+            if at_once:
+                process.terminate()
+        for process, _ in self._processes:
+            process.join(ENDING)
+            process.kill()
+            process.join()
+        self._processes.clear()
+        self._rendezvous.shutdown()
+
+
+def settings_of(training: Mapping[str, Any]) -> TrainSettings:
+    """The settings of `stretto train` in a plan's file, lists as tuples."""
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in training.items()
+    }
+    return TrainSettings(**values)
+
+
+def cause_of_death(process: BaseProcess) -> str:
+    """Why a process has ended that had nothing to say; empty for one that leaves that to another of its group."""
+    code = process.exitcode or 0
+    if code >= 0:
+        return ""
+    remedy = "; the machine may be short of memory" if code == -signal.SIGKILL else ""
+    return f"a worker (process id {process.pid}) was ended by {signal.Signals(-code).name}{remedy}"
+
+
+def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str, Any]) -> None:
+    """What a process of a group does: train when it is asked to, until the pipe closes."""
+    fork_server.begin()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        try:
+            train_when_asked(pipe, training)
+        except SystemExit:  # another process of the group says why
+            pipe.send((None, ""))
+        except StrettoError as error:
+            pipe.send((None, f"{error}"))
+        except Exception as error:  # noqa: BLE001 - the other plans go on; the command tells the reason
+            pipe.send((None, f"{type(error).__name__}: {error}{error_place(error)}"))
+
+
+def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
+    """Answer each (warm-up steps, timed steps) with the median seconds of the timed ones.
+
+    The first answer is the number of steps that fill the pipeline.
+    """
+    import torch
+
+    from stretto.study.first_batches import refuse_other_sizes
+    from stretto.study.prepare import prepare, resolve
+    from stretto.study.training_loop import training_batches
+
+    requested = settings_of(training)
+    torch.set_num_threads(requested.threads)  # as train does in its processes
+    prepared = prepare(resolve(requested), TIMEOUT)
+    refuse_other_sizes(prepared)
+    batches = training_batches(prepared)
+
+    def step() -> float:
+        x, y = next(batches)
+        before = time.perf_counter()
+        prepared.trainer.step(x, y)
+        return time.perf_counter() - before
+
+    with prepared.trainer.together():
+        pipe.send((2.0 * known(prepared.settings.stages) + 2, ""))
+        while True:
+            try:
+                warm, steps = pipe.recv()
+            except EOFError:
+                return
+            seconds = [step() for _ in range(warm + steps)][warm:]
+            pipe.send((statistics.median(seconds), ""))
