@@ -53,7 +53,7 @@ def partitions() -> dict[str, object]:
 
 def networks(cluster: Cluster) -> dict[str, object]:
     """GPT-3 175B on 1,024 GPUs."""
-    clock, cpu, model = timed(lambda: costed("gpt3-175b", {}, "", {}, "auto", dtype="bfloat16", heads=False))
+    clock, cpu, model = timed(lambda: costed("gpt3-175b", {}, "", {}, "auto", dtype="bfloat16", heads=()))
     problem = Problem(
         costs=model.costs, cluster=cluster, workers=1024, batch_sizes=(BATCH,), optimizer="adam", masters=True
     )

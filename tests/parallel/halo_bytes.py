@@ -50,6 +50,7 @@ NETWORKS = {
     ],
 }  # fmt: skip
 GRIDS = {(2, 1): "height", (1, 2): "width"}
+SHARES = {1 / 32: [*GRIDS], 1.0: [(2, 1)]}  # at 1.0 halos are added afterwards wherever they can be
 SHAPE = (3, 2, 13, 11)
 
 
@@ -64,10 +65,11 @@ def sent():
         start(self, grid, sends, receives)
 
     Transit.__init__ = counting
-    for share in (1 / 32, 1.0):  # from 1.0 on, halos are added afterwards wherever they can
+    for share, grids in SHARES.items():
         convolution.MAX_TOUCHED_SHARE = share
         for name, build in NETWORKS.items():
-            for grid, mesh in meshes.items():
+            for grid in grids:
+                mesh = meshes[grid]
                 module = stretto.parallel.spatial(nn.Sequential(*build()), mesh)
                 slab = stretto.parallel.scatter(torch.randn(SHAPE), mesh)
                 counted.clear()

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from test_refine import linear_problem
 from torch import nn
 
 import stretto
 from stretto.cli.plan_output import passed_rows
 from stretto.nn.batch import as_tuple
+from stretto.plan import search
 from stretto.study.model_costs import costed
 
 
@@ -14,9 +16,42 @@ def test_layers_that_pass_on_several_tensors_have_costs_and_heads():
     data = {"limit": 100, "examples": 100}
     found = costed("encoder-decoder", {"depth": 2, "width": 16}, "number-words", data, "auto")
     assert len(found.layers) == 4
-    assert len(found.heads) == 4
+    assert len(found.heads["auto"]) == 4
     assert all(row.forward for row in found.costs.layers[:4])
     assert found.sides == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ("pooled", "goes [N, C, ...] -> [N, K]"),
+        ("mlp", "unknown head 'mlp'"),
+        ("infopro", "has yet to choose the cut"),
+        ("auglocal", "has yet to choose the cut"),
+    ],
+)
+def test_why_a_head_has_no_price(head, said):
+    found = costed("mlp", {"depth": 3, "width": 8}, "digits", {}, "sgd", heads=("auto", head))
+    assert {*found.heads} == {"auto"}
+    assert said in found.no_heads[head]
+
+
+def test_a_named_head_has_its_own_price():
+    found = costed("mlp", {"depth": 3, "width": 8}, "digits", {}, "sgd", heads=("auto", "two-layer(width=100)"))
+    auto, wide = (rows[1] for rows in found.heads.values())
+    assert auto.parameters == 8 * 10 + 10
+    assert wide.parameters > 100 * 10
+    methods = {"methods": ("greedy", "greedy(head=wide)"), "named_heads": {"wide": (wide,) * 7}}
+    problem = linear_problem([True] * 7, "greedy").but(**methods)
+    assert problem.heads_of("greedy(head=wide)")[0].parameters == wide.parameters
+    told = {name: search(problem.but(methods=(name,))).best.formula for name in problem.names}
+    assert told["greedy(head=wide)"] != told["greedy"]
+
+
+def test_a_single_piece_and_a_model_without_data_say_why_they_have_no_heads(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    found = costed(f"{tmp_path / 'own.py'}:build", {}, None, {}, "sgd", heads=("auto",))
+    assert "add --data path/to/file.py:function" in found.no_heads["auto"]
 
 
 class Branching(nn.Module):

@@ -102,10 +102,10 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
 
     model = settings.model
     usual = DEFAULTS[model].data if model in DEFAULTS else None
-    heads = any(planned(name).family == "local" for name in names_of(methods))
+    heads = {planned(name).method.head: None for name in names_of(methods) if planned(name).family == "local"}
     return costed(
         model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
-        loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=heads,
+        loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=tuple(heads),
         sharing=sharing_workers(settings, cluster),
     )  # fmt: skip
 
@@ -158,7 +158,8 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
 
     return Problem(
         costs=model.costs, cluster=cluster, workers=settings.workers or cluster.num_workers,
-        batch_sizes=settings.batch_size or (model.batch_size,), optimizer=model.optimizer, heads=model.heads,
+        batch_sizes=settings.batch_size or (model.batch_size,), optimizer=model.optimizer,
+        heads=model.heads.get("auto"), named_heads=model.heads, no_heads=model.no_heads,
         sides=images(model), masters=model.costs.dtype == "bfloat16", shards=settings.sharding or shards(model),
         methods=methods, microbatches=settings.microbatches, stages=settings.stages, pipelines=settings.pipeline,
         data_parallels=settings.data_parallel, tensors=tensors_of(settings, model, cluster),

@@ -64,7 +64,8 @@ class HeadKind:
 
     `build` takes a `Site`, and the head's options as keywords. `dims` takes the numbers of dimensions of the stage's
     and the model's output and returns whether the kind fits; `takes` says the same in words. "auto" chooses among the
-    `plain` kinds. A head of a kind with `several` reads all tensors of a stage, else the first one.
+    `plain` kinds. A head of a kind with `several` reads all tensors of a stage, else the first one. One that is
+    `of_network` is made from the whole network as it is cut, so that it is not known before the cut.
     """
 
     dims: Callable[[int, int], bool]
@@ -72,6 +73,7 @@ class HeadKind:
     takes: str
     plain: bool = False
     several: bool = False
+    of_network: bool = False
 
 
 class First(nn.Module):

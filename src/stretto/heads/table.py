@@ -26,9 +26,9 @@ HEADS: dict[str, HeadKind] = {
     "sequence": HeadKind(lambda f, o: f == 3 and o == 2, plain.sequence, "[N, T, d] -> [N, K]", plain=True),
     "language": HeadKind(lambda f, o: f == 3 and o == 3, plain.language, "[N, T, d] -> [N, T, V]", plain=True),
     "two-layer": HeadKind(plain.layered, plain.two_layer, "[N, ...] -> [N, K] or [N, T, d] -> [N, T, V]"),
-    "auglocal": HeadKind(lambda f, o: True, auglocal, ANYTHING, several=True),
-    "infopro": HeadKind(plain.layered, infopro, "[N, ...] -> [N, K]", several=True),
-    "solo": HeadKind(lambda f, o: f == 3 and o == 3, solo, "[N, T, d] -> [N, T, V]", several=True),
+    "auglocal": HeadKind(lambda f, o: True, auglocal, ANYTHING, several=True, of_network=True),
+    "infopro": HeadKind(plain.layered, infopro, "[N, ...] -> [N, K]", several=True, of_network=True),
+    "solo": HeadKind(lambda f, o: f == 3 and o == 3, solo, "[N, T, d] -> [N, T, V]", several=True, of_network=True),
 }
 
 
@@ -67,6 +67,12 @@ def imported_head(text: str) -> HeadKind:
     if not callable(function):
         raise UsageError(f"head {text!r} is {shown(function)}: give a function of a stretto.heads.Site")
     return HeadKind(lambda stage, model: True, function, ANYTHING)
+
+
+def is_of_network(name: str) -> bool:
+    """Whether a head is made from the whole network as it is cut. False for unknown names."""
+    bare, _ = parse(name, "head")
+    return bare in HEADS and HEADS[bare].of_network
 
 
 def build(

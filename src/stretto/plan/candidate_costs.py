@@ -385,7 +385,7 @@ class Prices:
 
     def head(self, c: Candidate, worker: int) -> "Head":
         """The costs of a head behind layer j - 1, at [0, j]; where there can be none it takes infinite memory."""
-        given = self.problem.heads
+        given = self.problem.heads_of(c.method)
         assert given is not None, "methods with heads are tried only where their costs are known"
         some = next(head for head in given if head is not None)
         heads = [some if head is None else head for head in given]

@@ -108,28 +108,25 @@ def text(value: object) -> str:
 
 def values(field: str, freed: Problem) -> str:
     """The values of a lifted limit for which there are candidates, as text; empty for none."""
-    if field == "all_workers":
-        return f"left out ({joined({c.workers for c in some(freed, field)})} workers)"
     if field == "batch_sizes":
         return batches(freed)
-    return joined({LIMITS[field].value(c) for c in some(freed, field)})
+    some = some_without(freed, field)
+    found = {LIMITS[field].value(c) for c in some}
+    ordered = sorted(found, key=lambda value: (value if isinstance(value, int) else 0, text(value)))
+    more = len(ordered) > SHOWN or len(some) == LOOKED_AT
+    listed = " or ".join(map(text, ordered[:SHOWN])) + (" or others" if more else "")
+    return f"left out ({listed} workers)" if field == "all_workers" else listed
 
 
-def some(freed: Problem, field: str) -> Iterator[Candidate]:
-    """Some candidates without a limit."""
-    return islice(candidates(without(freed, field)), LOOKED_AT)
-
-
-def joined(found: set[object] | set[int]) -> str:
-    """Some of the values as text."""
-    ordered = sorted(found, key=lambda value: (str(type(value)), value if isinstance(value, int) else text(value)))
-    return " or ".join(map(text, ordered[:SHOWN])) + (" or others" if len(ordered) > SHOWN else "")
+def some_without(freed: Problem, field: str) -> list[Candidate]:
+    """Some candidates without a limit, LOOKED_AT at most."""
+    return list(islice(candidates(without(freed, field)), LOOKED_AT))
 
 
 def batches(freed: Problem) -> str:
     """The batch sizes closest to the one asked for, of those for which a candidate exists."""
     size = freed.batch_sizes[0]
-    steps = {c.mesh.data * c.microbatches for c in some(freed, "batch_sizes")}
+    steps = {c.mesh.data * c.microbatches for c in some_without(freed, "batch_sizes")}
     near = {max(1, size // step + more) * step for step in steps for more in (0, 1)}
     ordered = sorted(near, key=lambda batch: abs(batch - size))
     return next((str(batch) for batch in ordered if possible(freed.but(batch_sizes=(batch,)))), "")

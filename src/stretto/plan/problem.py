@@ -36,8 +36,9 @@ class Problem:
     "local") or "all". `recompute`, `shards` and `spaces` list the values to try. `pipelines` (workers of a replica's
     pipeline), `data_parallels` (replicas), `microbatches` and `stages` list the numbers allowed, None for any.
     `tensors` lists the numbers of processes that may share a stage's weights; None for USUAL_TENSORS that fit into a
-    node. Tensor and space are never combined. `heads[l]` is the cost of an auxiliary
-    head behind layer l, which local methods need; None where there can be none, so that no stage ends there. `sides[l]`
+    node. Tensor and space are never combined. `heads[l]` is the cost of an auxiliary head behind layer l, chosen
+    unasked, which local methods need; None where there can be none, so that no stage ends there. `named_heads` are the
+    same of methods that name another, by its name; `no_heads` says by name why some cannot be priced. `sides[l]`
     is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
     processes that share weights, where they have been counted; others follow from `costs`. With `all_workers`, every
@@ -60,6 +61,8 @@ class Problem:
     microbatches: tuple[int, ...] | None = None
     stages: tuple[int, ...] | None = None
     heads: tuple[LayerCost | None, ...] | None = None
+    named_heads: Mapping[str, tuple[LayerCost | None, ...]] = field(default_factory=dict)
+    no_heads: Mapping[str, str] = field(default_factory=dict)
     sides: tuple[int, ...] | None = None
     masters: bool = False
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
@@ -75,9 +78,10 @@ class Problem:
                     f"method {name!r} is built on {' or '.join(optimizers)}, and the optimizer is "
                     f"{self.optimizer!r}: choose another method, or optimizer {optimizers[0]!r}"
                 )
-        local = [word for word in self.methods if word != "all" and family_of(word) == "local"]
-        if local and self.why_no_local:
-            raise UsageError(f"no plan can have the methods {', '.join(local)}: {self.why_no_local}. Leave them out")
+        for word in (word for word in self.methods if word != "all" and family_of(word) == "local"):
+            reason = self.why_no_local(names_of((word,))[0])
+            if reason:
+                raise UsageError(f"no plan can have the methods {word}: {reason}. Leave them out")
         if not 1 <= self.workers <= self.cluster.num_workers:
             raise UsageError(
                 f"workers={self.workers} of cluster {self.cluster.name!r}, which has {self.cluster.num_workers}: "
@@ -94,16 +98,19 @@ class Problem:
             if shard not in SHARDS:
                 raise UsageError(f"unknown sharding {shown(shard)}: {nearest(str(shard), SHARDS)}")
 
-    @cached_property
-    def why_no_local(self) -> str:
-        """Why there are no plans with local methods; empty if there are."""
+    def heads_of(self, method: str) -> tuple[LayerCost | None, ...] | None:
+        """The costs of a method's heads behind each layer; None if they are not known."""
+        head = planned(method).method.head
+        return self.heads if head == "auto" else self.named_heads.get(head)
+
+    def why_no_local(self, method: str) -> str:
+        """Why there are no plans with a local method; empty if there are."""
+        head = planned(method).method.head
         if self.costs.ties:
             return "layers of this model share weights, and local methods are planned for only where none do"
-        if self.heads is None:
-            return (
-                "they need an auxiliary head behind each stage, and its cost is not known: either there are no data, "
-                "which say what it learns, or no layer gives what a head that is chosen unasked takes"
-            )
+        if self.heads_of(method) is None:
+            reason = self.no_heads.get(head, "there are no data, which say what it learns")
+            return f"they need an auxiliary head behind each stage, and the cost of head={head} is not known: {reason}"
         return ""
 
     @cached_property
@@ -113,7 +120,7 @@ class Problem:
         Local methods only if the costs of heads are known and no layers share weights.
         """
         fitting = (name for name in names_of(self.methods) if planned(name).drives(self.optimizer))
-        return tuple(name for name in fitting if not self.why_no_local or planned(name).family != "local")
+        return tuple(name for name in fitting if planned(name).family != "local" or not self.why_no_local(name))
 
     @cached_property
     def plain(self) -> tuple[str, ...]:

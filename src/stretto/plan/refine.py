@@ -46,13 +46,12 @@ def pricer_of(plan: Plan, prices: Prices) -> Pricer:
     rows = problem.tensor_costs.get(c.mesh.tensor) or replace(
         costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides))
     )
-    has_head = set(rules.reach.heads[:-1])
+    has_head, heads = set(rules.reach.heads[:-1]), problem.heads_of(c.method)
     times = stage_times(
         rows, ends, problem.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
         optimizer=problem.optimizer,
-        heads=[problem.heads[end - 1] if problem.heads and s in has_head else None
-               for s, end in enumerate(plan.bounds[1:])],
+        heads=[heads[end - 1] if heads and s in has_head else None for s, end in enumerate(plan.bounds[1:])],
         silent=silent(rules, c.stages),
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stretto.splitting import Stages
 
 EXAMPLES = 2  # of the batch on which costs are counted
+NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
 ANY_RATE = 1e-3  # for an optimizer whose state is counted
 
 
@@ -23,7 +24,8 @@ ANY_RATE = 1e-3  # for an optimizer whose state is counted
 class Costed:
     """A model and its costs by layer.
 
-    `heads` are the costs of an auxiliary head behind each layer, None where there can be none; `sides` the rows
+    `heads` are the costs of an auxiliary head behind each layer by its name, None for a layer that can have none;
+    `no_heads` says why others cannot be priced. `sides` are the rows
     of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
     cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
     `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
@@ -34,7 +36,8 @@ class Costed:
 
     name: str
     costs: ModelCosts
-    heads: tuple[LayerCost | None, ...] | None
+    heads: Mapping[str, tuple[LayerCost | None, ...]]
+    no_heads: Mapping[str, str]
     sides: tuple[int, ...]
     batch_size: int
     optimizer: str
@@ -69,14 +72,15 @@ PAPERS = {
 
 def costed(
     name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
-    *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32", heads: bool = True,
-    sharing: Sequence[int] = (),
+    *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32",
+    heads: Sequence[str] = ("auto",), sharing: Sequence[int] = (),
 ) -> Costed:  # fmt: skip
     """Count the costs of a model on its data, of a published network, or of the user's own (`file.py:function`).
 
     `sharing` are numbers of processes that may share the weights of a model that `stretto train` trains: the costs to
     each of them are counted, too. Without `data` a user's own network is counted on its example, without a loss.
-    `metric` costs nothing. `dtype` and `heads` concern published networks only. Raises UsageError for an unknown name.
+    `metric` costs nothing. `dtype` concerns published networks only. `heads` are the names of those that are counted.
+    Raises UsageError for an unknown name.
     """
     from stretto.models.published import PUBLISHED
     from stretto.models.table import MODELS
@@ -86,10 +90,11 @@ def costed(
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
         return trainable(
             TrainSettings(model=name, data=data, loss=loss, metric=metric, optimizer=optimizer, **options),  # type: ignore[arg-type]
+            heads,
             sharing,
         )
     if is_function(name):
-        return of_user(name, model_options, optimizer)
+        return of_user(name, model_options, optimizer, heads)
     if name not in PUBLISHED:
         raise UsageError(
             f"unknown model {name!r}: {nearest(name, [*MODELS, *PUBLISHED])}; or write package.module:function or "
@@ -100,8 +105,8 @@ def costed(
     return of_paper(name, optimizer, dtype=dtype, heads=heads)
 
 
-def trainable(requested: "TrainSettings", sharing: Sequence[int] = ()) -> Costed:
-    """Count the costs of a network that `stretto train` can train: its loss and heads are known, too.
+def trainable(requested: "TrainSettings", heads: Sequence[str], sharing: Sequence[int] = ()) -> Costed:
+    """Count the costs of a network that `stretto train` can train: its loss is known, too.
 
     Also to each process of several that share its weights, for each number in `sharing` that can.
     """
@@ -118,7 +123,7 @@ def trainable(requested: "TrainSettings", sharing: Sequence[int] = ()) -> Costed
     chosen = ("model", "model_options", "data", "data_options", "loss", "metric", "optimizer")
     wanted = as_lists({key: getattr(requested, key) for key in chosen})
     return Costed(
-        requested.model, costs, heads_of(features, model.loss, y), sides([inputs, *features[:-1]]),
+        requested.model, costs, *heads_of(heads, features, model.loss, y), sides([inputs, *features[:-1]]),
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
@@ -181,7 +186,7 @@ def planned_optimizer(name: str) -> str:
     return "adam" if states > 1.5 * parameter.numel() else "sgd"
 
 
-def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
+def of_paper(name: str, optimizer: str, *, dtype: str, heads: Sequence[str]) -> Costed:
     """Count the costs of a published network on the meta device, without memory for its parameters."""
     import torch
 
@@ -199,14 +204,14 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: bool) -> Costed:
     features = outputs(layers, x) if heads or x.dim() == 4 else []
     batch, usual = PAPERS.get(name, (256, "sgd"))
     return Costed(
-        name, costs, heads_of(features, network.loss, y) if heads else None,
+        name, costs, *heads_of(heads, features, network.loss, y),
         sides([(x,), *features[:-1]] if features else []), batch,
         usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
         tensors=tuple(map(len, features)),
     )  # fmt: skip
 
 
-def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Costed:
+def of_user(name: str, model_options: Mapping[str, Any], optimizer: str, heads: Sequence[str]) -> Costed:
     """Count the costs of a user's own network, a layer for each piece `stretto.split` can cut; without its loss."""
     from stretto.measure.layer_flops import layer_costs
     from stretto.models.user_model import user_model
@@ -223,7 +228,8 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str) -> Cost
     layers = pieces(model, example=example)
     features = outputs(layers, *inputs)
     return Costed(
-        name, layer_costs(layers, inputs), None, sides([inputs, *features[:-1]]), len(inputs[0]),
+        name, layer_costs(layers, inputs), {}, dict.fromkeys(heads, NO_DATA), sides([inputs, *features[:-1]]),
+        len(inputs[0]),
         "sgd" if optimizer == "auto" else planned_optimizer(optimizer), None, tuple(map(str, layers.bounds[:-1])),
         tuple(layers.bounds), tuple(map(len, features)),
     )  # fmt: skip
@@ -245,30 +251,55 @@ def outputs(layers: "Sequence[nn.Module]", *inputs: "Tensor") -> "list[tuple[Ten
     return values[1:]
 
 
-def heads_of(features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor") -> tuple[LayerCost | None, ...] | None:
-    """The costs of an auxiliary head, with its loss, behind each layer; None for each that can have none, or for all.
+Heads = Mapping[str, tuple[LayerCost | None, ...]]
+
+
+def heads_of(
+    names: Sequence[str], features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor"
+) -> tuple[Heads, Mapping[str, str]]:
+    """The costs of heads behind each layer by name, and by name why some cannot be priced."""
+    known, reasons = {}, {}
+    for name in names:
+        rows, reason = head_costs(name, features, loss, target)
+        if any(row is not None for row in rows):
+            known[name] = (*rows, rows[-1])
+        else:
+            reasons[name] = reason
+    return known, reasons
+
+
+def head_costs(
+    name: str, features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor"
+) -> tuple[list[LayerCost | None], str]:
+    """The costs of a head, with its loss, behind each layer but the last, None where there can be none; and why not.
 
     One whose first tensor is a table without examples, as of rotary positions, can have none.
     """
     import torch
 
     from stretto.heads import build
+    from stretto.heads.table import is_of_network
     from stretto.measure.layer_flops import layer_costs
 
+    if is_of_network(name):
+        return [], "it is made from the network as it is cut, and a plan has yet to choose the cut"
     rows: list[LayerCost | None] = []
-    for index, (feature, *_) in enumerate(features[:-1]):  # the heads that are chosen unasked read the first tensor
-        if len(feature) != len(target):
+    reason = "this model is a single piece, so that no stage stands below another"
+    for index, feature in enumerate(features[:-1]):
+        if len(feature[0]) != len(target):
             rows.append(None)
+            reason = f"the first tensor behind layer {index} has no rows of examples"
             continue
         try:
-            with torch.device(feature.device):
-                head = build("auto", index, (feature,), features[-1][0]).to(feature.dtype)
-        except UsageError:
+            with torch.device(feature[0].device):
+                head = build(name, index, feature, features[-1][0]).to(feature[0].dtype)
+        except UsageError as error:
             rows.append(None)
+            reason = str(error)
             continue
         costs = layer_costs([head], feature, loss=loss, target=target)
         rows.append(costs.layers[0].then(costs.layers[1]))
-    return (*rows, rows[-1]) if any(row is not None for row in rows) else None
+    return rows, reason
 
 
 def sides(inputs: "list[tuple[Tensor, ...]]") -> tuple[int, ...]:
