@@ -1,6 +1,7 @@
 """stretto calibrate: measure this machine."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from stretto.cost import Cluster, Link
     from stretto.cost.collective import Collective
     from stretto.measure.machine_calibration import Findings
+    from stretto.measure.overhead import Overhead
 
 OUT = Path("cluster.toml")
 SIZES = tuple(1 << exponent for exponent in range(10, 27, 2))  # 1 KB to 64 MB
@@ -92,7 +94,19 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
             content = measured("machine", options, None if launched > 1 else workers, lambda _: bar.advance(1))
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; nothing has been written") from None
-    return None if content is None else Findings.of(content)
+    if content is None or launched > 1:
+        return None if content is None else Findings.of(content)
+    return replace(Findings.of(content), alone=overhead_alone())
+
+
+def overhead_alone() -> "Overhead":
+    """What training in one process of one thread takes besides computing, measured in this one."""
+    import torch
+
+    from stretto.measure.overhead import measure_overhead_alone
+
+    torch.set_num_threads(1)
+    return measure_overhead_alone()
 
 
 def tell_machine(findings: "Findings", out: Path, *, json: bool, quiet: bool) -> None:
@@ -136,6 +150,9 @@ def cluster_in_words(cluster: "Cluster") -> str:
     gamma = f"additions: gamma {duration(1e6 * device.reduction_seconds_per_byte)} a MB"
     peak = f"fastest layer: {flops(device.peak_of('float32'))}/s, copies {bytes_held(device.memory_bandwidth)}/s"
     runtime = f"the runtime: {duration(device.per_action)} an action, {duration(device.per_step)} a step"
+    if device.alone_per_action is not None and device.alone_per_step is not None:
+        alone = f"{duration(device.alone_per_action)} an action, {duration(device.alone_per_step)} a step"
+        runtime = f"{runtime}; in one process {alone}"
     return "\n".join([aligned(lines), "", peak, *links, gamma, runtime])
 
 

@@ -63,7 +63,8 @@ class Device:
     "backward"; for optimizers "update"); a sort without a rate takes max(FLOPs / peak, bytes / memory_bandwidth), the
     roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money,
     `watts` its power while it trains. `per_action` and `per_step` are the runtime's own seconds for each action and
-    each step. Raises UsageError for numbers out of range.
+    each step of several processes; `alone_per_action` and `alone_per_step` those of training in one process, where that
+    is known. Raises UsageError for numbers out of range.
     """
 
     memory: float
@@ -74,12 +75,14 @@ class Device:
     watts: float | None = None
     per_action: float = 0.0
     per_step: float = 0.0
+    alone_per_action: float | None = None
+    alone_per_step: float | None = None
     rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key in ("memory", "memory_bandwidth", "reduction_bandwidth"):
             check_positive(key, getattr(self, key), MEASURE)
-        for key in ("per_action", "per_step"):
+        for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
         for key in ("price_per_hour", "watts"):
             check_not_negative(key, getattr(self, key), "leave it out if it is not known")

@@ -39,11 +39,22 @@ class Workers:
 
     def per_action(self, worker: int) -> float:
         """The runtime's own seconds for each action."""
-        return max(device.per_action for device in self.devices(worker))
+        devices = self.devices(worker)
+        if self.is_one_process and devices[0].alone_per_action is not None:
+            return devices[0].alone_per_action
+        return max(device.per_action for device in devices)
 
     def per_step(self, worker: int) -> float:
         """The runtime's own seconds for each turn."""
-        return max(device.per_step for device in self.devices(worker))
+        devices = self.devices(worker)
+        if self.is_one_process and devices[0].alone_per_step is not None:
+            return devices[0].alone_per_step
+        return max(device.per_step for device in devices)
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether one process trains, so that nothing is sent."""
+        return self.number == 1 and len(self.ranks[0]) == 1
 
     def copy_seconds(self, worker: int, num_bytes: float) -> float:
         """Seconds to copy bytes in memory: a read and a write of each."""

@@ -46,6 +46,7 @@ class Findings:
     additions: Times
     overhead: Overhead
     load: float
+    alone: Overhead | None = None  # overhead of training in one process
     collectives: tuple[CollectiveTime, ...] = ()
 
     @classmethod
@@ -56,8 +57,9 @@ class Findings:
             key: tuple(Passage(*each) for each in content[key]) for key in ("within_passages", "between_passages")
         }
         points = tuple(MeasuredCase.of(each) for each in content["points"])
+        alone = None if content["alone"] is None else Overhead(*content["alone"])
         collectives = tuple(CollectiveTime(*each) for each in content["collectives"])
-        own = {"points": points, "overhead": Overhead(*content["overhead"]), "collectives": collectives}
+        own = {"points": points, "overhead": Overhead(*content["overhead"]), "collectives": collectives, "alone": alone}
         return cls(**{**content, **times, **passages, **own})
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,6 +201,8 @@ def device_of(findings: Findings) -> Device:
         reduction_bandwidth=1 / gamma if gamma else None,
         per_action=findings.overhead.per_action,
         per_step=findings.overhead.per_step,
+        alone_per_action=None if findings.alone is None else findings.alone.per_action,
+        alone_per_step=None if findings.alone is None else findings.alone.per_step,
         rates=rates,
     )
 

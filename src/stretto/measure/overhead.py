@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from stretto.cost.layer_table import ModelCosts
@@ -64,6 +64,29 @@ def overhead(
     return Overhead(per_action, one - stage - (2 * workers + 1) * per_action - messages)
 
 
+def measure_overhead_alone() -> Overhead:
+    """Both, of training in this process alone: the median over blocks."""
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(MANY)]
+    costs = layer_costs(layers, torch.zeros(BATCH, WIDTH))
+    examples = [torch.randn(n, WIDTH) for n in (BATCH // 2, BATCH)]
+    trainers = [Trainer(layers[:stages], mse_loss, optimizer, "backprop", device="cpu") for stages in (1, MANY)]
+    x, found = torch.randn(BATCH, WIDTH), []
+    for _ in range(1 + BLOCKS):
+        one, several = (seconds_of_steps(trainer, x) for trainer in trainers)
+        stage = sum(passes_and_update(with_times(costs, layers, examples, optimizer=optimizer, repeats=REPEATS)))
+        per_action = ((several - one) / (MANY - 1) - stage) / 3
+        found.append(Overhead(per_action, one - stage - 3 * per_action))
+    return Overhead(*(max(0.0, statistics.median(column)) for column in zip(*found[1:], strict=True)))
+
+
+def seconds_of_steps(trainer: Trainer, x: Tensor) -> float:
+    """Seconds of a step, the mean over some."""
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        trainer.step(x, x)
+    return (time.perf_counter() - begin) / STEPS
+
+
 def pipeline(workers: int, stages: int) -> Trainer:
     """A pipeline of so many stages of one layer a worker."""
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(workers * stages)]
@@ -79,11 +102,7 @@ def steps(group: dist.ProcessGroup, trainer: Trainer) -> float:
     """Seconds of a step, the mean over steps and processes."""
     x = torch.randn(BATCH, WIDTH)
     dist.barrier(group=group)
-    begin = time.perf_counter()
-    for _ in range(STEPS):
-        trainer.step(x, x)
-    taken = (time.perf_counter() - begin) / STEPS
-    return agreed(group, taken)
+    return agreed(group, seconds_of_steps(trainer, x))
 
 
 def alone(group: dist.ProcessGroup, layers: Sequence[nn.Module], costs: ModelCosts) -> tuple[float, float]:
@@ -93,7 +112,12 @@ def alone(group: dist.ProcessGroup, layers: Sequence[nn.Module], costs: ModelCos
         dist.barrier(group=group)
         if rank == group.rank():
             timed = with_times(costs, layers, examples, optimizer=optimizer, repeats=REPEATS)
+    passes, update = passes_and_update(timed)
+    return agreed(group, passes), agreed(group, update)
+
+
+def passes_and_update(timed: ModelCosts) -> tuple[float, float]:
+    """Seconds of forward and backward of a layer but the first, and of its update."""
     each = [row.measured for row in timed.layers[1:] if row.measured is not None]
     passes = statistics.fmean(m.forward.at(BATCH) + m.backward.at(BATCH) for m in each) + timed.start
-    update = statistics.fmean(m.update or 0.0 for m in each) + timed.step
-    return agreed(group, passes), agreed(group, update)
+    return passes, statistics.fmean(m.update or 0.0 for m in each) + timed.step

@@ -105,8 +105,8 @@ class Bounds:
             sum(place.memory),
             tuple({tuple(map(id, links)): worker for worker, links in enumerate(place.parts)}.values()),
             min(seconds_per_byte),
-            min(device.per_action for device in devices),
-            min(device.per_step for device in devices),
+            min(least(device.per_action, device.alone_per_action) for device in devices),
+            min(least(device.per_step, device.alone_per_step) for device in devices),
         )
 
     def _least(self, kinds: tuple[DeviceKind, ...], tensor: int, space: tuple[int, int], examples: float) -> LeastWork:
@@ -265,6 +265,11 @@ class Bounds:
     def _kept(self, tensor: int, space: tuple[int, int], examples: float) -> Table:
         layers = self.prices.layers(tensor, space)
         return range_sums(np.array([max(0.0, (x.activation - x.shared).at(examples)) for x in layers]))
+
+
+def least(seconds: float, alone: float | None) -> float:
+    """The smaller one of two figures, of which the second may not be known."""
+    return seconds if alone is None else min(seconds, alone)
 
 
 def least_seconds_per_byte(link: Link) -> float:
