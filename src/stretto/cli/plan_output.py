@@ -177,12 +177,19 @@ def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tup
         ("batch size", str(chosen["batch_size"])),
         ("a step", f"{duration(seconds)} (by {predicted['by']})"),
         *(
-            (f"  {name.replace('_', ' ')}", duration(value))
+            (f"  {name.replace('_', ' ')}", "none" if is_none(name, value, seconds) else duration(value))
             for name, value in predicted["seconds"].items()
-            if abs(value) > NEGLIGIBLE * seconds
+            if abs(value) > NEGLIGIBLE * seconds or (name == "bubble" and chosen["pipeline"] > 1)
         ),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
     ]
+
+
+def is_none(name: str, seconds: float, step: float) -> bool:
+    """Whether a part of a step is a bubble too short to be one."""
+    from stretto.simulate.idle_share import RESOLUTION
+
+    return name == "bubble" and seconds < RESOLUTION * step
 
 
 def row_of(point: Mapping[str, Any]) -> tuple[str, ...]:

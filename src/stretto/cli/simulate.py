@@ -273,12 +273,14 @@ def write_files(layout: Layout, timeline: "Timeline", prices: Prices, output: Si
 
 def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any], prices: Prices) -> str:
     """The drawing, the times and a table of the workers."""
+    from stretto.simulate.idle_share import idle_share
+
     makespan, period = prices.in_words(facts["makespan"]), prices.in_words(facts["steady_period"])
     examples = "" if prices.batch_size is None else f", {prices.batch_size} examples a minibatch"
-    idle, turn = f"{facts['steady_bubble']:.1%} idle", f"a turn of {layout.schedule.per_turn}"
+    idle, turn = f"{idle_share(facts['steady_bubble'], 1)} idle", f"a turn of {layout.schedule.per_turn}"
     return (
         f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, prices)}\n\n"
-        f"{f'{layout.microbatches} micro-batches':<20} {makespan}, {timeline.bubble:.1%} idle{examples}\n"
+        f"{f'{layout.microbatches} micro-batches':<20} {makespan}, {idle_share(timeline.bubble, 1)} idle{examples}\n"
         f"{'steady state':<20} {period} {turn}, {idle}\n\n"
         f"{table(facts['workers'], prices)}"
     )

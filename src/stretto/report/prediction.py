@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.report import units
 from stretto.report.turns import RecordedRun, action_of, mean_durations, turn_starts
 from stretto.schedule import Rules, Schedule
+from stretto.simulate.idle_share import RESOLUTION
 from stretto.tracing import Recording
 
 if TYPE_CHECKING:
@@ -243,12 +244,15 @@ def section(run: PredictedRun, index: int, specs: "ChartSpecs") -> dict[str, Any
         "mean": units.percent(run.mean_error),
         "median": units.percent(errors[len(errors) // 2]),
         "worst": units.percent(errors[-1]),
-        "rows": [_row(row) for row in run.rows],
+        "rows": [_row(row, run.seconds) for row in run.rows],
     }
 
 
-def _row(row: Comparison) -> dict[str, str]:
-    forms: dict[str, Callable[[float], str]] = {"s": units.duration, "B": units.bytes_held, "": "{:g}".format}
+def _row(row: Comparison, step: float) -> dict[str, str]:
+    def share(seconds: float) -> str:
+        return "none" if seconds < RESOLUTION * step else units.duration(seconds)
+
+    forms: dict[str, Callable[[float], str]] = {"s": share, "B": units.bytes_held, "": "{:g}".format}
     form = forms[row.unit]
     measured, predicted = (units.NONE if value is None else form(value) for value in (row.measured, row.predicted))
     error = units.NONE if row.error is None else f"{100 * row.error:+.1f} %"
