@@ -157,7 +157,7 @@ def train(
             track_run(folder, resolved)
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
-    return tell_result(folder, rank, trace, output, nodes=processes.nodes)
+    return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes)
 
 
 def tell_axes(prepared: "Prepared", output: Output, *, nodes: int) -> None:
@@ -221,15 +221,18 @@ def make_run(
             run(settings, folder, on_step, trace=trace, costs=costs, resume=resume, timeout=timeout, keeps=True)
 
 
-def tell_result(folder: Path, rank: int, trace: Path | None, output: Output, *, nodes: int) -> int:
+def tell_result(
+    prepared: "Prepared", folder: Path, rank: int, trace: Path | None, output: Output, *, nodes: int
+) -> int:
     """Write the trace that was asked for and print what the run came to, in the one process that tells it."""
+    from stretto.study.prediction import phases_in
     from stretto.study.single_run import in_words, summary, traced
     from stretto.study.store import RUN, read_run
 
     if rank > 0 or (nodes > 1 and not (folder / RUN).is_file()):
         return 0  # another process, or the command on another node, tells the result
     if trace is not None:
-        write_trace(trace, traced(folder))
+        write_trace(trace, traced(folder), phases_in(prepared, folder))
         output.say(f"trace: {trace}")
     result = summary(*read_run(folder), folder)
     if output.json:

@@ -95,7 +95,7 @@ class TrainingLoop:
     def _evaluate(self, step: int) -> bool:
         # Whether the losses are finite.
         progress, writer = self._progress, self._writer
-        with self._meter.paused():
+        with self._meter.paused(), self._trainer.pausing("evaluation"):
             seconds = sum(progress.step_seconds)
             point = evaluate(self._prepared, self._costs, step, seconds, self._bleu, self._metrics)
             if point is None:

@@ -7,28 +7,30 @@ library takes 70 ms, so it is imported on first use.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
 from stretto.options.extras import require
+from stretto.tracing.phases import Phase
 from stretto.tracing.recording import Mark, Recording, Span
 
 SEQUENCE = 1  # the id of the packet sequence that all packets belong to
 LATEST = 2**63  # nanoseconds: the format has 64-bit integers, some readers signed ones
-LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # top to bottom, above any others
+LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint", "pause")  # top to bottom, above any others
 
 
-def write(recordings: Sequence[Recording], file: Path) -> None:
+def write(recordings: Sequence[Recording], file: Path, phases: Mapping[str, Sequence[Phase]] | None = None) -> None:
     """Write the trace to `file`, in place of an earlier one; packets are written one by one, to save memory.
 
+    `phases` of the run are slices on tracks of their own, by name: {"phases": [ramp, steady, drain]}.
     Raises UsageError for a time that the format cannot hold, and without the extra "trace".
     """
     require("trace", "a trace for Perfetto")
     with replacing(file) as temporary, temporary.open("wb") as out:
-        for packet in packets(recordings):
+        for packet in packets(recordings, phases or {}):
             content = packet.SerializeToString()
             out.write(b"\x0a" + varint(len(content)))  # field 1 of Trace, length-delimited
             out.write(content)
@@ -43,9 +45,11 @@ def varint(number: int) -> bytes:
     return bytes([*low, number])
 
 
-def packets(recordings: Sequence[Recording]) -> Iterator[Any]:
-    """Yield the TracePackets, worker by worker: each track's description, then its events."""
+def packets(recordings: Sequence[Recording], phases: Mapping[str, Sequence[Phase]]) -> Iterator[Any]:
+    """Yield the TracePackets, phases first, then worker by worker: each track's description, then its events."""
     tracks = itertools.count(1)
+    for name, slices in phases.items():
+        yield from phase_packets(next(tracks), name, slices)
     flows = flow_ids(recordings)
     for recording in recordings:
         process = next(tracks)
@@ -117,6 +121,20 @@ def process_track(track: int, recording: Recording) -> Any:
     if recording.dropped:
         packet.track_descriptor.process.process_labels.append(f"{recording.dropped} earlier events were dropped")
     return packet
+
+
+def phase_packets(track: int, name: str, phases: Sequence[Phase]) -> Iterator[Any]:
+    """Yield the description of a track of the whole run, then its phases."""
+    packet = new_packet()
+    packet.track_descriptor.uuid = track
+    packet.track_descriptor.name = name
+    yield packet
+    for phase in phases:
+        begin = event(track, phase.start, "TYPE_SLICE_BEGIN")
+        begin.track_event.name = phase.name
+        begin.track_event.categories.append("phase")
+        yield begin
+        yield event(track, phase.end, "TYPE_SLICE_END")
 
 
 def thread_packets(
