@@ -7,6 +7,7 @@ from statistics import fmean
 
 from stretto.schedule import Action, Rules, Schedule
 from stretto.tracing import Recording
+from stretto.tracing.operations import PROFILED
 from stretto.tracing.pauses import without_pauses
 from stretto.tracing.phases import EVERY_TURN, Stretch, action_of, stretches
 
@@ -44,8 +45,11 @@ class RecordedRun:
 
     @cached_property
     def steady(self) -> frozenset[int]:
-        """The turns with a full pipeline."""
-        return frozenset(turn for stretch in self.stretches for turn in stretch.steady)
+        """The turns with a full pipeline; without those under a profiler, where enough others are left."""
+        steady = frozenset(turn for stretch in self.stretches for turn in stretch.steady)
+        others = steady - profiled_turns(self.training, self.schedule)
+        enough = self.training and len(steps_of(self.training[0], self.schedule, others)) >= MIN_STEPS
+        return others if enough else steady
 
     @cached_property
     def is_steady(self) -> bool:
@@ -71,6 +75,15 @@ def steps_of(
         for turn, start in sorted(starts.items())
         if turn in among and turn + 1 in among and turn + 1 in starts and turn + 1 not in paused
     }
+
+
+def profiled_turns(recordings: Sequence[Recording], schedule: Schedule) -> set[int]:
+    """The turns that the first worker began under a profiler."""
+    profiled = [span for recording in recordings[:1] for span in recording.spans if span.lane == PROFILED]
+    if not profiled:
+        return set()
+    starts = turn_starts(recordings[0], schedule)
+    return {turn for turn, time in starts.items() if any(span.start <= time < span.end for span in profiled)}
 
 
 def mean_durations(

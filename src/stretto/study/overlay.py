@@ -104,7 +104,7 @@ def compare(recorded: RecordedRun, stretch: Stretch, pair: tuple[Excerpt, Excerp
     """The seconds of a step and of each phase, of the turns in a pair of excerpts."""
     measured, simulated = pair
     turns = shown(recorded, stretch)
-    steady = [turn for turn in turns if {turn, turn + 1} <= set(stretch.steady) and turn + 1 in turns]
+    steady = [turn for turn in turns if {turn, turn + 1} <= recorded.steady and turn + 1 in turns]
     if recorded.is_steady and steady:
         first, count, phase = steady[0], len(steady), STEADY
         steps = [typical([each.steps(turns)[turn + 1] for turn in steady]) for each in pair]

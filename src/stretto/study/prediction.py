@@ -35,9 +35,8 @@ def recordings_of(folder: Path, run: TrainSettings) -> list[Recording]:
     return recordings if run.stage_workers is None else recordings[:: run.mesh.inside][: run.stage_workers]
 
 
-def phases_in(prepared: Prepared, folder: Path) -> dict[str, list[Phase]]:
+def phases_of(prepared: Prepared, recordings: Sequence[Recording]) -> dict[str, list[Phase]]:
     """The phases of a traced run, those of replica 0, for a track of its trace."""
-    recordings = recordings_of(folder, prepared.settings)
     return tracks(recordings, prepared.trainer.schedule, full_turns(prepared))
 
 

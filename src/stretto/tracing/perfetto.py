@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
 from stretto.options.extras import require
+from stretto.tracing.operations import OPERATION, by_action
 from stretto.tracing.phases import Phase
 from stretto.tracing.recording import Mark, Recording, Span
 
@@ -61,10 +62,11 @@ def packets(recordings: Sequence[Recording], phases: Mapping[str, Sequence[Phase
 
 
 class Thread(NamedTuple):
-    """The events of one thread track: ordered spans without overlap, and the messages sent and received."""
+    """The events of one thread track: ordered spans without overlap, what is inside them, and messages."""
 
     name: str
     spans: Sequence[Span]
+    operations: Sequence[Span] = ()  # inside them
     sends: Sequence[Mark] = ()
     receipts: Sequence[Mark] = ()
 
@@ -77,6 +79,7 @@ def lanes(recording: Recording) -> list[Thread]:
     by_lane: dict[str, list[Span]] = {}
     for span in recording.spans:
         by_lane.setdefault(span.lane, []).append(span)
+    operations = by_lane.pop(OPERATION, [])
     for lane, marks in (("send", recording.sends), ("receive", recording.receipts)):
         if marks:
             by_lane.setdefault(lane, [])
@@ -85,7 +88,8 @@ def lanes(recording: Recording) -> list[Thread]:
         first, *others = without_overlap(by_lane[lane]) or [[]]
         sends = recording.sends if lane == "send" else ()
         receipts = recording.receipts if lane == "receive" else ()
-        threads.append(Thread(lane, first, sends, receipts))
+        inside = operations if lane == "compute" else ()
+        threads.append(Thread(lane, first, inside, sends, receipts))
         threads += [Thread(f"{lane} {number}", spans) for number, spans in enumerate(others, start=2)]
     return threads
 
@@ -148,12 +152,8 @@ def thread_packets(
     packet.track_descriptor.thread.tid = 1000 * (recording.worker + 1) + number
     packet.track_descriptor.thread.thread_name = thread.name
     yield packet
-    for span in thread.spans:
-        begin = event(track, span.start, "TYPE_SLICE_BEGIN")
-        begin.track_event.name = span.name
-        begin.track_event.categories.append(span.lane)
-        yield begin
-        yield event(track, span.end, "TYPE_SLICE_END")
+    for span, inside in zip(thread.spans, by_action(thread.spans, thread.operations), strict=True):
+        yield from slice_packets(track, [span, *inside])
     for marks, verb in ((thread.sends, "sent"), (thread.receipts, "received")):
         for channel, message, time in marks:
             instant = event(track, time, "TYPE_INSTANT")
@@ -164,6 +164,21 @@ def thread_packets(
                 ends = instant.track_event.terminating_flow_ids
                 (instant.track_event.flow_ids if verb == "sent" else ends).append(flow)
             yield instant
+
+
+def slice_packets(track: int, spans: Sequence[Span]) -> Iterator[Any]:
+    """Yield the begins and ends of nested spans, the outermost first."""
+    open_ends: list[int] = []
+    for span in spans:
+        while open_ends and open_ends[-1] <= span.start:
+            yield event(track, open_ends.pop(), "TYPE_SLICE_END")
+        begin = event(track, span.start, "TYPE_SLICE_BEGIN")
+        begin.track_event.name = span.name
+        begin.track_event.categories.append(span.lane)
+        yield begin
+        open_ends.append(span.end)
+    while open_ends:
+        yield event(track, open_ends.pop(), "TYPE_SLICE_END")
 
 
 def counter_packets(tracks: Iterator[int], process: int, recording: Recording) -> Iterator[Any]:

@@ -30,7 +30,7 @@ from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
 from stretto.replicas.resume_check import refuse_other
 from stretto.runtime.process_memory import most_held
-from stretto.stage.interpreter import Interpreter
+from stretto.stage.interpreter import Interpreter, Profile
 from stretto.stage.precision import Precision
 from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh
 from stretto.stage.trainer_specification import Specification
@@ -602,6 +602,11 @@ class Trainer:
             interpreters = [phase.interpreter for phase in self._phases.values()]
             self._recordings = self._backend.record(interpreters, self.device)
         return self._recordings
+
+    def profile_actions(self, profile: Profile | None) -> None:
+        """Run each action of this process in a context that `profile` makes for it from now on; None ends that."""
+        for phase in self._phases.values():
+            phase.interpreter.profile = profile
 
     @contextmanager
     def pausing(self, what: str) -> Iterator[None]:
