@@ -163,6 +163,21 @@ def test_the_page_shows_traced_runs_and_says_what_was_emulated(monkeypatch):
     assert "turns of the steady state" not in short
 
 
+def test_the_hint_of_an_action_names_its_longest_operations():
+    found, schedule, rules = run("greedy", turns=3)
+    for span in found[0].spans:
+        if span.name in ("0F0", "0F1"):
+            for name, share in (("aten::addmm", 0.5), ("aten::relu", 0.1 if span.name == "0F0" else 0.3)):
+                found[0].span("operation", name, span.start + int(name == "aten::relu") * 600_000,
+                              span.start + int(name == "aten::relu") * 600_000 + int(share * 1_000_000))  # fmt: skip
+            found[0].span("operation", "aten::empty", span.start + 10, span.start + 20)  # inside addmm
+    each = timelines(recorded("run", "greedy", found, schedule, rules))
+    assert each.operations == {("F", 0): {"aten::addmm": pytest.approx(5e-4), "aten::relu": pytest.approx(2e-4)}}
+    bars = [Bar(0, "F", "0F2", 0, 1), Bar(1, "F", "1F2", 0, 1), Bar(0, "wait", "0F2", 1, 2)]
+    chart = timeline_chart(bars, 2, 2, {"F", "wait"}, inside={("F", 0): "aten::addmm 500 µs"})
+    assert [row["inside"] for row in rows_of(chart)] == ["aten::addmm 500 µs", "–", "–"]
+
+
 def test_phases_are_shaded_and_named_above_the_workers():
     bars = (Bar(0, "F", "0F7", 0.0, 0.002),)
     bands = (Band("ramp", 0.0, 0.003), Band("drain", 0.003, 0.00301))

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from stretto.schedule import Action, Rules, Schedule
 from stretto.tracing import Recording
-from stretto.tracing.operations import PROFILED
+from stretto.tracing.operations import OPERATION, PROFILED, by_action, outermost
 from stretto.tracing.pauses import without_pauses
 from stretto.tracing.phases import EVERY_TURN, Stretch, action_of, stretches
 
@@ -74,6 +74,31 @@ def steps_of(
         turn + 1: (starts[turn + 1] - start) / 1e9
         for turn, start in sorted(starts.items())
         if turn in among and turn + 1 in among and turn + 1 in starts and turn + 1 not in paused
+    }
+
+
+def longest_operations(recordings: Sequence[Recording], most: int) -> dict[tuple[str, int], dict[str, float]]:
+    """{(kind, stage) of an action: {name of an operation: mean seconds in such an action}}, the `most` longest ones.
+
+    Of the actions whose operations were recorded; those inside others are not counted twice.
+    """
+    seconds: dict[tuple[str, int], dict[str, float]] = {}
+    actions: dict[tuple[str, int], int] = {}
+    for recording in recordings:
+        spans = [span for span in recording.spans if action_of(span) is not None]
+        operations = [span for span in recording.spans if span.lane == OPERATION]
+        for span, inside in zip(spans, by_action(spans, operations), strict=True):
+            action = action_of(span)
+            if action is None or not inside:
+                continue
+            key = action.kind, action.stage
+            actions[key] = actions.get(key, 0) + 1
+            sums = seconds.setdefault(key, {})
+            for operation in outermost(inside):
+                sums[operation.name] = sums.get(operation.name, 0.0) + (operation.end - operation.start) / 1e9
+    return {
+        key: {name: sums[name] / actions[key] for name in sorted(sums, key=lambda name: -sums[name])[:most]}
+        for key, sums in seconds.items()
     }
 
 

@@ -1,6 +1,7 @@
 """Timelines: what each worker did in a few turns, above what it would do in a simulation."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import altair as alt
@@ -11,9 +12,11 @@ from stretto.report.encodings import data
 from stretto.report.turns import WAIT, Band, Bar, Timelines, TurnWindow
 from stretto.schedule.action import KINDS
 from stretto.schedule.draw import COLORS
-from stretto.tracing.phases import DRAIN, RAMP, STEADY
+from stretto.tracing.phases import DRAIN, RAMP, STEADY, action_named
 
 LOOKS = {**{kind: (name, COLORS[kind]) for kind, name in KINDS.items()}, WAIT: (WAIT, "#c9ced6")}
+ENGINE = "autograd::engine::evaluate_function: "  # before the name of each node of a backward
+Inside = Mapping[tuple[str, int], str]  # by kind and stage of an action
 ROW_HEIGHT = 26  # pixels from one worker to the next
 MARGIN = 76  # pixels for the axis and the legend
 LABELLED = 0.028  # of the width: a shorter bar has no room for its name
@@ -28,16 +31,21 @@ def section(runs: Sequence[Timelines], specs: ChartSpecs) -> list[dict[str, Any]
 
 
 def _of_run(run: Timelines, index: int, specs: ChartSpecs) -> dict[str, Any]:
+    inside = {
+        key: ", ".join(f"{name.removeprefix(ENGINE)} {units.duration(took)}" for name, took in operations.items())
+        for key, operations in run.operations.items()
+    }
     return {
         "method": run.method,
         "run": run.run,
         "turns": run.turns,
         "steps": run.steps,
         "emulated": run.emulated,
-        "main": _pair(run.measured, run.simulated, f"timeline-{index}", specs, emulated=run.emulated),
+        "profiled": bool(inside),
+        "main": _pair(run.measured, run.simulated, f"timeline-{index}", specs, inside, emulated=run.emulated),
         "parts": [
             {"title": part.title}
-            | _pair(part.measured, part.simulated, f"timeline-{index}-{at}", specs, emulated=run.emulated)
+            | _pair(part.measured, part.simulated, f"timeline-{index}-{at}", specs, inside, emulated=run.emulated)
             for at, part in enumerate(run.parts)
         ],
         "measured_turn": units.duration(run.measured.seconds / run.turns),
@@ -46,7 +54,7 @@ def _of_run(run: Timelines, index: int, specs: ChartSpecs) -> dict[str, Any]:
 
 
 def _pair(
-    measured: TurnWindow, simulated: TurnWindow, place: str, specs: ChartSpecs, *, emulated: bool
+    measured: TurnWindow, simulated: TurnWindow, place: str, specs: ChartSpecs, inside: Inside, *, emulated: bool
 ) -> dict[str, dict[str, str | None]]:
     """The charts of the same turns, measured and simulated: where each is, and its figures in words."""
     both = {"measured": measured, "simulated": simulated}
@@ -57,7 +65,12 @@ def _pair(
             "place": specs.add(
                 f"{place}-{name}",
                 timeline_chart(
-                    window.bars, window.workers, window.seconds if emulated else longest, kinds, window.bands
+                    window.bars,
+                    window.workers,
+                    window.seconds if emulated else longest,
+                    kinds,
+                    window.bands,
+                    inside,
                 ),
             ),
             "busy": f"{window.busy:.0%}",
@@ -68,11 +81,17 @@ def _pair(
 
 
 def timeline_chart(
-    bars: Sequence[Bar], workers: int, seconds: float, kinds: Collection[str], bands: Sequence[Band] = ()
+    bars: Sequence[Bar],
+    workers: int,
+    seconds: float,
+    kinds: Collection[str],
+    bands: Sequence[Band] = (),
+    inside: Inside = MappingProxyType({}),
 ) -> alt.LayerChart:
     """A row for each worker, time to the right as far as `seconds`; the legend explains the actions `kinds`.
 
-    `bands` are phases of the run: shaded over all rows, with their names in a row of their own.
+    `bands` are phases of the run: shaded over all rows, with their names in a row of their own. `inside` says for the
+    kind and stage of an action what its longest operations are.
     """
     scale, unit = units.time_unit(seconds)
     rows = [
@@ -86,6 +105,7 @@ def timeline_chart(
             "label": bar.name if bar.kind != WAIT and bar.end - bar.start > LABELLED * seconds else "",
             "took": units.duration(bar.end - bar.start),
         }
+        | ({"inside": inside.get(kind_and_stage(bar), units.NONE)} if inside else {})
         for bar in bars
     ]
     shown = [look for kind, look in LOOKS.items() if kind in kinds]
@@ -101,6 +121,8 @@ def timeline_chart(
     legend = alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square")
     colors = alt.Scale(domain=[name for name, _ in shown], range=[color for _, color in shown])
     hints = [alt.Tooltip("name:N", title="what"), alt.Tooltip("kind:N"), alt.Tooltip("took:N"), alt.Tooltip("worker:N")]
+    if inside:
+        hints.append(alt.Tooltip("inside:N"))
     chart = alt.Chart(data(rows))
     spans = chart.mark_bar(height={"band": 0.8}).encode(
         x=x, x2="to:Q", y=y, color=alt.Color("kind:N", scale=colors, legend=legend), tooltip=hints
@@ -109,6 +131,12 @@ def timeline_chart(
     shades, labels = band_layers(bands, scale, seconds) if bands else ([], [])
     layers = [*shades, spans, names, *labels]
     return alt.LayerChart(layer=layers).properties(width="container", height=ROW_HEIGHT * len(order) + MARGIN)
+
+
+def kind_and_stage(bar: Bar) -> tuple[str, int]:
+    """Of the action that a bar shows; no action has those of a wait."""
+    action = None if bar.kind == WAIT else action_named(bar.name)
+    return (WAIT, 0) if action is None else (action.kind, action.stage)
 
 
 def band_layers(bands: Sequence[Band], scale: float, seconds: float) -> tuple[list[alt.Chart], list[alt.Chart]]:

@@ -3,17 +3,18 @@
 The two differ by what the simulation leaves out: the time of messages, and delays in waking up and starting workers.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stretto.report.excerpt import Durations, excerpts
-from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations, typical_turns
+from stretto.report.recorded_run import RecordedRun, longest_operations, mean_durations, own_durations, typical_turns
 from stretto.tracing import Recording
 from stretto.tracing.phases import Phase, Stretch, action_of
 
 WAIT = "wait"
 MOST_ACTIONS = 18  # of a worker in the steady state that a chart has room for
+MOST_OPERATIONS = 5  # that the hint of an action names
 MOST_BARS = 2500  # of a chart of a ramp or a drain
 
 
@@ -75,6 +76,7 @@ class Timelines:
     period: float | None  # seconds a turn takes in the steady state of the simulation; None without a steady state
     emulated: bool  # all workers in one process, on one device
     parts: tuple[TimelinePart, ...] = ()
+    operations: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)  # seconds in an action
     steps: str = ""  # which steps the charts of a run without a steady state show, and how many it takes to be full
 
 
@@ -107,6 +109,7 @@ def timelines(recorded: RecordedRun) -> Timelines | None:
         simulated=simulated,
         period=period(schedule, rules, durations) / 1e9,
         emulated=recorded.emulated,
+        operations=longest_operations(recorded.training, MOST_OPERATIONS),
         parts=tuple(
             TimelinePart(title, *windows(recorded, stretch, part, own))
             for title, part in ends_of(recorded, stretch, turns).items()
@@ -122,6 +125,7 @@ def whole_run(recorded: RecordedRun, stretch: Stretch, durations: Durations) -> 
     return Timelines(
         run=recorded.run, method=recorded.method, turns=len(shown), measured=measured, simulated=simulated,
         period=None, emulated=recorded.emulated,
+        operations=longest_operations(recorded.training, MOST_OPERATIONS),
         steps=f"{named(shown)} of {len(stretch.turns)}; the ramp takes {full} step{'s' * (full > 1)}",
     )  # fmt: skip
 

@@ -68,7 +68,12 @@ class Issued(NamedTuple):
 
 def action_of(span: Span) -> Action | None:
     """The action that a span is about; None for a span that is no computation."""
-    name = ACTION_NAME.fullmatch(span.name) if span.lane == "compute" else None
+    return action_named(span.name) if span.lane == "compute" else None
+
+
+def action_named(text: str) -> Action | None:
+    """The action of this name, as 2F7; None for any other text."""
+    name = ACTION_NAME.fullmatch(text)
     return None if name is None else Action(name[2], int(name[1]), int(name[3]))
 
 
