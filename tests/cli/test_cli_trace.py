@@ -4,7 +4,11 @@ import json
 
 import pytest
 
+import stretto
 from stretto.cli import main
+from stretto.simulate import simulate
+from stretto.simulate.timeline_recordings import recordings
+from stretto.study.overlay import overlaid
 from stretto.tracing import read_recordings
 
 RUN = ["train", "--model-options.width", "8", "--model-options.depth", "3", "--steps", "24", "--evaluations", "2",
@@ -27,9 +31,17 @@ def test_a_traced_run_has_a_trace_and_a_timeline(capsys, tmp_path):
     trace = Trace()
     trace.ParseFromString((tmp_path / "a" / "run.pftrace").read_bytes())
     begins = [each for each in trace.packet if each.track_event.type == each.track_event.Type.Value("TYPE_SLICE_BEGIN")]
-    assert len(begins) == sum(len(each.spans) for each in recordings) == 3 * 24 * 3
+    work = [each for each in begins if "compute" in each.track_event.categories]
+    assert len(work) == sum(span.lane == "compute" for each in recordings for span in each.spans) == 3 * 24 * 3
+    assert [name_of(each) for each in begins if "phase" in each.track_event.categories] == ["ramp", "steady", "drain"]
+    pauses = {(name_of(each)) for each in begins if "pause" in each.track_event.categories}
+    assert pauses == {"evaluation"}
     assert main(["report", "run", "--quiet"]) == 0
     assert "<h2>Timelines</h2>" in (tmp_path / "run" / "report.html").read_text()
+
+
+def name_of(packet):
+    return packet.track_event.name
 
 
 CLUSTER = """
@@ -57,6 +69,9 @@ def test_a_traced_run_beside_its_simulation_and_its_prediction(capsys, tmp_path)
         assert source in told["source"]
         assert told["simulated"] / told["measured"] - 1 == pytest.approx(told["error"])
         assert told["first"] + told["steps"] <= 24
+        assert (told["phase"], told["shown"], told["ramp_steps"]) == ("steady", [1, 24], 5)
+        assert [part["phase"] for part in told["phases"]] == ["ramp", "steady", "drain"]
+        assert told["pauses"] == 1  # that at the end came after everything
         trace = Trace()
         trace.ParseFromString((tmp_path / told["trace"]).read_bytes())
         described = [packet.track_descriptor for packet in trace.packet if packet.HasField("track_descriptor")]
@@ -67,6 +82,31 @@ def test_a_traced_run_beside_its_simulation_and_its_prediction(capsys, tmp_path)
     assert "<h2>Predicted and measured</h2>" in page
     assert "on the cluster &#39;three&#39;" in page
     assert "stage 2, activations" in page
+
+
+@pytest.mark.parametrize(("method", "steps"), [("pb", 3), ("pb", 9), ("gpipe", 3), ("greedy", 2)])
+def test_a_short_runs_overlay_is_the_simulation_of_the_same_turns(capsys, tmp_path, method, steps):
+    """Its recordings replaced by simulated ones, of processes: then the overlay has the same spans and figures."""
+    small = ["train", "--model-options.width", "8", "--model-options.depth", "3", "--evaluations", "1"]
+    words = ["--steps", str(steps), "--method", method, "--out", "run", "--trace", "run.pftrace", "--quiet"]
+    assert main([*small, *words]) == 0
+    schedule, rules = stretto.method(method).plan(3, None)
+    timeline = simulate(schedule, rules, steps, lambda action: 1000 * (1 + action.stage))
+    for recording in recordings(timeline, rules, unit=1):
+        recording.process = recording.worker + 1
+        recording.write(tmp_path / "run")
+    both, phases, run = overlaid(tmp_path / "run")
+    assert run.phase == ("steady" if steps - run.ramp_steps > 3 else "whole run")
+    assert run.measured == pytest.approx(run.simulated)
+    assert [each.spans for each in both[::2]] == [each.spans for each in both[1::2]]
+    measured, simulated = phases.values()
+    assert measured == simulated
+    assert [part.measured for part in run.phases] == [part.simulated for part in run.phases]
+    assert main(["simulate", "--overlay", "run"]) == 0
+    said = capsys.readouterr().out
+    assert ("in the steady state, steps" in said) == (run.phase == "steady")
+    assert ("the steady state, after a ramp of" in said) == (run.phase != "steady")
+    assert "off by +0.0%" in said or "off by -0.0%" in said
 
 
 def test_a_finished_run_gives_its_trace_again_if_it_has_one(capsys, tmp_path):

@@ -8,6 +8,7 @@ import stretto
 from stretto.report.html import render
 from stretto.report.prediction import MEAN_TIMES, RunPrediction, compare_with_prediction, predicted_chart
 from stretto.report.turns import mean_durations
+from stretto.schedule import Action
 from stretto.simulate import Link, Network, period, simulate
 from stretto.simulate.timeline_recordings import recordings
 from stretto.tracing import Recording
@@ -109,10 +110,33 @@ def test_emulated_runs_are_predicted_as_one_device():
     assert not any("stands still" in compared.name for compared in each.rows)
 
 
-def test_a_run_that_was_never_full_is_not_compared():
-    found, schedule, rules = run("pb", turns=8)
+@pytest.mark.parametrize("name", ["pb", "gpipe"])
+def test_a_run_without_a_steady_state_is_compared_step_by_step(name):
+    found, schedule, rules = run(name, LATENCY, turns=3)
+    network = Network(Link(LATENCY))
+    each = compare(name, found, schedule, rules, RunPrediction(source="x", durations=cost, network=network))
+    assert list(each.steps) == list(each.expected) == [1, 2, 3]
+    assert max(map(abs, each.errors)) < 1e-9
+    assert not any(compared.error for compared in each.rows if compared.unit)
+    assert row(each, "all steps").measured == pytest.approx(sum(each.steps.values()))
+    silent = compare(name, found, schedule, rules, RunPrediction(source="x", durations=cost))
+    assert row(silent, "all steps").error < 0
+
+
+def test_a_short_emulated_run_is_predicted_as_the_work_of_its_own_turns():
+    found, schedule, rules = run("pb", turns=3)
+    for recording in found:
+        recording.process = 1
+    each = compare("pb", found, schedule, rules, RunPrediction(source="x", durations=cost))
+    forwards = sum(cost(action) for body in schedule.body for action in body if action.kind == "F")
+    everything = sum(cost(action) for body in schedule.body for action in body)
+    assert each.expected[1] == pytest.approx((forwards + cost(Action("B", 3, 0)) + cost(Action("U", 3, 0))) / 1e9)
+    assert sum(each.expected.values()) == pytest.approx(3 * everything / 1e9)
+
+
+def test_nothing_recorded_is_not_compared():
+    _, schedule, rules = run("pb", turns=1)
     prediction = RunPrediction(source="x", durations=cost)
-    assert compare("pb", found, schedule, rules, prediction) is None
     assert compare("pb", [Recording(w) for w in range(4)], schedule, rules, prediction) is None
 
 

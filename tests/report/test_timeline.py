@@ -7,7 +7,7 @@ import pytest
 import stretto
 from stretto.report.html import render
 from stretto.report.timeline import timeline_chart
-from stretto.report.turns import Bar, timelines, window
+from stretto.report.turns import Band, Bar, timelines, window
 from stretto.schedule import Action
 from stretto.simulate import period, simulate
 from stretto.simulate.timeline_recordings import recordings
@@ -80,9 +80,40 @@ def test_bars_are_cut_off_at_both_ends_and_what_is_no_action_is_left_out():
     assert window([recording], 5, 45).busy == pytest.approx(20 / 40)
 
 
-def test_a_run_that_was_never_full_has_no_timeline():
-    found, schedule, rules = run("pb", turns=7)
-    assert timelines(recorded("run", "pb", found, schedule, rules)) is None
+@pytest.mark.parametrize("name", ["pb", "gpipe", "pipedream", "greedy"])
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_run_without_a_steady_state_is_compared_with_as_many_simulated_turns(name, turns):
+    found, schedule, rules = run(name, turns=turns)
+    each = timelines(recorded("run", name, found, schedule, rules))
+    assert each.period is None
+    assert each.turns == turns
+    assert not each.parts
+    assert f"step{'s 1 to' * (turns > 1)} {turns} of {turns}" in each.steps
+    assert sorted(each.measured.bars) == sorted(each.simulated.bars)
+    assert each.measured.bands == each.simulated.bands
+    assert [band.name for band in each.measured.bands][:: len(each.measured.bands) - 1] == ["ramp", "drain"]
+
+
+def test_ramp_and_drain_of_a_long_run_have_charts_of_their_own():
+    found, schedule, rules = run("pb", turns=40)
+    each = timelines(recorded("run", "pb", found, schedule, rules))
+    assert [band.name for band in each.measured.bands] == ["steady"]
+    assert [part.title for part in each.parts] == ["Ramp: steps 1 to 10", "Drain: steps 37 to 40"]
+    for part, names in zip(each.parts, (["ramp", "steady"], ["steady", "drain"]), strict=True):
+        assert [band.name for band in part.measured.bands] == [band.name for band in part.simulated.bands] == names
+        assert part.measured.seconds == pytest.approx(part.simulated.seconds)
+
+
+def test_of_a_run_whose_beginning_was_dropped_no_ramp_is_shown():
+    found, schedule, rules = run("pb", turns=40)
+    for recording in found:
+        recording.dropped = 1
+    each = timelines(recorded("run", "pb", found, schedule, rules))
+    assert [part.title for part in each.parts] == ["Drain: steps 37 to 40"]
+
+
+def test_nothing_recorded_has_no_timeline():
+    _, schedule, rules = run("pb", turns=1)
     assert timelines(recorded("run", "pb", [Recording(worker) for worker in range(4)], schedule, rules)) is None
 
 
@@ -122,6 +153,42 @@ def test_the_page_shows_traced_runs_and_says_what_was_emulated(monkeypatch):
     assert "<h2>Timelines</h2>" in page
     assert 'id="timeline-0-measured"' in page
     assert 'id="timeline-0-simulated"' in page
+    assert ">6 turns of the steady state" in page
+    assert "<h4>Drain: " in page
     assert "was emulated" not in page
     assert "was emulated" in render(make_page(few, timelines=(emulated,)))
     assert "<h2>Timelines</h2>" not in render(make_page(few))
+    short = render(make_page(few, timelines=(timelines(recorded("short", "pb", *run("pb", turns=3))),)))
+    assert "too short for a steady state (steps 1 to 3 of 3; the ramp takes 7 steps)" in short
+    assert "turns of the steady state" not in short
+
+
+def test_the_hint_of_an_action_names_its_longest_operations():
+    found, schedule, rules = run("greedy", turns=3)
+    for span in found[0].spans:
+        if span.name in ("0F0", "0F1"):
+            for name, share in (("aten::addmm", 0.5), ("aten::relu", 0.1 if span.name == "0F0" else 0.3)):
+                found[0].span("operation", name, span.start + int(name == "aten::relu") * 600_000,
+                              span.start + int(name == "aten::relu") * 600_000 + int(share * 1_000_000))  # fmt: skip
+            found[0].span("operation", "aten::empty", span.start + 10, span.start + 20)  # inside addmm
+    each = timelines(recorded("run", "greedy", found, schedule, rules))
+    assert each.operations == {("F", 0): {"aten::addmm": pytest.approx(5e-4), "aten::relu": pytest.approx(2e-4)}}
+    bars = [Bar(0, "F", "0F2", 0, 1), Bar(1, "F", "1F2", 0, 1), Bar(0, "wait", "0F2", 1, 2)]
+    chart = timeline_chart(bars, 2, 2, {"F", "wait"}, inside={("F", 0): "aten::addmm 500 µs"})
+    assert [row["inside"] for row in rows_of(chart)] == ["aten::addmm 500 µs", "–", "–"]
+
+
+def test_phases_are_shaded_and_named_above_the_workers():
+    bars = (Bar(0, "F", "0F7", 0.0, 0.002),)
+    bands = (Band("ramp", 0.0, 0.003), Band("drain", 0.003, 0.00301))
+    spec = timeline_chart(bars, 1, 0.004, {"F"}, bands).to_dict()
+    shade, *_, names = spec["layer"]
+    assert [
+        (row["phase"], row["from"], row["to"], row["label"]) for row in spec["datasets"][shade["data"]["name"]]
+    ] == [
+        ("ramp", 0, 3, "ramp"),
+        ("drain", 3, 3.01, ""),
+    ]
+    assert shade["mark"]["opacity"] < 0.3
+    assert names["encoding"]["y"]["field"] == "worker"
+    assert '["phase", "worker 0"]' in json.dumps(spec)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -15,12 +15,12 @@ from stretto.cli.progress import progress
 from stretto.cli.study_file import study_file
 from stretto.errors import UsageError
 from stretto.processes import fork_server
-from stretto.settings.command_line import NUMBER, WHOLE
+from stretto.settings.command_line import FLAG, NUMBER, WHOLE
 from stretto.settings.runs import CompareSettings, check_jobs, known
 
 if TYPE_CHECKING:
     from stretto.report.heading import Heading
-    from stretto.study import Outcome
+    from stretto.study import Outcome, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ def compare(
     timeout: Annotated[float | None, NUMBER] = None,
     selection: Annotated[Selection, Parameter(name="*")] = Selection(),
     storage: str | None = None,
+    trace_operations: Annotated[bool, FLAG] = False,
     parts: Annotated[Mapping[str, CompareSettings] | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a network under several methods and draw what each costs against the time it takes.
@@ -75,6 +76,10 @@ def compare(
         shared disk), sqlite:///PATH (a file of one machine), postgresql://USER:PASSWORD@HOST/NAME. Give all the same
         settings; each makes what no other one does, and has all in its report. The runs of one that is lost are
         made by others. Needs optuna: the extra "sweep".
+    trace_operations
+        Record what each worker of each run did, and when, and which operations of torch ran inside the actions of three
+        steps: trace.pftrace in the folder of each run, for ui.perfetto.dev, and timelines in the report. Traced steps
+        are a little slower, the numbers are the same.
     """
     from stretto.methods import method
 
@@ -90,7 +95,9 @@ def compare(
         return show_settings(sweeps, output)
     if jobs != 1 or any(swept.workers is not None for swept in chosen.values()):
         fork_server.prepare()
-    outcomes = {name: run(sweep, output, jobs, storage, timeout) for name, sweep in sweeps.items()}
+    outcomes = {
+        name: run(sweep, output, jobs, storage, timeout, operations=trace_operations) for name, sweep in sweeps.items()
+    }
     if output.json:
         content = {name: outcome.to_json() for name, outcome in outcomes.items()}
         print_json({"parts": content} if parts else content[""])
@@ -140,15 +147,17 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
     return 0
 
 
-def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, timeout: float | None) -> "Outcome":
+def run(
+    sweep: Sweep, output: Output, jobs: int | None, storage: str | None, timeout: float | None, *, operations: bool
+) -> "Outcome":
     """Train the runs of a sweep that are not finished, and write its page."""
     from stretto import study
     from stretto.study.report_page import PAGE
     from stretto.study.shared_queue import without_password
 
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
-    if timeout is not None:
-        opened = replace(opened, tasks=tuple(replace(task, timeout=timeout) for task in opened.tasks))
+    wanted: dict[str, Any] = {"operations": operations} | ({} if timeout is None else {"timeout": timeout})
+    opened = replace(opened, tasks=tuple(replace(task, **wanted) for task in opened.tasks))
     if sweep.heading is not None:
         output.say(f"{sweep.heading.text} ({sweep.heading.size})")
     for note in opened.notes:
@@ -183,11 +192,29 @@ def run(sweep: Sweep, output: Output, jobs: int | None, storage: str | None, tim
             tell=lambda text: print(f"stretto: {text}", file=sys.stderr),
         )  # fmt: skip
     show_outcome(outcome, output)
+    if operations:
+        write_traces(opened, output)
     for complaint in outcome.complaints:
         print(f"stretto: {complaint}", file=sys.stderr)
     if pending and outcome.failures:
         print("stretto: the same command tries these runs again", file=sys.stderr)
     return outcome
+
+
+def write_traces(study: "Study", output: Output) -> None:
+    """Write the trace of each run that was traced into its folder, and say where there is none."""
+    from stretto.cli.output import write_trace
+    from stretto.cli.train import TRACE
+    from stretto.study.report_page import prepared_trials, traced_runs
+
+    written = 0
+    for run in traced_runs(study, prepared_trials(study)):
+        write_trace(run.task.folder / TRACE, run.recordings, run.phases)
+        written += 1
+    output.say(f"traces of {written} of {len(study.tasks)} runs: {TRACE} in their folders, below {study.out}")
+    finished = len(study.tasks) - len(study.pending)
+    if written < finished:
+        output.say(f"{finished - written} runs were made before, without a trace: delete them to trace them")
 
 
 def show_outcome(outcome: "Outcome", output: Output) -> None:

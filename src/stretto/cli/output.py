@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from stretto.settings.runs import Settings
     from stretto.tracing import Recording
+    from stretto.tracing.phases import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +70,14 @@ def write(file: Path, content: str) -> None:
         file.write_text(content, encoding="utf-8")
 
 
-def write_trace(file: Path, recordings: Sequence["Recording"]) -> None:
+def write_trace(
+    file: Path, recordings: Sequence["Recording"], phases: "Mapping[str, Sequence[Phase]] | None" = None
+) -> None:
     """Write recordings as a trace for Perfetto. Raises UsageError if that cannot be."""
     from stretto.tracing import perfetto
 
     with writing_to(file):
-        perfetto.write(recordings, file)
+        perfetto.write(recordings, file, phases)
 
 
 def check_file(file: Path) -> None:

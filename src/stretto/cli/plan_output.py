@@ -206,9 +206,9 @@ def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tup
         ("batch size", str(chosen["batch_size"])),
         ("a step", f"{duration(seconds)} (by {predicted['by']})"),
         *(
-            (f"  {name.replace('_', ' ')}", duration(value))
+            (f"  {name.replace('_', ' ')}", "none" if is_none(name, value, seconds) else duration(value))
             for name, value in predicted["seconds"].items()
-            if abs(value) > NEGLIGIBLE * seconds
+            if abs(value) > NEGLIGIBLE * seconds or (name == "bubble" and chosen["pipeline"] > 1)
         ),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
     ]
@@ -225,6 +225,13 @@ def passed_rows(passed: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
         for each in passed
     ]
     return [("between stages", f"{', '.join(words)}: branches pass through the stages that they cross")]
+
+
+def is_none(name: str, seconds: float, step: float) -> bool:
+    """Whether a part of a step is a bubble too short to be one."""
+    from stretto.simulate.idle_share import RESOLUTION
+
+    return name == "bubble" and seconds < RESOLUTION * step
 
 
 def row_of(point: Mapping[str, Any]) -> tuple[str, ...]:

@@ -35,7 +35,12 @@ from stretto.options.extras import require
 from stretto.settings.runs import CompareSettings
 
 FILES = ("out", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
-NEEDED = {"trace": "trace", "overlay": "trace", "scale": "report"}  # options that need an extra
+NEEDED = {  # the extras that options need
+    "trace": "trace",
+    "trace_operations": "trace",
+    "overlay": "trace",
+    "scale": "report",
+}
 NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # what no file can be called, or is
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -152,8 +157,8 @@ def check_extras(command: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     if command in (compare, report, inspect) and not given.get("dry_run"):
         require("report", f"stretto {command.__name__} writes a page of charts, which")
     for option, extra in NEEDED.items():
-        if given.get(option) is not None:
-            require(extra, f"--{option}")
+        if given.get(option) not in (None, False):
+            require(extra, f"--{option.replace('_', '-')}")
 
 
 def options_of(words: Sequence[str]) -> list[str]:

@@ -149,13 +149,14 @@ def write_files(layout: Layout, timeline: "Timeline", output: ShowOutput) -> Non
 def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> str:
     """The schedule in characters, and what can be read off it."""
     from stretto.schedule import draw
+    from stretto.simulate.idle_share import idle_share
 
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
     entered = f"these {facts['microbatches']} micro-batches"
     lines = [
         f"{layout.method}: {layout.method.summary}\n\n{draw.text(timeline.spans, width=width)}\n",
-        f"{entered}   {timeline.makespan:g} columns, {timeline.bubble:.0%} idle",
-        f"steady state           {facts['steady_period']:g} columns a turn, {facts['steady_bubble']:.0%} idle",
+        f"{entered}   {timeline.makespan:g} columns, {idle_share(timeline.bubble)} idle",
+        f"steady state           {facts['steady_period']:g} columns a turn, {idle_share(facts['steady_bubble'])} idle",
         f"delay by stage         {by_stage(facts['delay'])} updates",
     ]
     if facts["mean_delay"] != facts["delay"]:  # some micro-batches of an update see one update more than others

@@ -18,6 +18,7 @@ from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS,
 if TYPE_CHECKING:
     from stretto.report.prediction import RunPrediction
     from stretto.simulate import Durations, Timeline
+    from stretto.study.overlay import Overlaid
     from stretto.study.prepare import Prepared
 
 MOST_COLUMNS = 400  # a drawing of more columns is no drawing
@@ -266,19 +267,23 @@ def write_files(layout: Layout, timeline: "Timeline", prices: Prices, output: Si
         write(output.svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
     if output.trace is not None:
         from stretto.simulate.timeline_recordings import UNIT, recordings
+        from stretto.tracing.phases import tracks
 
         unit = 1e9 / prices.scale if prices.unit == "s" else UNIT
-        write_trace(output.trace, recordings(timeline, layout.rules, unit=unit))
+        simulated = recordings(timeline, layout.rules, unit=unit)
+        write_trace(output.trace, simulated, tracks(simulated, layout.schedule))
 
 
 def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any], prices: Prices) -> str:
     """The drawing, the times and a table of the workers."""
+    from stretto.simulate.idle_share import idle_share
+
     makespan, period = prices.in_words(facts["makespan"]), prices.in_words(facts["steady_period"])
     examples = "" if prices.batch_size is None else f", {prices.batch_size} examples a minibatch"
-    idle, turn = f"{facts['steady_bubble']:.1%} idle", f"a turn of {layout.schedule.per_turn}"
+    idle, turn = f"{idle_share(facts['steady_bubble'], 1)} idle", f"a turn of {layout.schedule.per_turn}"
     return (
         f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, prices)}\n\n"
-        f"{f'{layout.microbatches} micro-batches':<20} {makespan}, {timeline.bubble:.1%} idle{examples}\n"
+        f"{f'{layout.microbatches} micro-batches':<20} {makespan}, {idle_share(timeline.bubble, 1)} idle{examples}\n"
         f"{'steady state':<20} {period} {turn}, {idle}\n\n"
         f"{table(facts['workers'], prices)}"
     )
@@ -287,20 +292,55 @@ def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any], prices
 def tell_overlay(folder: Path, method: str | None, cluster: str | None, file: Path, *, json: bool) -> None:
     """Write a run and its simulation into one trace, and say how far they are apart."""
     from stretto.cost import find_cluster
-    from stretto.report.units import duration
-    from stretto.study.prediction import overlaid
+    from stretto.study.overlay import overlaid
 
     if method is not None:
         raise UsageError(f"method={method} beside overlay={folder}, whose run has one: give one of both")
-    recordings, run = overlaid(folder, None if cluster is None else find_cluster(cluster))
-    write_trace(file, recordings)
+    recordings, phases, run = overlaid(folder, None if cluster is None else find_cluster(cluster))
+    write_trace(file, recordings, phases)
     error = run.simulated / run.measured - 1
     if json:
         print_json({**asdict(run), "error": error, "trace": str(file)})
         return
-    print(f"{run.method}: steps {run.first} to {run.first + run.steps - 1}, predicted from {run.source}")
-    print(f"measured   {duration(run.measured)} a step\nsimulated  {duration(run.simulated)}, off by {error:+.1%}")
+    print(overlay_in_words(run))
     print(f"written to {file}")
+
+
+def overlay_in_words(run: "Overlaid") -> str:
+    """The figures of an overlay, with the phase of the run that each is of."""
+    from stretto.report.units import duration
+
+    first, last = run.shown
+    of_steps = f"steps {run.first} to {run.first + run.steps - 1}"
+    lines = [f"{run.method}: steps {first} to {last}, predicted from {run.source}"]
+    if run.pauses:
+        lines.append(
+            f"cut out: {counted(run.pauses, 'pause')}, as for an evaluation; workers wait for each other there"
+        )
+    if run.phase == "steady":
+        lines.append(f"in the steady state, {of_steps}:")
+    else:
+        short = f"only {counted(run.steady_steps, 'step')} in" if run.steady_steps else "no step in"
+        lines.append(
+            f"{short} the steady state, after a ramp of {run.ramp_steps}. Of the whole run, ramp and drain included:"
+        )
+    error = "" if run.emulated else f", off by {run.simulated / run.measured - 1:+.1%}"
+    one = ", one device doing the work of all workers" if run.emulated else ""
+    own = " on workers of their own" if run.emulated else ""
+    lines.append(f"measured   {duration(run.measured)} a step{one}")
+    lines.append(f"simulated  {duration(run.simulated)} a step{own}{error}")
+    rows = [("phase", "measured", "simulated")]
+    for part in run.phases:
+        measured, simulated = (
+            "none" if value is None else duration(value) for value in (part.measured, part.simulated)
+        )
+        rows.append((part.phase, measured, simulated))
+    return "\n".join([*lines, aligned(rows)])
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def by_worker(layout: Layout, timeline: "Timeline", scale: float) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stretto.study.prepare import Prepared
 
 PATIENCE = 600.0  # seconds that workers wait for each other unless said otherwise
+TRACE = "trace.pftrace"  # in the folder of a run whose operations are recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,7 @@ def train(
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
     plan: Path | None = None,
     trace: Path | None = None,
+    trace_operations: Annotated[bool, FLAG] = False,
     resume: Annotated[bool, FLAG] = False,
     processes: Annotated[Processes, Parameter(name="*")] = Processes(),
     command: Annotated[str | None, Parameter(parse=False)] = None,
@@ -105,6 +107,10 @@ def train(
     trace
         File for a trace that ui.perfetto.dev shows (.pftrace): what each worker did, and when. `stretto report` then
         has a timeline, too.
+    trace_operations
+        Also record which operations of torch ran inside the actions of three steps, once the pipeline is full; a click
+        on an action shows them. Without --trace the file is trace.pftrace in the run's folder. These steps are slower,
+        the numbers are the same.
     resume
         Go on from the newest checkpoint that is whole, on any number of workers. Ctrl-C and SIGTERM leave one after the
         step that is under way, also without --checkpoint-every; the second time they end the run at once.
@@ -149,6 +155,7 @@ def train(
                 place,
                 here=here,
                 trace=trace is not None,
+                operations=trace_operations,
                 resume=resume,
                 timeout=processes.patience,
                 silent=output.silent or rank > 0,
@@ -157,7 +164,9 @@ def train(
             track_run(folder, resolved)
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
-    return tell_result(folder, rank, trace, output, nodes=processes.nodes)
+    if trace_operations and trace is None:
+        trace = folder / TRACE
+    return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes, operations=trace_operations)
 
 
 def tell_axes(prepared: "Prepared", output: Output, *, nodes: int) -> None:
@@ -191,6 +200,7 @@ def make_run(
     *,
     here: bool,
     trace: bool,
+    operations: bool,
     resume: bool,
     timeout: float,
     silent: bool,
@@ -214,22 +224,41 @@ def make_run(
                 bar.note(f"loss {loss:.4f}")
 
         if place is not None:
-            run_on_processes(settings, folder, on_step, place, costs, trace=trace, resume=resume, keeps=True)
+            run_on_processes(
+                settings, folder, on_step, place, costs, trace=trace, operations=operations, resume=resume, keeps=True
+            )
         elif here:
-            run_prepared(prepared, folder, on_step, trace=trace, costs=costs, resume=resume, keeps=True)
+            run_prepared(
+                prepared, folder, on_step, trace=trace, operations=operations, costs=costs, resume=resume, keeps=True
+            )
         else:
-            run(settings, folder, on_step, trace=trace, costs=costs, resume=resume, timeout=timeout, keeps=True)
+            run(
+                settings,
+                folder,
+                on_step,
+                trace=trace,
+                operations=operations,
+                costs=costs,
+                resume=resume,
+                timeout=timeout,
+                keeps=True,
+            )
 
 
-def tell_result(folder: Path, rank: int, trace: Path | None, output: Output, *, nodes: int) -> int:
+def tell_result(
+    prepared: "Prepared", folder: Path, rank: int, trace: Path | None, output: Output, *, nodes: int, operations: bool
+) -> int:
     """Write the trace that was asked for and print what the run came to, in the one process that tells it."""
+    from stretto.study.prediction import phases_of, recordings_of
     from stretto.study.single_run import in_words, summary, traced
     from stretto.study.store import RUN, read_run
 
     if rank > 0 or (nodes > 1 and not (folder / RUN).is_file()):
         return 0  # another process, or the command on another node, tells the result
     if trace is not None:
-        write_trace(trace, traced(folder))
+        write_trace(
+            trace, traced(folder, operations=operations), phases_of(prepared, recordings_of(folder, prepared.settings))
+        )
         output.say(f"trace: {trace}")
     result = summary(*read_run(folder), folder)
     if output.json:

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeVar
 
 from stretto.errors import UsageError
 
-Amount = TypeVar("Amount", float, NDArray[np.float64])
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Amount = TypeVar("Amount", float, "NDArray[np.float64]")
 
 GRADIENTS = "gradients"  # replicas meet and sum their gradients: packing, messages, unpacking, waiting for each other
 SHARDING = "sharding"  # beside a meeting of replicas: weights gathered once, gradients scattered once, a step

@@ -10,9 +10,12 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from stretto.report import units
-from stretto.report.turns import RecordedRun, action_of, mean_durations, turn_starts
+from stretto.report.excerpt import excerpts
+from stretto.report.recorded_run import MIN_STEPS, RecordedRun, mean_durations, steps_of
 from stretto.schedule import Rules, Schedule
+from stretto.simulate.idle_share import RESOLUTION
 from stretto.tracing import Recording
+from stretto.tracing.phases import DRAIN, RAMP, STEADY, action_of
 
 if TYPE_CHECKING:
     import altair as alt
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from stretto.simulate.network import Sizes
 
 MEAN_TIMES = "the mean times of the run's own actions, messages taking none"
-MIN_STEPS = 3  # of a full pipeline: with fewer there is no comparison
+OWN_TIMES = "the time that each of the run's own actions took, messages taking none"
 MEASURED, PREDICTED = "#0b63a5", "#c2410c"  # colors
 HEIGHT = 210
 MOST_POINTS = 400  # of longer runs every second step, or third, ...
@@ -68,7 +71,8 @@ class PredictedRun:
     """A run compared with its prediction.
 
     `steps` are its measured {step: seconds} with a full pipeline, without those after which the run paused; `seconds`
-    is the prediction for every one of them.
+    is the prediction for every one of them. Of a run without a steady state they are all its steps, the drain in the
+    last one; `expected` has the prediction for each, and `seconds` is their mean.
     """
 
     run: str
@@ -78,11 +82,16 @@ class PredictedRun:
     seconds: float
     rows: tuple[Comparison, ...] = field(default=())
     emulated: bool = False
+    expected: Mapping[int, float] = field(default_factory=dict)
+
+    def predicted(self, step: int) -> float:
+        """The predicted seconds of a step."""
+        return self.expected.get(step, self.seconds)
 
     @property
     def errors(self) -> list[float]:
         """predicted / measured - 1 for every step."""
-        return [self.seconds / measured - 1 for measured in self.steps.values()]
+        return [self.predicted(step) / measured - 1 for step, measured in self.steps.items() if measured]
 
     @property
     def mean_error(self) -> float:
@@ -97,15 +106,18 @@ def compare_with_prediction(
     paused: Collection[int] = (),
     held: Mapping[str, Sequence[float]] | None = None,
 ) -> PredictedRun | None:
-    """Compare a recorded run with a prediction; None if fewer than MIN_STEPS steps had a full pipeline.
+    """Compare a recorded run with a prediction; None if nothing of its schedule was recorded.
 
-    `paused` are the steps, counted from 1, after which the run was evaluated or saved. `held` are the most bytes that
-    each stage held at any time ("weights", "activations").
+    A run without a steady state is compared turn by turn with as many simulated ones. `paused` are the steps, counted
+    from 1, after which the run was evaluated or saved; they count only where too few others are left, without the
+    pause. `held` are the most bytes that each stage held at any time ("weights", "activations").
     """
-    recordings, schedule, rules = recorded.recordings, recorded.schedule, recorded.rules
+    recordings, schedule, rules = recorded.training, recorded.schedule, recorded.rules
+    if not recorded.is_steady:
+        return compare_short_run(recorded, prediction, held or {})
     steps = steps_of(recordings[0], schedule, recorded.steady, paused)
     if len(steps) < MIN_STEPS:
-        return None
+        steps = steps_of(recordings[0], schedule, recorded.steady)
     measured = mean_durations(recordings, schedule, recorded.steady)
     turns = [turn - 1 for turn in steps]
     computed = computing(recordings, schedule, turns)
@@ -141,14 +153,50 @@ def compare_with_prediction(
     )
 
 
-def steps_of(recording: Recording, schedule: Schedule, among: range, paused: Collection[int]) -> dict[int, float]:
-    """{step: seconds from its start on the first worker to the start of the next}; steps count from 1."""
-    starts = turn_starts(recording, schedule)
-    return {
-        turn + 1: (starts[turn + 1] - start) / 1e9
-        for turn, start in sorted(starts.items())
-        if turn in among and turn + 1 in starts and turn + 1 not in paused
-    }
+def compare_short_run(
+    recorded: RecordedRun, prediction: RunPrediction, held: Mapping[str, Sequence[float]]
+) -> PredictedRun | None:
+    """Compare all turns of a run without a steady state with as many simulated ones, ramp and drain included."""
+    stretch = recorded.longest
+    if stretch is None:
+        return None
+    measured, simulated = excerpts(
+        recorded, stretch, stretch.turns, prediction.durations, network=prediction.network, sizes=prediction.sizes
+    )
+    steps, expected = measured.steps(stretch.turns), simulated.steps(stretch.turns)
+    seconds = simulated.seconds
+    if recorded.emulated:
+        expected = one_device(recorded.schedule, stretch.turns, prediction)
+        seconds = sum(expected.values())
+    rows = [Comparison(name="all steps", unit="s", measured=measured.seconds, predicted=seconds)]
+    if not recorded.emulated:
+        rows += [
+            Comparison(name=f"of them {phase}", unit="s", measured=measured.in_phase(phase),
+                     predicted=simulated.in_phase(phase))
+            for phase in (RAMP, STEADY, DRAIN)
+            if any(each.name == phase for each in (*measured.phases, *simulated.phases))
+        ]  # fmt: skip
+    rows += memory(recorded.training, recorded.schedule, recorded.rules, prediction, held, turns=len(stretch.turns))
+    return PredictedRun(
+        run=recorded.run, method=recorded.method, source=prediction.source, steps=steps,
+        seconds=fmean(expected.values()), rows=tuple(rows), emulated=recorded.emulated, expected=expected,
+    )  # fmt: skip
+
+
+def one_device(schedule: Schedule, turns: range, prediction: RunPrediction) -> dict[int, float]:
+    """{step: predicted seconds} where one device does the work of all workers; the last step drains."""
+    first, last = turns.start * schedule.per_turn, turns.stop * schedule.per_turn
+    seconds: dict[int, float] = {}
+    for turn in range(turns.start, turns.stop + schedule.drain):
+        until = last if turn >= turns.stop else None
+        work = (
+            prediction.durations(action)
+            for worker in range(schedule.num_workers)
+            for action in schedule.turn(worker, turn, until, first)
+        )
+        step = min(turn, turns.stop - 1) + 1
+        seconds[step] = seconds.get(step, 0.0) + sum(work) / 1e9
+    return seconds
 
 
 def computing(recordings: Sequence[Recording], schedule: Schedule, turns: Collection[int]) -> list[float]:
@@ -198,12 +246,15 @@ def period_of(schedule: Schedule, rules: Rules, prediction: RunPrediction) -> fl
 
 def memory(
     recordings: Sequence[Recording], schedule: Schedule, rules: Rules, prediction: RunPrediction,
-    held: Mapping[str, Sequence[float]],
+    held: Mapping[str, Sequence[float]], *, turns: int | None = None,
 ) -> list[Comparison]:  # fmt: skip
-    """The most that each stage holds at any time: forwards, and bytes where they are known."""
+    """The most that each stage holds at any time: forwards, and bytes where they are known.
+
+    Of a run of so many `turns`; of one with a steady state unless they are given.
+    """
     from stretto.simulate import simulate
 
-    timeline = simulate(schedule, rules, 2 * schedule.drain + 2, prediction.durations)
+    timeline = simulate(schedule, rules, turns or 2 * schedule.drain + 2, prediction.durations)
     counted = most_counted(recordings)
     rows = []
     for stage in range(schedule.num_stages):
@@ -238,17 +289,21 @@ def section(run: PredictedRun, index: int, specs: "ChartSpecs") -> dict[str, Any
         "run": run.run,
         "source": run.source,
         "emulated": run.emulated,
+        "steady": not run.expected,
         "place": specs.add(f"predicted-{index}", predicted_chart(run)),
         "steps": len(errors),
         "mean": units.percent(run.mean_error),
         "median": units.percent(errors[len(errors) // 2]),
         "worst": units.percent(errors[-1]),
-        "rows": [_row(row) for row in run.rows],
+        "rows": [_row(row, run.seconds) for row in run.rows],
     }
 
 
-def _row(row: Comparison) -> dict[str, str]:
-    forms: dict[str, Callable[[float], str]] = {"s": units.duration, "B": units.bytes_held, "": "{:g}".format}
+def _row(row: Comparison, step: float) -> dict[str, str]:
+    def share(seconds: float) -> str:
+        return "none" if seconds < RESOLUTION * step else units.duration(seconds)
+
+    forms: dict[str, Callable[[float], str]] = {"s": share, "B": units.bytes_held, "": "{:g}".format}
     form = forms[row.unit]
     measured, predicted = (units.NONE if value is None else form(value) for value in (row.measured, row.predicted))
     error = units.NONE if row.error is None else f"{100 * row.error:+.1f} %"
@@ -263,19 +318,24 @@ def predicted_chart(run: PredictedRun) -> "alt.LayerChart":
 
     steps = list(run.steps.items())[:: max(1, len(run.steps) // MOST_POINTS)]
     typical = sorted(seconds for _, seconds in steps)[len(steps) // 2]
-    scale, unit = units.time_unit(max(run.seconds, typical))
-    most = CLIPPED_AT * max(typical, run.seconds)
+    longest = run.seconds
+    if run.expected:  # a short run: its ramp and its drain are what is to be seen
+        typical, longest = max(run.steps.values()), max(run.expected.values())
+    scale, unit = units.time_unit(max(longest, typical))
+    most = CLIPPED_AT * max(typical, longest)
     points = [
         {"step": step, "value": min(seconds, most) / scale, "what": "measured", "took": units.duration(seconds),
-         "error": units.percent(run.seconds / seconds - 1)}
+         "error": units.percent(run.predicted(step) / seconds - 1) if seconds else units.NONE}
         for step, seconds in steps
     ]  # fmt: skip
+    shown = [step for step, _ in steps] if run.expected else [steps[0][0], steps[-1][0]]
     ends = [
-        {"step": step, "value": run.seconds / scale, "what": "predicted", "took": units.duration(run.seconds)}
-        for step in (steps[0][0], steps[-1][0])
-    ]
+        {"step": step, "value": min(run.predicted(step), most) / scale, "what": "predicted",
+         "took": units.duration(run.predicted(step))}
+        for step in shown
+    ]  # fmt: skip
     x = alt.X("step:Q", title="step", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format="d", tickCount=8))
-    top = min(most, 1.1 * max(run.seconds, *(seconds for _, seconds in steps))) / scale
+    top = min(most, 1.1 * max(longest, *(seconds for _, seconds in steps))) / scale
     y = alt.Y("value:Q", title=f"a step, {unit}", scale=alt.Scale(domain=[0, top]), axis=alt.Axis(tickCount=5))
     legend = alt.Legend(title=None, orient="top", direction="horizontal")
     colors = alt.Scale(domain=["measured", "predicted"], range=[MEASURED, PREDICTED])

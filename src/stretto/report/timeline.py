@@ -1,6 +1,7 @@
 """Timelines: what each worker did in a few turns, above what it would do in a simulation."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import altair as alt
@@ -8,48 +9,90 @@ import altair as alt
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.encodings import data
-from stretto.report.turns import WAIT, Bar, Timelines
+from stretto.report.turns import WAIT, Band, Bar, Timelines, TurnWindow
 from stretto.schedule.action import KINDS
 from stretto.schedule.draw import COLORS
+from stretto.tracing.phases import DRAIN, RAMP, STEADY, action_named
 
 LOOKS = {**{kind: (name, COLORS[kind]) for kind, name in KINDS.items()}, WAIT: (WAIT, "#c9ced6")}
+ENGINE = "autograd::engine::evaluate_function: "  # before the name of each node of a backward
+Inside = Mapping[tuple[str, int], str]  # by kind and stage of an action
 ROW_HEIGHT = 26  # pixels from one worker to the next
 MARGIN = 76  # pixels for the axis and the legend
 LABELLED = 0.028  # of the width: a shorter bar has no room for its name
+NAMED = 0.05  # the same for a phase
+PHASE = "phase"  # the row of their names
+SHADES = {RAMP: "#e69f00", STEADY: "#56b4e9", DRAIN: "#cc79a7"}  # on light and on dark ground
 
 
 def section(runs: Sequence[Timelines], specs: ChartSpecs) -> list[dict[str, Any]]:
-    """The part of the page on each run: two charts with one scale of time, unless the run was emulated."""
+    """The part of the page on each run: pairs of charts with one scale of time, unless the run was emulated."""
     return [_of_run(run, index, specs) for index, run in enumerate(runs)]
 
 
 def _of_run(run: Timelines, index: int, specs: ChartSpecs) -> dict[str, Any]:
-    windows = {"measured": run.measured, "simulated": run.simulated}
-    longest = max(window.seconds for window in windows.values())
-    kinds = {bar.kind for window in windows.values() for bar in window.bars}
-    charts = {
-        name: specs.add(
-            f"timeline-{index}-{name}",
-            timeline_chart(window.bars, window.workers, window.seconds if run.emulated else longest, kinds),
-        )
-        for name, window in windows.items()
+    inside = {
+        key: ", ".join(f"{name.removeprefix(ENGINE)} {units.duration(took)}" for name, took in operations.items())
+        for key, operations in run.operations.items()
     }
     return {
         "method": run.method,
         "run": run.run,
         "turns": run.turns,
+        "steps": run.steps,
         "emulated": run.emulated,
-        "measured": charts["measured"],
-        "simulated": charts["simulated"],
+        "profiled": bool(inside),
+        "main": _pair(run.measured, run.simulated, f"timeline-{index}", specs, inside, emulated=run.emulated),
+        "parts": [
+            {"title": part.title}
+            | _pair(part.measured, part.simulated, f"timeline-{index}-{at}", specs, inside, emulated=run.emulated)
+            for at, part in enumerate(run.parts)
+        ],
         "measured_turn": units.duration(run.measured.seconds / run.turns),
-        "simulated_turn": units.duration(run.period),
-        "measured_busy": f"{run.measured.busy:.0%}",
-        "simulated_busy": f"{run.simulated.busy:.0%}",
+        "simulated_turn": units.duration(run.simulated.seconds / run.turns if run.period is None else run.period),
     }
 
 
-def timeline_chart(bars: Sequence[Bar], workers: int, seconds: float, kinds: Collection[str]) -> alt.LayerChart:
-    """A row for each worker, time to the right as far as `seconds`; the legend explains the actions `kinds`."""
+def _pair(
+    measured: TurnWindow, simulated: TurnWindow, place: str, specs: ChartSpecs, inside: Inside, *, emulated: bool
+) -> dict[str, dict[str, str | None]]:
+    """The charts of the same turns, measured and simulated: where each is, and its figures in words."""
+    both = {"measured": measured, "simulated": simulated}
+    longest = max(window.seconds for window in both.values())
+    kinds = {bar.kind for window in both.values() for bar in window.bars}
+    return {
+        name: {
+            "place": specs.add(
+                f"{place}-{name}",
+                timeline_chart(
+                    window.bars,
+                    window.workers,
+                    window.seconds if emulated else longest,
+                    kinds,
+                    window.bands,
+                    inside,
+                ),
+            ),
+            "busy": f"{window.busy:.0%}",
+            "phases": ", ".join(f"{band.name} {units.duration(band.end - band.start)}" for band in window.bands),
+        }
+        for name, window in both.items()
+    }
+
+
+def timeline_chart(
+    bars: Sequence[Bar],
+    workers: int,
+    seconds: float,
+    kinds: Collection[str],
+    bands: Sequence[Band] = (),
+    inside: Inside = MappingProxyType({}),
+) -> alt.LayerChart:
+    """A row for each worker, time to the right as far as `seconds`; the legend explains the actions `kinds`.
+
+    `bands` are phases of the run: shaded over all rows, with their names in a row of their own. `inside` says for the
+    kind and stage of an action what its longest operations are.
+    """
     scale, unit = units.time_unit(seconds)
     rows = [
         {
@@ -62,12 +105,13 @@ def timeline_chart(bars: Sequence[Bar], workers: int, seconds: float, kinds: Col
             "label": bar.name if bar.kind != WAIT and bar.end - bar.start > LABELLED * seconds else "",
             "took": units.duration(bar.end - bar.start),
         }
+        | ({"inside": inside.get(kind_and_stage(bar), units.NONE)} if inside else {})
         for bar in bars
     ]
     shown = [look for kind, look in LOOKS.items() if kind in kinds]
     axis = alt.Axis(format=",.4~g", tickCount=8, grid=False)
     x = alt.X("from:Q", title=unit, axis=axis, scale=alt.Scale(domain=[0, seconds / scale], nice=False))
-    order = [f"worker {worker}" for worker in range(workers)]
+    order = [PHASE] * bool(bands) + [f"worker {worker}" for worker in range(workers)]
     y = alt.Y(
         "worker:N",
         title=None,
@@ -77,9 +121,41 @@ def timeline_chart(bars: Sequence[Bar], workers: int, seconds: float, kinds: Col
     legend = alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square")
     colors = alt.Scale(domain=[name for name, _ in shown], range=[color for _, color in shown])
     hints = [alt.Tooltip("name:N", title="what"), alt.Tooltip("kind:N"), alt.Tooltip("took:N"), alt.Tooltip("worker:N")]
+    if inside:
+        hints.append(alt.Tooltip("inside:N"))
     chart = alt.Chart(data(rows))
     spans = chart.mark_bar(height={"band": 0.8}).encode(
         x=x, x2="to:Q", y=y, color=alt.Color("kind:N", scale=colors, legend=legend), tooltip=hints
     )
     names = chart.mark_text(fontSize=10, color="white").encode(x="middle:Q", y=y, text="label:N", tooltip=hints)
-    return alt.LayerChart(layer=[spans, names]).properties(width="container", height=ROW_HEIGHT * workers + MARGIN)
+    shades, labels = band_layers(bands, scale, seconds) if bands else ([], [])
+    layers = [*shades, spans, names, *labels]
+    return alt.LayerChart(layer=layers).properties(width="container", height=ROW_HEIGHT * len(order) + MARGIN)
+
+
+def kind_and_stage(bar: Bar) -> tuple[str, int]:
+    """Of the action that a bar shows; no action has those of a wait."""
+    action = None if bar.kind == WAIT else action_named(bar.name)
+    return (WAIT, 0) if action is None else (action.kind, action.stage)
+
+
+def band_layers(bands: Sequence[Band], scale: float, seconds: float) -> tuple[list[alt.Chart], list[alt.Chart]]:
+    """The shades of phases, below the bars, and their names, above them."""
+    rows = [
+        {
+            "phase": band.name,
+            "from": band.start / scale,
+            "to": band.end / scale,
+            "middle": (band.start + band.end) / 2 / scale,
+            "label": band.name if band.end - band.start > NAMED * seconds else "",
+            "took": units.duration(band.end - band.start),
+            "worker": PHASE,
+        }
+        for band in bands
+    ]
+    chart = alt.Chart(data(rows))
+    hints = [alt.Tooltip("phase:N"), alt.Tooltip("took:N")]
+    shade = alt.Color("phase:N", scale=alt.Scale(domain=list(SHADES), range=list(SHADES.values())), legend=None)
+    shades = chart.mark_rect(opacity=0.16).encode(x="from:Q", x2="to:Q", fill=shade, tooltip=hints)
+    labels = chart.mark_text(fontSize=11).encode(x="middle:Q", y="worker:N", text="label:N", tooltip=hints)
+    return [shades], [labels]

@@ -1,21 +1,21 @@
-"""A few turns of a traced run, and as many turns simulated with the durations that were measured.
+"""Timelines of a traced run: turns of it, and the same turns simulated with the durations that were measured.
 
 The two differ by what the simulation leaves out: the time of messages, and delays in waking up and starting workers.
 """
 
-import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stretto.schedule import Action, Rules, Schedule
-from stretto.tracing import Recording, Span
+from stretto.report.excerpt import Durations, excerpts
+from stretto.report.recorded_run import RecordedRun, longest_operations, mean_durations, own_durations, typical_turns
+from stretto.tracing import Recording
+from stretto.tracing.phases import Phase, Stretch, action_of
 
 WAIT = "wait"
-MOST_ACTIONS = 18  # of a worker that a chart has room for
-ACTION_NAME = re.compile(r"(\d+)([A-Z])(\d+)")
+MOST_ACTIONS = 18  # of a worker in the steady state that a chart has room for
+MOST_OPERATIONS = 5  # that the hint of an action names
+MOST_BARS = 2500  # of a chart of a ramp or a drain
 
 
 class Bar(NamedTuple):
@@ -28,13 +28,22 @@ class Bar(NamedTuple):
     end: float
 
 
+class Band(NamedTuple):
+    """A phase of the run, in seconds from the start of the window."""
+
+    name: str
+    start: float
+    end: float
+
+
 @dataclass(frozen=True)
 class TurnWindow:
-    """The actions and waits of all workers in a few turns."""
+    """The actions and waits of all workers in a few turns, and the phases of the run that these belong to."""
 
     bars: tuple[Bar, ...]
     seconds: float
     workers: int
+    bands: tuple[Band, ...] = ()
 
     @property
     def busy(self) -> float:
@@ -43,65 +52,55 @@ class TurnWindow:
         return computing / (self.seconds * self.workers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedRun:
-    """The recordings of a run, one for each worker, and the schedule that it followed in the turns `among`.
+@dataclass(frozen=True)
+class TimelinePart:
+    """Turns of a run that have a chart of their own: `title` says which they are."""
 
-    A method's synchronous phases, outside these turns, have another schedule.
-    """
-
-    run: str
-    method: str
-    recordings: Sequence[Recording]
-    schedule: Schedule
-    rules: Rules
-    among: range = range(sys.maxsize)
-
-    @property
-    def steady(self) -> range:
-        """The turns with a full pipeline."""
-        return self.among[self.schedule.drain + 1 :]
-
-    @property
-    def emulated(self) -> bool:
-        """Whether all workers shared one process, on one device."""
-        return len({(recording.host, recording.process) for recording in self.recordings}) == 1 < len(self.recordings)
+    title: str
+    measured: TurnWindow
+    simulated: TurnWindow
 
 
 @dataclass(frozen=True)
 class Timelines:
-    """The same number of turns with a full pipeline, measured and simulated."""
+    """The same turns measured and simulated: of the steady state, or of the whole run where it has none.
+
+    `parts` are the ramp and the drain of a run with a steady state.
+    """
 
     run: str
     method: str
     turns: int
     measured: TurnWindow
     simulated: TurnWindow
-    period: float  # seconds a turn takes in the steady state of the simulation
+    period: float | None  # seconds a turn takes in the steady state of the simulation; None without a steady state
     emulated: bool  # all workers in one process, on one device
+    parts: tuple[TimelinePart, ...] = ()
+    operations: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)  # seconds in an action
+    steps: str = ""  # which steps the charts of a run without a steady state show, and how many it takes to be full
 
 
 def timelines(recorded: RecordedRun) -> Timelines | None:
-    """Choose turns of typical length and simulate as many; None if the recordings have too few with a full pipeline."""
-    from stretto.simulate import (
-        period,
-        simulate,  # numpy takes a while
-    )
-    from stretto.simulate.timeline_recordings import recordings as simulated_recordings
+    """Choose turns of typical length and simulate as many; of a run without a steady state take all of them.
+
+    None where nothing of the schedule was recorded.
+    """
+    stretch = recorded.longest
+    if stretch is None:
+        return None
+    own = own_durations(recorded.training, recorded.schedule)
+    if not recorded.is_steady:
+        return whole_run(recorded, stretch, own)
+    from stretto.simulate import period
 
     schedule, rules = recorded.schedule, recorded.rules
-    turns = max(2, MOST_ACTIONS // max(map(len, schedule.body)))
-    measured = typical_window(recorded.recordings, schedule, recorded.steady, turns)
-    if measured is None:
-        return None
-    durations = mean_durations(recorded.recordings, schedule, recorded.steady)
-    full = schedule.drain + 1
-    settled = 2 * full
-    timeline = simulate(schedule, rules, settled + turns + full, durations)
-    simulated = typical_window(
-        simulated_recordings(timeline, rules, unit=1), schedule, range(settled, sys.maxsize), turns
-    )
-    assert simulated is not None, "the simulation has more turns than are shown"
+    durations = mean_durations(recorded.training, schedule, recorded.steady)
+    turns, chosen = max(2, MOST_ACTIONS // max(map(len, schedule.body))), None
+    while chosen is None:  # a short run has fewer
+        chosen = typical_turns(recorded.training, schedule, recorded.steady, turns)
+        turns -= chosen is None
+    around = next(each for each in recorded.stretches if chosen.start in each.turns)
+    measured, simulated = windows(recorded, around, chosen, durations)
     return Timelines(
         run=recorded.run,
         method=recorded.method,
@@ -110,58 +109,62 @@ def timelines(recorded: RecordedRun) -> Timelines | None:
         simulated=simulated,
         period=period(schedule, rules, durations) / 1e9,
         emulated=recorded.emulated,
+        operations=longest_operations(recorded.training, MOST_OPERATIONS),
+        parts=tuple(
+            TimelinePart(title, *windows(recorded, stretch, part, own))
+            for title, part in ends_of(recorded, stretch, turns).items()
+        ),
     )
 
 
-def action_of(span: Span) -> Action | None:
-    """The action that a span is about; None for a span that is no computation."""
-    name = ACTION_NAME.fullmatch(span.name) if span.lane == "compute" else None
-    return None if name is None else Action(name[2], int(name[1]), int(name[3]))
+def whole_run(recorded: RecordedRun, stretch: Stretch, durations: Durations) -> Timelines:
+    """All turns of a run that has no steady state, as far as a chart has room for them."""
+    shown = stretch.turns[: room(recorded)]
+    measured, simulated = windows(recorded, stretch, shown, durations)
+    full = recorded.schedule.drain + 1
+    return Timelines(
+        run=recorded.run, method=recorded.method, turns=len(shown), measured=measured, simulated=simulated,
+        period=None, emulated=recorded.emulated,
+        operations=longest_operations(recorded.training, MOST_OPERATIONS),
+        steps=f"{named(shown)} of {len(stretch.turns)}; the ramp takes {full} step{'s' * (full > 1)}",
+    )  # fmt: skip
 
 
-def mean_durations(recordings: Sequence[Recording], schedule: Schedule, among: range) -> Callable[[Action], float]:
-    """A function that gives the mean nanoseconds of actions of its argument's kind and stage in the turns `among`."""
-    times: dict[tuple[str, int], list[int]] = {}
-    for recording in recordings:
-        for span in recording.spans:
-            action = action_of(span)
-            if action is not None and action.microbatch // schedule.per_turn in among:
-                times.setdefault((action.kind, action.stage), []).append(span.end - span.start)
-    means = {key: round(fmean(nanoseconds)) for key, nanoseconds in times.items()}
-    return lambda action: means.get((action.kind, action.stage), 0)
+def ends_of(recorded: RecordedRun, stretch: Stretch, turns: int) -> dict[str, range]:
+    """The turns of a stretch's ramp and drain, by what a chart of them is called, with some steady turns each."""
+    full, most = recorded.schedule.drain + 1, room(recorded)
+    beginning, end = min(most, full + turns // 2), min(most, turns // 2 + 1)
+    all_turns = stretch.turns
+    if stretch.whole and len(all_turns) <= min(most, beginning + end):
+        return {f"From ramp to drain: {named(all_turns)}": all_turns}
+    first, last = all_turns[:beginning], all_turns[-end:]
+    ramp = {f"Ramp: {named(first)}": first} if stretch.whole else {}  # else its events were dropped
+    return {**ramp, f"Drain: {named(last)}": last}
 
 
-def typical_window(recordings: Sequence[Recording], schedule: Schedule, among: range, turns: int) -> TurnWindow | None:
-    """Of all windows of `turns` consecutive turns the one of median length, since a long one may hold a pause.
-
-    A turn begins when the first worker begins it. None if the turns `among` have no such window.
-    """
-    starts = turn_starts(recordings[0], schedule)
-    lengths = sorted(
-        (starts[n + turns] - start, n)
-        for n, start in starts.items()
-        if n in among and n + turns in among and n + turns in starts
-    )
-    if not lengths:
-        return None
-    start = starts[lengths[len(lengths) // 2][1]]
-    return window(recordings, start, start + lengths[len(lengths) // 2][0])
+def room(recorded: RecordedRun) -> int:
+    """How many turns of all workers a chart has room for."""
+    return max(1, MOST_BARS // sum(map(len, recorded.schedule.body)))
 
 
-def turn_starts(recording: Recording, schedule: Schedule) -> dict[int, int]:
-    """{turn: nanoseconds at which the worker began its first action}."""
-    kind, stage, offset = schedule.body[recording.worker][0]
-    starts = {}
-    for span in recording.spans:
-        action = action_of(span)
-        if action is not None and action[:2] == (kind, stage):
-            turn, left = divmod(action.microbatch - offset, schedule.per_turn)
-            if not left:
-                starts[turn] = span.start
-    return starts
+def named(turns: range) -> str:
+    """The steps of turns, in words."""
+    return f"step {turns.stop}" if len(turns) == 1 else f"steps {turns.start + 1} to {turns.stop}"
 
 
-def window(recordings: Sequence[Recording], start: int, end: int) -> TurnWindow:
+def windows(
+    recorded: RecordedRun, stretch: Stretch, turns: range, durations: Durations
+) -> tuple[TurnWindow, TurnWindow]:
+    """Turns of a stretch as recorded, and simulated."""
+    pair: Sequence[TurnWindow] = [
+        window(each.recordings, each.start, each.end, each.phases)
+        for each in excerpts(recorded, stretch, turns, durations)
+    ]
+    measured, simulated = pair
+    return measured, simulated
+
+
+def window(recordings: Sequence[Recording], start: int, end: int, phases: Sequence[Phase] = ()) -> TurnWindow:
     """The bars between two times in nanoseconds; those that begin earlier or end later are cut off."""
     bars = []
     for recording in recordings:
@@ -171,4 +174,5 @@ def window(recordings: Sequence[Recording], start: int, end: int) -> TurnWindow:
             begins, ends = max(span.start, start), min(span.end, end)
             if kind is not None and begins < ends:
                 bars.append(Bar(recording.worker, kind, span.name, (begins - start) / 1e9, (ends - start) / 1e9))
-    return TurnWindow(tuple(bars), (end - start) / 1e9, len(recordings))
+    bands = [Band(phase.name, (phase.start - start) / 1e9, (phase.end - start) / 1e9) for phase in phases]
+    return TurnWindow(tuple(bars), (end - start) / 1e9, len(recordings), tuple(bands))

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter_ns
 from typing import Any
 
@@ -17,6 +18,7 @@ HELD = ("graph", "input")  # what a forward keeps until its backward
 
 Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # (action, its operands, its results)
 Record = Callable[[Action, Mapping[str, Any], int, int], None]  # (action, its operands, start in ns, end in ns)
+Profile = Callable[[Action], AbstractContextManager[None]]  # the context in which an action's operations are recorded
 
 
 class Interpreter(ABC):
@@ -36,6 +38,7 @@ class Interpreter(ABC):
         self.values: dict[Edge, Any] = {}
         self.watch: Watch | None = None
         self.record: Record | None = None
+        self.profile: Profile | None = None
         self._delays = Delays(schedule) if delays is None else delays
         self._since = 0  # the first micro-batch after the last drain
         self._updates = 0
@@ -131,7 +134,11 @@ class Interpreter(ABC):
         elif kind == "U":
             self._updates += 1
         start = 0 if self.record is None else perf_counter_ns()
-        results = stage.run(kind, microbatch, given, version)
+        if self.profile is None:
+            results = stage.run(kind, microbatch, given, version)
+        else:
+            with self.profile(action):
+                results = stage.run(kind, microbatch, given, version)
         if self.record is not None:
             self.record(action, given, start, perf_counter_ns())
         for edge in flow.makes:

@@ -2,9 +2,8 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -18,34 +17,16 @@ from stretto.heads import LocalLoss
 from stretto.heads.solo import SharedReadout
 from stretto.losses import Loss
 from stretto.measure import layer_costs
-from stretto.report.prediction import MEAN_TIMES, RunPrediction
-from stretto.report.turns import mean_durations, turn_starts
+from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
+from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
-from stretto.simulate import simulate
-from stretto.simulate.network import no_bytes
-from stretto.simulate.timeline_recordings import recordings as simulated_recordings
 from stretto.stage.stage import Target, head_loss
 from stretto.study.model_costs import outputs
-from stretto.study.prepare import Prepared, prepare_trial, stages_of
-from stretto.study.single_run import traced
-from stretto.study.store import RUN, read_run
+from stretto.study.prepare import Prepared, stages_of
 from stretto.tracing import Recording, read_recordings
-from stretto.tracing.overlay import between, overlay
+from stretto.tracing.phases import Phase, tracks
 
 EXAMPLES = 2  # of the batch on which costs are counted
-MOST_TURNS = 200  # of an overlay
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overlaid:
-    """The steps of an overlay, from `first` on, and the seconds of a step: measured (median) and simulated (mean)."""
-
-    method: str
-    source: str
-    first: int
-    steps: int
-    measured: float
-    simulated: float
 
 
 def recordings_of(folder: Path, run: TrainSettings) -> list[Recording]:
@@ -54,14 +35,31 @@ def recordings_of(folder: Path, run: TrainSettings) -> list[Recording]:
     return recordings if run.stage_workers is None else recordings[:: run.mesh.inside][: run.stage_workers]
 
 
+def phases_of(prepared: Prepared, recordings: Sequence[Recording]) -> dict[str, list[Phase]]:
+    """The phases of a traced run, those of replica 0, for a track of its trace."""
+    return tracks(recordings, prepared.trainer.schedule, full_turns(prepared))
+
+
 def full_turns(prepared: Prepared) -> range:
     """The turns that follow the method's own schedule, not that of its synchronous phases."""
     phases = prepared.trainer.method.phases
     return range(phases.warmup, sys.maxsize if phases.finish is None else phases.finish)
 
 
-def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluster | None = None) -> RunPrediction:
-    """Predict from the run's own action times; on a cluster from costs alone. Raises UsageError without costs."""
+def recorded_run(prepared: Prepared, recordings: Sequence[Recording]) -> RecordedRun:
+    """A traced run as the report compares it with simulations."""
+    settings, trainer = prepared.settings, prepared.trainer
+    return RecordedRun(
+        run=settings.id, method=settings.method, recordings=recordings, schedule=trainer.schedule, rules=trainer.rules,
+        among=full_turns(prepared),
+    )  # fmt: skip
+
+
+def predict(prepared: Prepared, recorded: RecordedRun, cluster: Cluster | None = None) -> RunPrediction:
+    """Predict from the run's own action times; on a cluster from costs alone. Raises UsageError without costs.
+
+    Its own times are means over the steady state; without one, each action's own.
+    """
     trainer = prepared.trainer
     schedule = trainer.schedule
     costs, heads = costs_of_stages(prepared)
@@ -69,8 +67,10 @@ def predict(prepared: Prepared, recordings: Sequence[Recording], cluster: Cluste
     share = known(prepared.settings.batch_size) / (schedule.per_turn * prepared.settings.data_parallel)
     versions = trainer.method.versions(schedule)
     from_times = RunPrediction(
-        source=MEAN_TIMES,
-        durations=mean_durations(recordings, schedule, full_turns(prepared)[schedule.drain + 1 :]),
+        source=MEAN_TIMES if recorded.is_steady else OWN_TIMES,
+        durations=mean_durations(recorded.training, schedule, recorded.steady)
+        if recorded.is_steady
+        else own_durations(recorded.training, schedule),
         weights=tuple(row.parameter_bytes * held for row, held in zip(rows, versions, strict=True)),
         activations=tuple(row.held.at(share) for row in rows),
     )
@@ -129,44 +129,6 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
     tied = {(tie.owner, tie.user): float(read) for tie in trainer.rules.ties if not tie.shares}
     return Pricer(trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs)))
-
-
-def overlaid(folder: Path, cluster: Cluster | None = None) -> tuple[list[Recording], Overlaid]:
-    """Recordings of a traced run and of its simulation, from the same turn of a full pipeline on, for one trace.
-
-    Raises UsageError for a run without a trace, or one whose pipeline was never full.
-    """
-    if not (folder / RUN).is_file():
-        raise UsageError(f"no run in {folder}: name a folder that stretto train --trace has written")
-    run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder))
-    traced(folder)
-    recordings, prepared = recordings_of(folder, run), prepare_trial(run)
-    trainer = prepared.trainer
-    schedule, full = trainer.schedule, trainer.schedule.drain + 1
-    starts = turn_starts(recordings[0], schedule)
-    steady = [turn for turn in sorted(starts) if turn in full_turns(prepared)[full:] and turn + 1 in starts]
-    if not steady:
-        raise UsageError(
-            f"the run in {folder} has no turn of a full pipeline in its trace, which takes {full + 2} steps: train "
-            "longer"
-        )
-    first, turns = steady[0], min(MOST_TURNS, len(steady))
-    prediction = predict(prepared, recordings, cluster)
-    timeline = simulate(
-        schedule, trainer.rules, 2 * full + turns + full, prediction.durations, network=prediction.network,
-        sizes=prediction.sizes or no_bytes,
-    )  # fmt: skip
-    simulation = simulated_recordings(timeline, trainer.rules, unit=1)
-    simulated_starts, begin = turn_starts(simulation[0], schedule), 2 * full
-    measured = between(recordings, starts[first], starts[first + turns])
-    until = simulated_starts[begin + turns]
-    simulated = between(simulation, simulated_starts[begin], until, (first - begin) * schedule.per_turn)
-    steps = Overlaid(
-        method=run.method, source=prediction.source, first=first + 1, steps=turns,
-        measured=median(starts[turn + 1] - starts[turn] for turn in steady[:turns]) / 1e9,  # some hold an evaluation
-        simulated=(until - simulated_starts[begin]) / turns / 1e9,
-    )  # fmt: skip
-    return overlay(measured, simulated), steps
 
 
 def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | None]]:

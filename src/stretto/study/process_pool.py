@@ -119,11 +119,13 @@ def _attempt(task: Task, on_step: Callable[[int, float | None], None], *, alone:
 def _make(task: Task, on_step: Callable[[int, float | None], None], *, alone: bool) -> None:
     read_objects(task.objects)
     if task.settings.workers is None:
-        run(task.settings, task.folder, on_step, alone=alone)
+        run(task.settings, task.folder, on_step, operations=task.operations, alone=alone)
     else:
         costs = costs_of(prepare_trial(task.settings))
         place = LaunchSettings(workers=task.settings.workers, timeout=task.timeout)
-        run_on_processes(task.settings, task.folder, on_step, place, costs, objects=task.objects)
+        run_on_processes(
+            task.settings, task.folder, on_step, place, costs, operations=task.operations, objects=task.objects
+        )
 
 
 def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun, failures: list[Failure]) -> None:

@@ -4,6 +4,7 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from stretto.cost import Cluster
@@ -14,16 +15,18 @@ from stretto.options.parse import parse
 from stretto.report import Page, Record, build, summarize
 from stretto.report.expenses import Tariff
 from stretto.report.prediction import PredictedRun, compare_with_prediction
-from stretto.report.turns import RecordedRun, timelines
+from stretto.report.recorded_run import RecordedRun
+from stretto.report.turns import timelines
 from stretto.schedule import draw
 from stretto.settings.runs import TrainSettings
 from stretto.simulate import simulate
 from stretto.study.disk_errors import writing
-from stretto.study.prediction import full_turns, predict, recordings_of, seconds_per_step
+from stretto.study.prediction import phases_of, predict, recorded_run, recordings_of, seconds_per_step
 from stretto.study.prepare import Prepared, costs_of, prepare_trial
 from stretto.study.store import versions
 from stretto.study.study import Study, Task, record_of, sample
 from stretto.tracing import Recording
+from stretto.tracing.phases import Phase
 
 MOST_NAMES = 8  # of methods in a title
 HEADS_NOTE = (
@@ -41,21 +44,22 @@ class TracedRun:
     prepared: Prepared
     recordings: Sequence[Recording]
 
-    @property
+    @cached_property
     def recorded(self) -> RecordedRun:
         """The run as the report compares it with simulations."""
-        run, trainer = self.task.settings, self.prepared.trainer
-        return RecordedRun(
-            run=run.id, method=run.method, recordings=self.recordings, schedule=trainer.schedule, rules=trainer.rules,
-            among=full_turns(self.prepared),
-        )  # fmt: skip
+        return recorded_run(self.prepared, self.recordings)
+
+    @property
+    def phases(self) -> dict[str, list[Phase]]:
+        """Its phases, for a track of its trace."""
+        return phases_of(self.prepared, self.recordings)
 
     def compared(self, cluster: Cluster | None) -> PredictedRun | None:
         """The run compared with its prediction; None if it is not finished, or too short."""
         record = record_of(self.task)
         if record is None:
             return None
-        prediction = predict(self.prepared, self.recordings, cluster)
+        prediction = predict(self.prepared, self.recorded, cluster)
         paused = [point.step for point in record.points]
         return compare_with_prediction(self.recorded, prediction, paused=paused, held=most_held(record))
 

@@ -38,6 +38,7 @@ class Job:
     folder: Path
     costs: Costs
     trace: bool
+    operations: bool
     resume: bool
     progress: Path
     timeout: float
@@ -53,6 +54,7 @@ def run_on_processes(
     costs: Costs,
     *,
     trace: bool = False,
+    operations: bool = False,
     resume: bool = False,
     keeps: bool = False,
     objects: Path | None = None,
@@ -64,8 +66,8 @@ def run_on_processes(
     """
     refuse_busy(folder)
     with scratch() as temporary:
-        job = Job(settings, folder.absolute(), costs, trace, resume, temporary / "progress", place.timeout, keeps,
-                  objects)  # fmt: skip
+        job = Job(settings, folder.absolute(), costs, trace, operations, resume, temporary / "progress",
+                  place.timeout, keeps, objects)  # fmt: skip
         try:
             start(work, [job], place, job.progress, on_step)
         except BaseException:
@@ -133,6 +135,6 @@ def work(job: Job) -> None:
 
         resume = job.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         run(
-            job.settings, job.folder, on_step, trace=job.trace, costs=job.costs, resume=resume, timeout=job.timeout,
-            keeps=job.keeps,
+            job.settings, job.folder, on_step, trace=job.trace, operations=job.operations, costs=job.costs,
+            resume=resume, timeout=job.timeout, keeps=job.keeps,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
 from stretto.study.store import RUN, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
+from stretto.tracing.operations import OPERATION
 
 
 def default_folder(settings: TrainSettings) -> Path:
@@ -42,11 +43,15 @@ def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> boo
     return True
 
 
-def traced(folder: Path) -> list[Recording]:
-    """The recordings of the run's workers. Raises UsageError for a run without a trace."""
+def traced(folder: Path, *, operations: bool = False) -> list[Recording]:
+    """The recordings of the run's workers. Raises UsageError for a run without a trace, or one without operations."""
     recordings = read_recordings(folder)
     if not recordings:
         raise UsageError(f"the run in {folder} was made without --trace: delete it, or choose another --out")
+    if operations and not any(span.lane == OPERATION for each in recordings for span in each.spans):
+        raise UsageError(
+            f"the run in {folder} was traced without --trace-operations: delete it, or choose another --out"
+        )
     return recordings
 
 

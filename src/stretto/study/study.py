@@ -38,12 +38,14 @@ TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwis
 class Task:
     """One run of a study and the folder for it; its workers wait for each other at most `timeout` seconds.
 
-    `objects` is a file with the objects that a script has given instead of names.
+    With `operations` it is traced, with what ran inside the actions of some steps. `objects` is a file with the objects
+    that a script has given instead of names.
     """
 
     settings: TrainSettings
     folder: Path
     timeout: float = TIMEOUT
+    operations: bool = False
     objects: Path | None = None
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,11 @@ from stretto.settings.runs import known
 from stretto.study.checkpoints import Checkpoints
 from stretto.study.evaluation import evaluate, evaluation_steps, final_scores, scores_of
 from stretto.study.measurements import Bleu, Measurer, ObservationWindows
+from stretto.study.operation_profile import OperationProfile, profiled_steps
 from stretto.study.prepare import Prepared, metrics_of
 from stretto.study.run_progress import Progress
 from stretto.study.store import RunWriter
+from stretto.tracing import Recording
 from stretto.trainer.tracking import Tracking
 
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
@@ -32,7 +34,10 @@ def training_batches(prepared: Prepared, start: int = 0) -> Iterator[tuple[Any, 
 
 
 class TrainingLoop:
-    """Trains a prepared run from where its progress is, and keeps that up to date."""
+    """Trains a prepared run from where its progress is, and keeps that up to date.
+
+    Into `recordings`, if there are any, go the operations of some steps.
+    """
 
     def __init__(
         self,
@@ -43,6 +48,7 @@ class TrainingLoop:
         request: StopRequest | None,
         writer: RunWriter,
         tracking: Tracking,
+        recordings: Sequence[Recording] | None = None,
     ) -> None:
         self._prepared, self._costs, self._progress = prepared, costs, progress
         self._checkpoints, self._request, self._writer, self._tracking = checkpoints, request, writer, tracking
@@ -54,6 +60,9 @@ class TrainingLoop:
         self._measurer, self._bleu = Measurer(prepared, self._evaluated), Bleu(prepared)
         self._metrics = metrics_of(settings)
         self._meter = progress.meter or EnergyMeter(())
+        ramp = self._trainer.schedule.drain + 1
+        profiled = range(0) if recordings is None else profiled_steps(progress.steps, self._steps, ramp)
+        self._profile = OperationProfile(self._trainer, recordings or (), profiled)
 
     def run(self, on_step: OnStep) -> None:
         """Train until all steps are made or a loss is not finite.
@@ -65,7 +74,8 @@ class TrainingLoop:
         batches = training_batches(self._prepared, done)
         self._meter.start()
         for step, (x, y) in zip(range(done + 1, self._steps + 1), batches, strict=False):
-            loss = self._step(step, x, y)
+            with self._profile.around(step):
+                loss = self._step(step, x, y)
             on_step(step, loss)
             if loss is not None and not math.isfinite(loss):
                 progress.diverged_at = step
@@ -102,7 +112,7 @@ class TrainingLoop:
     def _evaluate(self, step: int) -> bool:
         # Whether the losses are finite.
         progress, writer = self._progress, self._writer
-        with self._meter.paused():
+        with self._meter.paused(), self._trainer.pausing("evaluation"):
             seconds = sum(progress.step_seconds)
             point = evaluate(self._prepared, self._costs, step, seconds, self._bleu, self._metrics)
             if point is None:

@@ -55,6 +55,7 @@ def run(
     on_step: OnStep = lambda *_: None,
     *,
     trace: bool = False,
+    operations: bool = False,
     costs: Costs | None = None,
     resume: bool = False,
     timeout: float = 600,
@@ -63,16 +64,25 @@ def run(
 ) -> Record:
     """Train as the (resolved) settings say and write run.json, events.jsonl and model.safetensors into `folder`.
 
-    A loss that is not finite ends the run as diverged. `trace` also records what each worker did, and when. `costs` are
-    measured if they are not given, for which this process needs all stages. On several processes it is a collective:
-    all train, the first one writes. `resume` goes on from the newest checkpoint that is whole, if there is one. No
-    process waits for another one longer than `timeout` seconds. A run that is asked to stop before its last step raises
-    KeyboardInterrupt; it saves a checkpoint first if `keeps` is true or its settings save checkpoints anyway. Energy is
-    measured, where it can be, if the run is `alone` on its machine.
+    A loss that is not finite ends the run as diverged. `trace` also records what each worker did, and when;
+    `operations` also what ran inside the actions of some steps. `costs` are measured if they are not given, for which
+    this process needs all stages. On several processes it is a collective: all train, the first one writes. `resume`
+    goes on from the newest checkpoint that is whole, if there is one. No process waits for another one longer than
+    `timeout` seconds. A run that is asked to stop before its last step raises KeyboardInterrupt; it saves a checkpoint
+    first if `keeps` is true or its settings save checkpoints anyway. Energy is measured, where it can be, if the run is
+    `alone` on its machine.
     """
     forget_most_held()
     return run_prepared(
-        prepare(settings, timeout), folder, on_step, trace=trace, costs=costs, resume=resume, keeps=keeps, alone=alone
+        prepare(settings, timeout),
+        folder,
+        on_step,
+        trace=trace,
+        operations=operations,
+        costs=costs,
+        resume=resume,
+        keeps=keeps,
+        alone=alone,
     )
 
 
@@ -82,6 +92,7 @@ def run_prepared(
     on_step: OnStep = lambda *_: None,
     *,
     trace: bool = False,
+    operations: bool = False,
     costs: Costs | None = None,
     resume: bool = False,
     keeps: bool = False,
@@ -92,7 +103,7 @@ def run_prepared(
     if costs is None:
         costs = costs_of(prepared)
     checkpoints = Checkpoints(settings, folder)
-    recordings = trainer.record() if trace else []
+    recordings = trainer.record() if trace or operations else []
     with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
         saved, complaints = checkpoints.load(trainer) if resume else (None, [])
         progress = Progress() if saved is None else Progress.from_json(saved)
@@ -114,7 +125,8 @@ def run_prepared(
             StopRequest() if keeps or checkpoints.every else nullcontext() as request,
             tracking_of(prepared, folder, progress) as tracking,
         ):
-            TrainingLoop(prepared, costs, progress, checkpoints, request, writer, tracking).run(on_step)
+            profiled = recordings if operations else None
+            TrainingLoop(prepared, costs, progress, checkpoints, request, writer, tracking, profiled).run(on_step)
             tracking.evaluation(progress.steps, test_scores(progress))
             progress.tracker_ids = tracking.for_checkpoint()
             record = make_record(prepared, costs, progress)

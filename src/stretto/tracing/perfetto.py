@@ -7,28 +7,31 @@ library takes 70 ms, so it is imported on first use.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
 from stretto.options.extras import require
+from stretto.tracing.operations import OPERATION, by_action
+from stretto.tracing.phases import Phase
 from stretto.tracing.recording import Mark, Recording, Span
 
 SEQUENCE = 1  # the id of the packet sequence that all packets belong to
 LATEST = 2**63  # nanoseconds: the format has 64-bit integers, some readers signed ones
-LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint")  # top to bottom, above any others
+LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint", "pause")  # top to bottom, above any others
 
 
-def write(recordings: Sequence[Recording], file: Path) -> None:
+def write(recordings: Sequence[Recording], file: Path, phases: Mapping[str, Sequence[Phase]] | None = None) -> None:
     """Write the trace to `file`, in place of an earlier one; packets are written one by one, to save memory.
 
+    `phases` of the run are slices on tracks of their own, by name: {"phases": [ramp, steady, drain]}.
     Raises UsageError for a time that the format cannot hold, and without the extra "trace".
     """
     require("trace", "a trace for Perfetto")
     with replacing(file) as temporary, temporary.open("wb") as out:
-        for packet in packets(recordings):
+        for packet in packets(recordings, phases or {}):
             content = packet.SerializeToString()
             out.write(b"\x0a" + varint(len(content)))  # field 1 of Trace, length-delimited
             out.write(content)
@@ -43,9 +46,11 @@ def varint(number: int) -> bytes:
     return bytes([*low, number])
 
 
-def packets(recordings: Sequence[Recording]) -> Iterator[Any]:
-    """Yield the TracePackets, worker by worker: each track's description, then its events."""
+def packets(recordings: Sequence[Recording], phases: Mapping[str, Sequence[Phase]]) -> Iterator[Any]:
+    """Yield the TracePackets, phases first, then worker by worker: each track's description, then its events."""
     tracks = itertools.count(1)
+    for name, slices in phases.items():
+        yield from phase_packets(next(tracks), name, slices)
     flows = flow_ids(recordings)
     for recording in recordings:
         process = next(tracks)
@@ -57,10 +62,11 @@ def packets(recordings: Sequence[Recording]) -> Iterator[Any]:
 
 
 class Thread(NamedTuple):
-    """The events of one thread track: ordered spans without overlap, and the messages sent and received."""
+    """The events of one thread track: ordered spans without overlap, what is inside them, and messages."""
 
     name: str
     spans: Sequence[Span]
+    operations: Sequence[Span] = ()  # inside them
     sends: Sequence[Mark] = ()
     receipts: Sequence[Mark] = ()
 
@@ -73,6 +79,7 @@ def lanes(recording: Recording) -> list[Thread]:
     by_lane: dict[str, list[Span]] = {}
     for span in recording.spans:
         by_lane.setdefault(span.lane, []).append(span)
+    operations = by_lane.pop(OPERATION, [])
     for lane, marks in (("send", recording.sends), ("receive", recording.receipts)):
         if marks:
             by_lane.setdefault(lane, [])
@@ -81,7 +88,8 @@ def lanes(recording: Recording) -> list[Thread]:
         first, *others = without_overlap(by_lane[lane]) or [[]]
         sends = recording.sends if lane == "send" else ()
         receipts = recording.receipts if lane == "receive" else ()
-        threads.append(Thread(lane, first, sends, receipts))
+        inside = operations if lane == "compute" else ()
+        threads.append(Thread(lane, first, inside, sends, receipts))
         threads += [Thread(f"{lane} {number}", spans) for number, spans in enumerate(others, start=2)]
     return threads
 
@@ -119,6 +127,20 @@ def process_track(track: int, recording: Recording) -> Any:
     return packet
 
 
+def phase_packets(track: int, name: str, phases: Sequence[Phase]) -> Iterator[Any]:
+    """Yield the description of a track of the whole run, then its phases."""
+    packet = new_packet()
+    packet.track_descriptor.uuid = track
+    packet.track_descriptor.name = name
+    yield packet
+    for phase in phases:
+        begin = event(track, phase.start, "TYPE_SLICE_BEGIN")
+        begin.track_event.name = phase.name
+        begin.track_event.categories.append("phase")
+        yield begin
+        yield event(track, phase.end, "TYPE_SLICE_END")
+
+
 def thread_packets(
     track: int, number: int, process: int, recording: Recording, thread: Thread, flows: dict[tuple[str, int], int]
 ) -> Iterator[Any]:
@@ -130,12 +152,8 @@ def thread_packets(
     packet.track_descriptor.thread.tid = 1000 * (recording.worker + 1) + number
     packet.track_descriptor.thread.thread_name = thread.name
     yield packet
-    for span in thread.spans:
-        begin = event(track, span.start, "TYPE_SLICE_BEGIN")
-        begin.track_event.name = span.name
-        begin.track_event.categories.append(span.lane)
-        yield begin
-        yield event(track, span.end, "TYPE_SLICE_END")
+    for span, inside in zip(thread.spans, by_action(thread.spans, thread.operations), strict=True):
+        yield from slice_packets(track, [span, *inside])
     for marks, verb in ((thread.sends, "sent"), (thread.receipts, "received")):
         for channel, message, time in marks:
             instant = event(track, time, "TYPE_INSTANT")
@@ -146,6 +164,21 @@ def thread_packets(
                 ends = instant.track_event.terminating_flow_ids
                 (instant.track_event.flow_ids if verb == "sent" else ends).append(flow)
             yield instant
+
+
+def slice_packets(track: int, spans: Sequence[Span]) -> Iterator[Any]:
+    """Yield the begins and ends of nested spans, the outermost first."""
+    open_ends: list[int] = []
+    for span in spans:
+        while open_ends and open_ends[-1] <= span.start:
+            yield event(track, open_ends.pop(), "TYPE_SLICE_END")
+        begin = event(track, span.start, "TYPE_SLICE_BEGIN")
+        begin.track_event.name = span.name
+        begin.track_event.categories.append(span.lane)
+        yield begin
+        open_ends.append(span.end)
+    while open_ends:
+        yield event(track, open_ends.pop(), "TYPE_SLICE_END")
 
 
 def counter_packets(tracks: Iterator[int], process: int, recording: Recording) -> Iterator[Any]:

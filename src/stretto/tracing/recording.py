@@ -44,9 +44,10 @@ class Count(NamedTuple):
 class Recording:
     """The events of one worker.
 
-    Lanes are activities that may overlap: "compute", "wait", "send", "receive", "collective", "checkpoint". A message
-    is identified by its channel and its number there; sender and receiver use the same names (`tracing.naming`), so
-    that both ends can be joined.
+    Lanes are activities that may overlap: "compute", "wait", "send", "receive", "collective", "checkpoint", "pause"
+    (training waits for an evaluation and the like); "operation" lies inside "compute", "profile" are steps under a
+    profiler. A message is identified by its channel and its number there; sender and receiver use the same names
+    (`tracing.naming`), so that both ends can be joined.
 
     Recording an event appends one tuple, from any thread, in less than a microsecond. Names and channels may be any
     objects, such as an Action: they become text only when the recording is written. Times are those of

@@ -135,7 +135,7 @@ def bubble_of(trainer: "Trainer") -> float | None:
     from stretto.simulate import period, unit_costs
 
     time_of_turn = period(schedule, rules, unit_costs)
-    return 1 - sum(map(unit_costs, actions)) / (time_of_turn * schedule.num_workers)
+    return max(0.0, 1 - sum(map(unit_costs, actions)) / (time_of_turn * schedule.num_workers))
 
 
 def drawing_of(trainer: "Trainer") -> str:

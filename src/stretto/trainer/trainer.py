@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -29,11 +30,12 @@ from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
 from stretto.replicas.resume_check import refuse_other
 from stretto.runtime.process_memory import most_held
-from stretto.stage.interpreter import Interpreter
+from stretto.stage.interpreter import Interpreter, Profile
 from stretto.stage.precision import Precision
 from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh
 from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
+from stretto.tracing.pauses import PAUSE
 from stretto.trackers.tracker import RunDescription, Tracker
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
@@ -163,6 +165,8 @@ class Trainer:
         self._entered, self._finished = 0, 0  # minibatches that have begun, and those whose loss is known
         self._drained = True
         self._broken: str | None = None
+        self._recordings: list[Recording] = []
+        self._pausing = False
         self._losses: dict[int, list[Tensor]] = {}  # of the minibatches that `step` may still return
 
     @property
@@ -435,7 +439,7 @@ class Trainer:
         given = Batches("evaluate", batches)
         measured = named_metrics("evaluate: metrics", metrics)
         self._pause()
-        with self._backend.together(), given.explaining_misfits():
+        with self._backend.together(), given.explaining_misfits(), self.pausing("evaluation"):
             self._backend.refresh(self._stages, self.rules)
             return self._backend.evaluate(self.stages, self.specification, given, measured)
 
@@ -448,7 +452,7 @@ class Trainer:
         """
         given = InputBatches("predict", batches)
         self._pause()
-        with self._backend.together(), given.explaining_misfits():
+        with self._backend.together(), given.explaining_misfits(), self.pausing("prediction"):
             self._backend.refresh(self._stages, self.rules)
             return self._backend.predict(self.stages, self.specification, given)
 
@@ -595,7 +599,31 @@ class Trainer:
         """
         self._pause()
         with self._backend.together():
-            return self._backend.record([phase.interpreter for phase in self._phases.values()], self.device)
+            interpreters = [phase.interpreter for phase in self._phases.values()]
+            self._recordings = self._backend.record(interpreters, self.device)
+        return self._recordings
+
+    def profile_actions(self, profile: Profile | None) -> None:
+        """Run each action of this process in a context that `profile` makes for it from now on; None ends that."""
+        for phase in self._phases.values():
+            phase.interpreter.profile = profile
+
+    @contextmanager
+    def pausing(self, what: str) -> Iterator[None]:
+        """The context for work that is no part of a step: recordings mark it, so that it counts for none.
+
+        `evaluate`, `predict` and `save` do so themselves.
+        """
+        if not self._recordings or self._pausing:
+            yield
+            return
+        start, self._pausing = perf_counter_ns(), True
+        try:
+            yield
+        finally:
+            self._pausing = False
+            for recording in self._recordings:
+                recording.span(PAUSE, what, start, perf_counter_ns())
 
     def peak_memory(self) -> list[int] | None:
         """The most bytes that each process has held since it started, by rank; on rank 0, None elsewhere. A collective.
@@ -672,7 +700,7 @@ class Trainer:
             of_kind("save: extra", extra, Mapping, "a dict of numbers, text, lists and dicts")
         self.flush()
         manifest = self._manifest(extra or {})
-        with self._backend.together():
+        with self._backend.together(), self.pausing("checkpoint"):
             self._backend.save(path, self._states(), manifest)
 
     def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
