@@ -229,7 +229,7 @@ def passed_rows(passed: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
 
 def is_none(name: str, seconds: float, step: float) -> bool:
     """Whether a part of a step is a bubble too short to be one."""
-    from stretto.simulate.idle_share import RESOLUTION
+    from stretto.schedule.idle_share import RESOLUTION
 
     return name == "bubble" and seconds < RESOLUTION * step
 

@@ -335,7 +335,7 @@ class FitLoop:
         texts = [f"epoch {place.epoch + 1}", f"loss {losses[-1]:.4g}" if losses else "loss -"]
         texts.append(f"{self._speed.examples_per_second:,.0f} examples/s")
         if self._bubble is not None:
-            from stretto.simulate.idle_share import idle_share
+            from stretto.schedule.idle_share import idle_share
 
             texts.append(f"bubble {idle_share(self._bubble)}")
         return ", ".join(texts)
