@@ -11,7 +11,7 @@ import stretto
 from stretto.cli import main
 from stretto.study.operation_profile import OperationProfile, profiled_steps
 from stretto.tracing import Recording, Span, perfetto, read_recordings
-from stretto.tracing.operations import OPERATION, PROFILED, by_action, outermost
+from stretto.tracing.operations import OPERATION, PROFILED, by_action, outermost, shallow
 from stretto.tracing.phases import action_of
 
 
@@ -32,6 +32,12 @@ def test_operations_belong_to_the_action_of_their_middle():
     assert found[0][2] == op("d", 13, 15)  # rounding made it longer than the one it is in
     assert found[1] == []  # the middle of "c" is after the action
     assert outermost(found[0]) == [op("a", 10, 19)]
+
+
+def test_where_there_are_too_many_the_innermost_are_left_out():
+    inside = [[op("a", 0, 9), op("b", 1, 5), op("c", 2, 3), op("d", 6, 8)], [op("a", 20, 30), op("b", 20, 30)]]
+    names = [[[span.name for span in part] for part in shallow(inside, most)] for most in (9, 5, 4, 1)]
+    assert names == [[list("abcd"), list("ab")], [list("abd"), list("ab")], [["a"], ["a"]], [[], []]]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from stretto.schedule import Action
 from stretto.schedule.lower import COLLECTIVES
 from stretto.tracing import Recording, Span
-from stretto.tracing.operations import OPERATION, PROFILED, by_action
+from stretto.tracing.operations import OPERATION, PROFILED, by_action, shallow
 from stretto.trainer.trainer import Trainer
 
 STEPS = 3  # that are profiled
+MOST = 1 << 15  # operations of a step and a worker
 CLOCK = "stretto: what time it is"
 ROUNDS = 8  # of asking the profiler for its time, at each end
 NODE = 1  # the scope of an operation that autograd runs, in a thread of its own on an accelerator
@@ -143,13 +144,16 @@ def halves(items: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def add(recording: Recording, operations: Sequence[Span], since: int) -> None:
-    """Record the operations that ran inside the actions of a worker since a time."""
+    """Record the operations that ran inside the actions of a worker since a time; the innermost only if there is room.
+
+    They must not push the run's own events out of the recording.
+    """
     clock = recording.offset
     actions = [
         span._replace(start=span.start - clock, end=span.end - clock)
         for span in recording.spans
         if span.lane == "compute" and span.start - clock >= since
     ]
-    for inside in by_action(actions, operations):
-        for lane, name, start, end in inside:
+    for within in shallow(by_action(actions, operations), MOST):
+        for lane, name, start, end in within:
             recording.span(lane, name, start, end)

@@ -1,6 +1,8 @@
 """The operations inside an action: spans of the lane "operation", each within the action that ran it."""
 
+import itertools
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
 from stretto.tracing.recording import Span
@@ -37,6 +39,31 @@ def nested(operations: Sequence[Span]) -> list[Span]:
         open_ends.append(end)
         cut.append(operation._replace(end=end))
     return cut
+
+
+def shallow(operations: Sequence[Sequence[Span]], most: int) -> list[list[Span]]:
+    """Of the nested operations of some actions at most so many in all, without the innermost levels of nesting."""
+    depths = [depths_of(inside) for inside in operations]
+    counts = Counter(itertools.chain.from_iterable(depths))
+    fitting = list(
+        itertools.takewhile(lambda total: total <= most, itertools.accumulate(counts[d] for d in sorted(counts)))
+    )
+    return [
+        [operation for operation, depth in zip(inside, levels, strict=True) if depth < len(fitting)]
+        for inside, levels in zip(operations, depths, strict=True)
+    ]
+
+
+def depths_of(operations: Sequence[Span]) -> list[int]:
+    """In how many others each of the nested operations is."""
+    open_ends: list[int] = []
+    depths = []
+    for operation in operations:
+        while open_ends and open_ends[-1] <= operation.start:
+            open_ends.pop()
+        depths.append(len(open_ends))
+        open_ends.append(operation.end)
+    return depths
 
 
 def outermost(operations: Sequence[Span]) -> list[Span]:
