@@ -187,7 +187,7 @@ def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tup
 
 def is_none(name: str, seconds: float, step: float) -> bool:
     """Whether a part of a step is a bubble too short to be one."""
-    from stretto.simulate.idle_share import RESOLUTION
+    from stretto.schedule.idle_share import RESOLUTION
 
     return name == "bubble" and seconds < RESOLUTION * step
 

@@ -149,7 +149,7 @@ def write_files(layout: Layout, timeline: "Timeline", output: ShowOutput) -> Non
 def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> str:
     """The schedule in characters, and what can be read off it."""
     from stretto.schedule import draw
-    from stretto.simulate.idle_share import idle_share
+    from stretto.schedule.idle_share import idle_share
 
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
     entered = f"these {facts['microbatches']} micro-batches"

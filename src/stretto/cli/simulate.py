@@ -276,7 +276,7 @@ def write_files(layout: Layout, timeline: "Timeline", prices: Prices, output: Si
 
 def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any], prices: Prices) -> str:
     """The drawing, the times and a table of the workers."""
-    from stretto.simulate.idle_share import idle_share
+    from stretto.schedule.idle_share import idle_share
 
     makespan, period = prices.in_words(facts["makespan"]), prices.in_words(facts["steady_period"])
     examples = "" if prices.batch_size is None else f", {prices.batch_size} examples a minibatch"
