@@ -21,6 +21,7 @@ from stretto.nn.seeding import derive
 from stretto.options.checks import flag, function, refuse, sequence, shown, whole
 from stretto.options.checks import path as check_path
 from stretto.processes.stop_request import StopRequest
+from stretto.schedule.idle_share import idle_share
 from stretto.trackers import RunDescription, Tracker
 from stretto.trackers import find as find_trackers
 from stretto.trainer.backend import Backend
@@ -335,8 +336,6 @@ class FitLoop:
         texts = [f"epoch {place.epoch + 1}", f"loss {losses[-1]:.4g}" if losses else "loss -"]
         texts.append(f"{self._speed.examples_per_second:,.0f} examples/s")
         if self._bubble is not None:
-            from stretto.schedule.idle_share import idle_share
-
             texts.append(f"bubble {idle_share(self._bubble)}")
         return ", ".join(texts)
 
