@@ -32,7 +32,7 @@ BLOCKS, QUICK_BLOCKS = 7, 3
 BLOCK, ROUNDS = 0.12, (3, 40)  # seconds of a block, and the fewest and the most rounds of it
 STEPS, SHARDING_BLOCKS, QUICK_SHARDING_BLOCKS = 6, 5, 2  # steps of a Trainer in a block
 WARM = 2
-BATCH = 16
+BATCH = 128
 
 
 class CollectiveTime(NamedTuple):
@@ -76,13 +76,16 @@ class BesideWork:
 
     def __init__(self, group: dist.ProcessGroup, blocks: int) -> None:
         self._group, self._blocks = group, blocks
-        self._matrix = torch.randn(192, 192)
-        self._products(10)
-        self._number = max(1, round(WORK / agreed(group, seconds(partial(self._products, 20)) / 20)))
+        self._layers = nn.Sequential(nn.Linear(192, 384), nn.GELU(), nn.Linear(384, 192), nn.LayerNorm(192))
+        self._x = torch.randn(64, 192)
+        self._work(10)
+        self._number = max(1, round(WORK / agreed(group, seconds(partial(self._work, 20)) / 20)))
 
-    def _products(self, number: int) -> None:
+    def _work(self, number: int) -> None:
+        # Forwards and backwards, which use memory and caches as training does: products alone are too regular.
         for _ in range(number):
-            _ = self._matrix @ self._matrix
+            self._layers.zero_grad()
+            self._layers(self._x).sum().backward()
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Seconds that the call adds to a round, the median over blocks, of the mean over processes."""
@@ -95,11 +98,11 @@ class BesideWork:
     def _block(self, call: Callable[[], object], rounds: int) -> float:
         def work() -> None:
             for _ in range(rounds):
-                self._products(self._number)
+                self._work(self._number)
 
         def both() -> None:
             for _ in range(rounds):
-                self._products(self._number)
+                self._work(self._number)
                 call()
 
         dist.barrier(group=self._group)

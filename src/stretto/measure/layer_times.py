@@ -81,7 +81,9 @@ def with_times(
             for number, inputs in enumerate(batches):
                 ends = [] if loss is None else [Timed(Loss(loss, targets[number].to(device)), [], None)]
                 sweep([*copies, *ends], tuple(x.to(device) for x in inputs), samples if turn else defaultdict(list))
+        together = [] if optimizer is None else whole_steps(copies, optimizer, repeats)
     start, step = starting(samples), 0.0 if optimizer is None else stepping(optimizer, samples)
+    as_one_step(samples, together, step)
     number = len(copies) + (loss is not None)
     rows = [
         replace(row, measured=replace(measured(index, samples, sizes, updates=optimizer is not None), crowded=crowded))
@@ -117,6 +119,35 @@ def stepping(optimizer: MakeOptimizer, samples: Samples) -> float:
     step = max(0.0, one - (five - one) / 4)
     take_off(samples, ("U",), step)
     return step
+
+
+def whole_steps(layers: Sequence[Timed], optimizer: MakeOptimizer, repeats: int) -> list[float]:
+    """Seconds of steps of one optimizer of all layers, as a stage has it."""
+    trained = list(dict.fromkeys(parameter for layer in layers for parameter in layer.trained))
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    whole = prepared(nn.ParameterList(trained), optimizer)
+    samples: list[float] = []
+    for _ in range(2 + repeats):
+        if whole.step is not None:
+            sample(whole.step, device_of([layer.module for layer in layers]), samples)
+    drop_gradients(layers)
+    return samples[2:]
+
+
+def as_one_step(samples: Samples, together: Sequence[float], step: float) -> None:
+    """Scale the samples of steps, of which each layer has one of its own, to what they take in one of all layers."""
+    sizes = {examples for _, kind, examples in samples if kind == "U"}
+    if not together or not sizes:
+        return
+    apart = statistics.fmean(
+        sum(statistics.median(own) for (_, kind, examples), own in samples.items() if kind == "U" and examples == size)
+        for size in sizes
+    )
+    share = min(1.0, max(0.0, statistics.median(together) - step) / apart) if apart else 1.0
+    for (_, kind, _), own in samples.items():
+        if kind == "U":
+            own[:] = [seconds * share for seconds in own]
 
 
 def small_step(optimizer: MakeOptimizer, number: int) -> Callable[[], object]:

@@ -67,16 +67,30 @@ def overhead(
 def measure_overhead_alone() -> Overhead:
     """Both, of training in this process alone: the median over blocks."""
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(MANY)]
-    costs = layer_costs(layers, torch.zeros(BATCH, WIDTH))
+    x = torch.zeros(BATCH, WIDTH)
+    costs = layer_costs(layers, x, loss=mse_loss, target=x)
     examples = [torch.randn(n, WIDTH) for n in (BATCH // 2, BATCH)]
     trainers = [Trainer(layers[:stages], mse_loss, optimizer, "backprop", device="cpu") for stages in (1, MANY)]
     x, found = torch.randn(BATCH, WIDTH), []
     for _ in range(1 + BLOCKS):
         one, several = (seconds_of_steps(trainer, x) for trainer in trainers)
-        stage = sum(passes_and_update(with_times(costs, layers, examples, optimizer=optimizer, repeats=REPEATS)))
-        per_action = ((several - one) / (MANY - 1) - stage) / 3
-        found.append(Overhead(per_action, one - stage - 3 * per_action))
+        timed = with_times(
+            costs, layers, examples, loss=mse_loss, targets=examples, optimizer=optimizer, repeats=REPEATS
+        )
+        one, several = one - computing(timed, 1), several - computing(timed, MANY)
+        per_action = (several - one) / (MANY - 1) / 3
+        found.append(Overhead(per_action, one - 3 * per_action))
     return Overhead(*(max(0.0, statistics.median(column)) for column in zip(*found[1:], strict=True)))
+
+
+def computing(timed: ModelCosts, stages: int) -> float:
+    """Seconds of a step of so many stages of one layer each: passes, updates and the loss."""
+    *rows, loss = [row.measured for row in timed.layers if row.measured is not None]
+    first, *others = rows[:stages]
+    passes = sum(m.forward.at(BATCH) + m.backward.at(BATCH) for m in (*others, loss))
+    lowest = first.forward.at(BATCH) + (first.weight_gradient or first.backward).at(BATCH)
+    updates = sum(m.update or 0.0 for m in rows[:stages])
+    return passes + lowest + updates + stages * (timed.start + timed.step)
 
 
 def seconds_of_steps(trainer: Trainer, x: Tensor) -> float:

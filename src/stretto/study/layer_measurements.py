@@ -5,11 +5,10 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import reduce
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from stretto.settings.runs import TrainSettings
 from stretto.study.model_costs import Costed, built
 from stretto.study.prepare import optimizer, resolve
 
-BLOCKS = 2  # in which layers are measured alone, and by all processes together
+BLOCKS = 3  # in which layers are measured alone, and by all processes together; the middle one counts
 SECONDS = 3.0  # of a measurement of all layers, about
 REPEATS = (2, 5)
 LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
@@ -174,16 +173,16 @@ def layers(tell: Callable[[], object], *, settings: TrainSettings, batch: int) -
         together.append(timed(repeats))
         tell()
     number = range(len(costs.layers))
-    slowed = [agreed(fmean(passes(times.layers[index], batch) for times in together)) for index in number]
+    slowed = [agreed(median(passes(times.layers[index], batch) for times in together)) for index in number]
     result: list[dict[str, Any]] = [{}]
     if dist.get_rank() == 0:
-        rows = [mean([times.layers[index].measured for times in alone]) for index in number]
+        middle = sorted(alone, key=lambda times: sum(passes(row, batch) for row in times.layers))[BLOCKS // 2]
+        rows = [row.measured for row in middle.layers if row.measured is not None]
         lines = [
             replace(row, contention=max(1.0, seconds / max(1e-9, passes_of(row, batch))))
             for row, seconds in zip(rows, slowed, strict=True)
         ]
-        start, step = (fmean(getattr(times, key) for times in alone) for key in ("start", "step"))
-        result = [{"layers": list(map(asdict, lines)), "start": start, "step": step}]
+        result = [{"layers": list(map(asdict, lines)), "start": middle.start, "step": middle.step}]
     dist.broadcast_object_list(result)
     return result[0]
 
@@ -219,25 +218,3 @@ def agreed(value: float) -> float:
     total = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(total)
     return float(total) / dist.get_world_size()
-
-
-def mean(measured: Sequence[Measured | None]) -> Measured:
-    """The mean of several measurements of one layer."""
-    known = [times for times in measured if times is not None]
-
-    def mean_line(key: str) -> Affine | None:
-        lines = [getattr(times, key) for times in known]
-        if None in lines:
-            return None
-        total = reduce(Affine.__add__, lines)
-        return Affine(total.fixed / len(lines), total.each / len(lines))
-
-    def mean_number(key: str) -> float | None:
-        numbers = [getattr(times, key) for times in known]
-        return None if None in numbers else fmean(numbers)
-
-    return Measured(
-        mean_line("forward") or Affine(), mean_line("backward") or Affine(), mean_line("input_gradient"),
-        mean_line("weight_gradient"), mean_number("update"), mean_number("accumulate"),
-        max(times.residual for times in known),
-    )  # fmt: skip
