@@ -88,7 +88,7 @@ def test_other_machines_cannot_be_measured_on_demand(capsys):
     assert main(["plan", "--model", "mlp", "--cluster", "16-workstations", "--layers", "measured"]) == 2
     assert "is another one, or stretto train cannot" in capsys.readouterr().err
     assert main(["plan", "--model", "mlp", "--cluster", "16-workstations", "--layers", "guessed"]) == 2
-    assert "auto, measured, counted" in capsys.readouterr().err
+    assert "Choose from auto, counted, measured" in capsys.readouterr().err
 
 
 @pytest.mark.slow
