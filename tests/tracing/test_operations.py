@@ -140,7 +140,8 @@ def test_train_on_request(capfd, tmp_path, monkeypatch, workers):
     check(read_recordings(tmp_path / "profiled"))
     assert (tmp_path / "profiled" / "trace.pftrace").is_file()
     said = capfd.readouterr()
-    assert not said.err
+    # Another test may have begun torch's profiler in this process, which learns once how much it is to say.
+    assert not [line for line in said.err.splitlines() if not line.startswith("USDT:")]
     assert not said.out
     assert main([*words, "--out", "plain", "--trace-operations"]) == 2
     assert "without --trace: delete it" in capfd.readouterr().err
