@@ -50,7 +50,7 @@ LOOKED_AT = {
 }
 HELD_OUT = {
     "mlp 8 x 96": ["--model", "mlp", "--model-options.width", "96", "--batch-size", "48"],
-    "resnet20": ["--model", "resnet20", "--batch-size", "32"],
+    "cnn, 64 examples": ["--model", "cnn", "--batch-size", "64"],
     "transformer 128": ["--model", "transformer", "--model-options.width", "128", "--batch-size", "16"],
     "mlp 8 x 640": ["--model", "mlp", "--model-options.width", "640", "--batch-size", "192"],
     "own deep": own("deep", "vectors", 256),
