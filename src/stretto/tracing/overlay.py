@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from stretto.tracing.recording import LIMIT, Recording
+from stretto.tracing.recording import Recording
 
 MEASURED, SIMULATED = "measured", "simulated"
 MICROBATCH = re.compile(r"\d+$")  # at the end of the name of an action or a message
@@ -26,9 +26,7 @@ def between(recordings: Sequence[Recording], start: int, end: int, later: int = 
     """Copies of recordings with the events in [`start`, `end`) ns only, and `later` added to micro-batch numbers."""
     copies = []
     for recording in recordings:
-        events = recording.spans, recording.sends, recording.receipts, recording.counts
-        copy = Recording(recording.worker, name=recording.name, limit=max(LIMIT, sum(len(kind) for kind in events)))
-        copy.host, copy.process, copy.dropped = recording.host, recording.process, recording.dropped
+        copy = recording.blank()
         for lane, name, begin, until in recording.spans:
             if start <= begin < end:
                 copy.span(lane, MICROBATCH.sub(lambda number: str(int(number[0]) + later), name), begin, until)
@@ -52,9 +50,7 @@ def first_start(recordings: Sequence[Recording]) -> int:
 def renamed(recording: Recording, group: str, worker: int, shift: int) -> Recording:
     """A copy with another worker number, `group` in its name and channels, and `shift` ns added to its times."""
     spans, sends, receipts, counts = recording.spans, recording.sends, recording.receipts, recording.counts
-    limit = max(LIMIT, len(spans) + len(sends) + len(receipts) + len(counts))
-    copy = Recording(worker, name=f"{group}, {recording.name}", offset=shift, limit=limit)
-    copy.host, copy.process, copy.dropped = recording.host, recording.process, recording.dropped
+    copy = recording.blank(worker, name=f"{group}, {recording.name}", offset=shift)
     for span in spans:
         copy.span(*span)
     for channel, number, time in sends:

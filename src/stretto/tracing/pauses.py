@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from stretto.tracing.recording import LIMIT, Recording
+from stretto.tracing.recording import Recording
 
 PAUSE = "pause"  # the lane
 Interval = tuple[int, int]
@@ -51,17 +51,14 @@ def without_pauses(recordings: Sequence[Recording]) -> list[Recording]:
 
 def on_clock(recording: Recording, clock: Callable[[int], int]) -> Recording:
     """A copy of a recording, without pauses, whose times are those of another clock."""
-    spans, sends, receipts, counts = recording.spans, recording.sends, recording.receipts, recording.counts
-    limit = max(LIMIT, len(spans) + len(sends) + len(receipts) + len(counts))
-    copy = Recording(recording.worker, name=recording.name, limit=limit)
-    copy.host, copy.process, copy.dropped = recording.host, recording.process, recording.dropped
-    for lane, name, start, end in spans:
+    copy = recording.blank()
+    for lane, name, start, end in recording.spans:
         if lane != PAUSE:
             copy.span(lane, name, clock(start), clock(end))
-    for channel, number, time in sends:
+    for channel, number, time in recording.sends:
         copy.sent(channel, number, clock(time))
-    for channel, number, time in receipts:
+    for channel, number, time in recording.receipts:
         copy.received(channel, number, clock(time))
-    for name, time, value in counts:
+    for name, time, value in recording.counts:
         copy.count(name, clock(time), value)
     return copy

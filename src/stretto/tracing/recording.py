@@ -66,6 +66,13 @@ class Recording:
         self.dropped = 0
         self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
 
+    def blank(self, worker: int | None = None, *, name: str = "", offset: int = 0) -> "Recording":
+        """An empty recording of the same process, of the same worker unless another is given, for all of its events."""
+        number, limit = self.worker if worker is None else worker, max(LIMIT, len(self._events))
+        copy = Recording(number, name=name or self.name, offset=offset, limit=limit)
+        copy.host, copy.process, copy.dropped = self.host, self.process, self.dropped
+        return copy
+
     def span(self, lane: str, name: object, start: int, end: int) -> None:
         """`lane` was busy with `name` from `start` to `end`."""
         events = self._events
