@@ -6,31 +6,22 @@ import tomllib
 
 import pytest
 
+from cluster_text import cluster_text
 from stretto.cli import main
 from stretto.report import Point, Record
 from stretto.settings.runs import CompareSettings
 from stretto.study import resolve_study
 
-CLUSTER = """
-name = "four"
-groups = [{ nodes = 1, workers = 4, device = "cpu", within = "loop" }]
-[devices.cpu]
-memory = %s
-memory_bandwidth = 1e10
-price_per_hour = 0.1
-[devices.cpu.peak]
-float32 = 5e10
-[links.loop]
-latency = 5e-5
-bandwidth = %s
-"""
+
+def four(memory="4e9", bandwidth="2e9"):
+    return cluster_text("four", 4, memory=memory, bandwidth=bandwidth, price=0.1)
 
 
 @pytest.fixture
 def cluster(tmp_path):
     def write(memory="4e9", bandwidth="2e9"):
         file = tmp_path / "cluster.toml"
-        file.write_text(CLUSTER % (memory, bandwidth))
+        file.write_text(four(memory, bandwidth))
         return str(file)
 
     return write
@@ -184,7 +175,7 @@ def test_what_cannot_fit_is_told_with_a_plan_that_would(capsys, cluster):
 def test_mistakes_in_clusters_and_options(capsys, cluster, tmp_path):
     assert "links.loop.bandwidth = -1" in mistake(capsys, "plan", "--cluster", cluster(bandwidth="-1.0"))
     file = tmp_path / "cluster.toml"
-    file.write_text((CLUSTER % ("4e9", "2e9")).replace('within = "loop"', 'within = "lop"'))
+    file.write_text(four().replace('within = "loop"', 'within = "lop"'))
     assert "there is no such link" in mistake(capsys, "plan", "--cluster", file)
     assert "cluster is missing" in mistake(capsys, "plan")
     assert "did you mean '1f1b'" in mistake(capsys, "plan", "--cluster", cluster(), "--methods", "1f1")
@@ -283,7 +274,7 @@ def test_scaling_is_printed_and_drawn(capsys, tmp_path, cluster, monkeypatch):
 )  # fmt: skip
 def test_a_cluster_that_cannot_be(capsys, tmp_path, cluster, old, new, told):
     file = tmp_path / "broken.toml"
-    text = (CLUSTER % ("4e9", "2e9")).replace(old, new)
+    text = four().replace(old, new)
     assert new in text
     file.write_text(text)
     found = mistake(capsys, "plan", "--cluster", file)

@@ -8,6 +8,7 @@ import tomllib
 import pytest
 
 from cli.processes import descendants, gone, left, start, wait_for
+from cluster_text import cluster_text
 from stretto.cli import main
 from stretto.mesh import Mesh
 from stretto.plan import Candidate, Plan
@@ -15,18 +16,6 @@ from stretto.plan.trials import Trial, TrialFailedError
 from stretto.study import plan_trials
 from stretto.study.trial_processes import TrialGroup
 
-CLUSTER = """
-name = "two"
-groups = [{ nodes = %s, workers = 2, device = "cpu", within = "loop", between = "loop" }]
-[devices.cpu]
-memory = 4e9
-memory_bandwidth = 1e10
-[devices.cpu.peak]
-float32 = 5e10
-[links.loop]
-latency = 5e-5
-bandwidth = 2e9
-"""
 SMALL = ("--model", "mlp", "--model-options.width", "16", "--model-options.depth", "4")
 
 
@@ -34,7 +23,7 @@ SMALL = ("--model", "mlp", "--model-options.width", "16", "--model-options.depth
 def cluster(tmp_path):
     def write(nodes=1):
         file = tmp_path / "cluster.toml"
-        file.write_text(CLUSTER % nodes)
+        file.write_text(cluster_text(nodes=nodes))
         return str(file)
 
     return write

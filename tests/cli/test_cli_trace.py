@@ -5,6 +5,7 @@ import json
 import pytest
 
 import stretto
+from cluster_text import cluster_text
 from stretto.cli import main
 from stretto.simulate import simulate
 from stretto.simulate.timeline_recordings import recordings
@@ -44,24 +45,10 @@ def name_of(packet):
     return packet.track_event.name
 
 
-CLUSTER = """
-name = "three"
-groups = [{ nodes = 1, workers = 3, device = "cpu", within = "loop" }]
-[devices.cpu]
-memory = 4e9
-memory_bandwidth = 1e10
-[devices.cpu.peak]
-float32 = 5e10
-[links.loop]
-latency = 5e-5
-bandwidth = 1e9
-"""
-
-
 def test_a_traced_run_beside_its_simulation_and_its_prediction(capsys, tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "cluster.toml").write_text(cluster_text("three", 3, bandwidth="1e9"))
     assert main([*RUN, "--out", "run", "--trace", "run.pftrace", "--quiet"]) == 0
     for words, source in ((), "the run's own actions"), (("--cluster", "cluster.toml"), "on the cluster 'three'"):
         assert main(["simulate", "--overlay", "run", *words, "--json"]) == 0

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from cluster_text import cluster_text
 from stretto.cost.cluster_file import parse
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
@@ -25,19 +26,6 @@ from stretto.plan.trials import (
     trials_of,
 )
 from stretto.plan.tried_file import best_tried, candidate_of, keep, problem_key, read, row
-
-CLUSTER = """
-name = "two"
-groups = [{ nodes = 1, workers = 2, device = "cpu", within = "loop" }]
-[devices.cpu]
-memory = 1e9
-memory_bandwidth = 1e10
-[devices.cpu.peak]
-float32 = 5e10
-[links.loop]
-latency = 5e-5
-bandwidth = 2e9
-"""
 
 
 def plan(value=1.0, method="backprop", *, batch=32, pipeline=1, data=1, size=1.0, **options):
@@ -165,7 +153,7 @@ def test_all_methods_are_twins_on_a_single_stage():
 def problem():
     layers, x = [nn.Linear(64, 64) for _ in range(4)], torch.zeros(2, 64)
     costs = layer_costs(layers, x, loss=mse_loss, target=x)
-    return Problem(costs=costs, cluster=parse(CLUSTER, "two"), workers=2, batch_sizes=(64,))
+    return Problem(costs=costs, cluster=parse(cluster_text(memory="1e9"), "two"), workers=2, batch_sizes=(64,))
 
 
 def test_the_single_worker_is_always_among_the_trials(problem):

@@ -6,6 +6,7 @@ import platform
 import pytest
 import torch
 
+from cluster_text import cluster_text
 from stretto.cli.program import main
 from stretto.cost import find_cluster
 from stretto.cost.layer_table import Affine, Measured
@@ -14,29 +15,12 @@ from stretto.study import layer_measurements
 from stretto.study.layer_measurements import is_measurable, read, repeated, sizes_of, with_measured_layers
 from stretto.study.model_costs import costed
 
-CLUSTER = """
-name = "{name}"
-[[groups]]
-nodes = 1
-workers = 2
-device = "cpu"
-within = "loop"
-[devices.cpu]
-memory = 4e9
-memory_bandwidth = 1e10
-[devices.cpu.peak]
-float32 = 5e10
-[links.loop]
-latency = 5e-5
-bandwidth = 2e9
-"""
-
 
 @pytest.fixture
 def here(tmp_path):
     """A cluster file of this machine."""
     file = tmp_path / "cluster.toml"
-    file.write_text(CLUSTER.format(name=platform.node()))
+    file.write_text(cluster_text(platform.node()))
     return file
 
 
