@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -146,26 +146,18 @@ def train(
     if rank == 0:
         tell_axes(prepared, output, nodes=processes.nodes)
     folder = output.out or default_folder(resolved)
+    trace = folder / TRACE if trace_operations and trace is None else trace
     if claim(folder, resolved, resume=resume):
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
             make_run(
-                prepared,
-                folder,
-                place,
-                here=here,
-                trace=trace is not None,
-                operations=trace_operations,
-                resume=resume,
-                timeout=processes.patience,
-                silent=output.silent or rank > 0,
-            )
+                prepared, folder, place, here=here, trace=trace is not None, operations=trace_operations,
+                resume=resume, timeout=processes.patience, silent=output.silent or rank > 0,
+            )  # fmt: skip
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
-    if trace_operations and trace is None:
-        trace = folder / TRACE
     return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes, operations=trace_operations)
 
 
@@ -223,26 +215,15 @@ def make_run(
             if loss is not None:
                 bar.note(f"loss {loss:.4f}")
 
+        options: dict[str, Any] = {
+            "trace": trace, "operations": operations, "costs": costs, "resume": resume, "keeps": True,
+        }  # fmt: skip
         if place is not None:
-            run_on_processes(
-                settings, folder, on_step, place, costs, trace=trace, operations=operations, resume=resume, keeps=True
-            )
+            run_on_processes(settings, folder, on_step, place, **options)
         elif here:
-            run_prepared(
-                prepared, folder, on_step, trace=trace, operations=operations, costs=costs, resume=resume, keeps=True
-            )
+            run_prepared(prepared, folder, on_step, **options)
         else:
-            run(
-                settings,
-                folder,
-                on_step,
-                trace=trace,
-                operations=operations,
-                costs=costs,
-                resume=resume,
-                timeout=timeout,
-                keeps=True,
-            )
+            run(settings, folder, on_step, timeout=timeout, **options)
 
 
 def tell_result(
