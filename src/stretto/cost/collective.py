@@ -17,6 +17,7 @@ GRADIENTS = "gradients"  # replicas meet and sum their gradients: packing, messa
 SHARDING = "sharding"  # beside a meeting of replicas: weights gathered once, gradients scattered once, a step
 RESHARDING = "resharding"  # the same with weights gathered again for the backward
 TENSOR_SUM, TENSOR_GATHER = "tensor-sum", "tensor-gather"  # of processes that share weights
+TENSOR_SCATTER = "tensor-scatter"  # takes what a gather takes, and is not measured
 HALO = "halo"  # rows for the neighbours of a slab, and theirs
 NAMES = (GRADIENTS, SHARDING, RESHARDING, TENSOR_SUM, TENSOR_GATHER, HALO)
 
@@ -44,7 +45,7 @@ class Collective:
                 raise UsageError(f"{key} = {value:g}: it must be 0 or more; measure it again with stretto calibrate")
 
     def seconds(
-        self, processes: int, num_bytes: Amount, *, calls: float = 1.0, tensors: Amount | float = 0.0
+        self, processes: int, num_bytes: Amount, *, calls: Amount | float = 1.0, tensors: Amount | float = 0.0
     ) -> Amount:
         """Seconds among so many processes: a call's grow with the messages of a ring, a byte's with what each sends."""
         messages = (processes - 1) / (self.processes - 1)

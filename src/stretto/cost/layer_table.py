@@ -7,6 +7,7 @@ from functools import reduce
 from itertools import chain, pairwise
 from typing import Any, Literal, TypeVar, get_args
 
+from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.errors import UsageError
 from stretto.options.checks import sequence, whole
 from stretto.parallel.space.geometry import Window
@@ -56,7 +57,7 @@ class Work:
 
 
 Works = tuple[Work, ...]  # one for each sort of operator, sorted by it
-EXCHANGES = ("tensor-sum", "tensor-gather", "tensor-scatter")  # of processes that share a layer: bytes of the whole
+EXCHANGES = (TENSOR_SUM, TENSOR_GATHER, TENSOR_SCATTER)  # of processes that share a layer: bytes of the whole
 
 
 def total_works(*passes: Works) -> Works:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stretto.cost.cluster import Cluster, Device
-from stretto.cost.layer_table import Affine, Kind, LayerCost, ModelCosts, Work
+from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work
 from stretto.errors import UsageError
 from stretto.optimizers import optimizer_of
 from stretto.options.checks import of_kind, positive
@@ -54,9 +54,14 @@ def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: floa
     if line is None or layer.measured is None:
         return predicted(machine.crowded)
     if layer.measured.contention is not None:
-        return line.at(examples) * (layer.measured.contention if machine.crowded else 1)
+        return line.at(examples) * slowdown(layer.measured, machine)
     slowed = machine.crowded and not layer.measured.crowded and layer.works(kind)
     return line.at(examples) * (predicted(True) / predicted(False) if slowed else 1)
+
+
+def slowdown(measured: Measured, machine: Machine) -> float:
+    """How many times as long measured work takes on a machine; 1 where its contention is not known."""
+    return measured.contention or 1.0 if machine.crowded else 1.0
 
 
 def measured_line(layer: LayerCost, kind: Kind) -> Affine | None:
@@ -71,7 +76,7 @@ def measured_line(layer: LayerCost, kind: Kind) -> Affine | None:
 def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
     """Seconds of an optimizer step on a layer's parameters."""
     if layer.measured is not None and layer.measured.update is not None:
-        return layer.measured.update * (layer.measured.contention or 1 if machine.crowded else 1)
+        return layer.measured.update * slowdown(layer.measured, machine)
     chosen, device = optimizer_of(optimizer), machine.device
     moved = chosen.accesses * layer.gradient_bytes
     rate = device.rates.get(chosen.family, {}).get("update")
@@ -83,7 +88,7 @@ def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
 def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
     """Seconds to add a micro-batch's gradients to those of earlier micro-batches."""
     if layer.measured is not None and layer.measured.accumulate is not None:
-        return layer.measured.accumulate * (layer.measured.contention or 1 if machine.crowded else 1)
+        return layer.measured.accumulate * slowdown(layer.measured, machine)
     work = Work("elementwise", layer.parameter_tensors, Affine(), Affine(3 * layer.gradient_bytes))
     return work_seconds(work, "forward", machine, 0)
 

@@ -18,11 +18,11 @@ from torch.nn.functional import mse_loss
 from stretto.cost.collective import GRADIENTS, HALO, RESHARDING, SHARDING, TENSOR_GATHER, TENSOR_SUM, Collective
 from stretto.measure.fit import fit
 from stretto.measure.messages import agreed, reduced, seconds
+from stretto.measure.overhead import optimizer
 from stretto.mesh import Mesh
 from stretto.parallel.operator.axis import Axis
 from stretto.replicas.agreement import GradientSum
 from stretto.replicas.sync_options import AllReduce
-from stretto.runtime.fsdp import size_of
 from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
 from stretto.runtime.wait_report import Status
 from stretto.trainer.trainer import Trainer
@@ -168,8 +168,7 @@ def sharded(group: dist.ProcessGroup, *, quick: bool) -> list[CollectiveTime]:
                 taken[sync].append(steps(group, trainer, x))
         for trainer in trainers.values():
             trainer.flush()
-        weights = [nn.Linear(width, width) for _ in range(layers)]
-        num_bytes = float(sum(size_of(layer.parameters()) for layer in weights))
+        num_bytes = 4.0 * layers * width * (width + 1)
         for name in (SHARDING, RESHARDING):
             pairs = zip(taken[SYNCS[name]], taken[SYNCS[GRADIENTS]], strict=True)
             longer = statistics.median(one - other for one, other in pairs)
@@ -184,12 +183,7 @@ def replicas(group: dist.ProcessGroup, layers: int, width: int, sync: str) -> Tr
     """A replica of a network of one stage in every process."""
     torch.manual_seed(0)
     stage = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
-    return Trainer([stage], mse_loss, sgd, "backprop", mesh=Mesh(data=group.size()), sync=sync, device="cpu")
-
-
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD with momentum whose learning rate is 0: weights stay as they are."""
-    return torch.optim.SGD(parameters, lr=0.0, momentum=0.9)
+    return Trainer([stage], mse_loss, optimizer, "backprop", mesh=Mesh(data=group.size()), sync=sync, device="cpu")
 
 
 def steps(group: dist.ProcessGroup, trainer: Trainer, x: Tensor) -> float:

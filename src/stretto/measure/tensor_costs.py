@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.cost.layer_table import EXCHANGES, LayerCost, ModelCosts, Works
 from stretto.measure.aten_costs import Operators
 from stretto.measure.layer_flops import Inputs, faking, layer_costs
@@ -32,18 +33,18 @@ class CountedAxis(Axis):
 
     def sum(self, x: Tensor) -> Tensor:
         """A tensor like the sum over processes."""
-        count("tensor-sum", x)
+        count(TENSOR_SUM, x)
         return x.clone(memory_format=torch.contiguous_format)
 
     def join(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
         """A tensor like the whole one."""
         whole = x.new_empty(*x.shape[:dim], sum(sizes), *x.shape[dim:][1:])
-        count("tensor-gather", whole)
+        count(TENSOR_GATHER, whole)
         return whole
 
     def part_of_sum(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
         """A tensor like this process's part of the sum."""
-        count("tensor-scatter", x)
+        count(TENSOR_SCATTER, x)
         return self.part(x, dim, sizes)
 
     def align(self, *tensors: Tensor) -> None:

@@ -44,7 +44,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cost.collective import RESHARDING, SHARDING
+from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
@@ -57,12 +57,11 @@ from stretto.plan.places import (
     exchange_seconds,
     gathering,
     gradient_sum,
+    measured_seconds,
     message,
     receiving,
     scattering,
     sending,
-    sharding_seconds,
-    slab_sums,
 )
 from stretto.plan.problem import Problem, merged
 from stretto.plan.search_space import Candidate
@@ -309,7 +308,8 @@ class Prices:
         replicas, parts = places.replicas[worker], places.parts[worker]
         if slabs == 1:
             return gradient_sum(replicas, c.mesh.data, gradients, tensors, places.gamma)
-        on_slabs = slab_sums(parts, slabs, gradients, tensors)
+        sums = tensors / TENSORS_OF_SUM
+        on_slabs = measured_seconds(TENSOR_SUM, parts, slabs, gradients, calls=sums)
         if on_slabs is None:
             return gradient_sum((*replicas, *parts), c.mesh.data * slabs, gradients, tensors, places.gamma)
         return on_slabs + gradient_sum(replicas, c.mesh.data, gradients, tensors, places.gamma)
@@ -335,12 +335,8 @@ class Prices:
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with weights, gradients and optimizer state sharded among replicas."""
-        worker, places, sizes = c.worker_of(s), self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
-        measured = self.measured_sharding(c, s, stage)
-        if measured is not None:
-            return measured
-        gather = gathering(places.replicas[worker], c.mesh.data, sizes.parameters)
-        scatter = scattering(places.replicas[worker], c.mesh.data, sizes.gradients, places.gamma)
+        sizes = self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
         update = stage.update / c.mesh.data
         if c.shard == "fully-shard":
             static = sizes.parameters + sizes.gradients + (sizes.parameters + sizes.state) / c.mesh.data
@@ -357,31 +353,19 @@ class Prices:
             static_bytes=(sizes.parameters + sizes.gradients + sizes.state) / c.mesh.data + 2 * sizes.largest,
         )
 
-    def measured_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable | None:
-        """The stage with sharded weights, at the seconds that were measured; None where they were not."""
-        worker, places, sizes = c.worker_of(s), self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
-        links, data = places.replicas[worker], c.mesh.data
-        again = c.shard == "fully-shard(reshard=True)"
-        longer = sharding_seconds(RESHARDING if again else SHARDING, links, data, sizes.gradients, sizes.tensors)
-        if longer is None:
-            return None
-        update = stage.update / data
-        shared = (sizes.parameters + sizes.state) / data
-        if not again:
-            static = sizes.parameters + sizes.gradients + shared
-            return stage._replace(all_reduce=stage.all_reduce + longer, update=update, static_bytes=static)
-        gathered = (stage.all_reduce + longer) / 3  # of about equal bytes: for the forward, the backward, gradients
-        recompute_gather = gathered * c.recomputes(s)
-        return stage._replace(
-            forward=stage.forward + gathered,
-            backward=stage.backward + 2 * gathered + recompute_gather,
-            forward_gather=gathered,
-            backward_gather=2 * gathered,
-            recompute=stage.recompute + recompute_gather,
-            all_reduce=np.zeros_like(update),
-            update=update,
-            static_bytes=shared + sizes.gradients / data + 2 * sizes.largest,
+    def sharding_messages(self, c: Candidate, worker: int, stage: StageTable) -> tuple[Table, Table]:
+        """Seconds of gathering sharded weights once, and of scattering their gradients."""
+        places, sizes = self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        links, data, again = places.replicas[worker], c.mesh.data, c.shard == "fully-shard(reshard=True)"
+        longer = measured_seconds(
+            RESHARDING if again else SHARDING, links, data, sizes.gradients, tensors=sizes.tensors
         )
+        if longer is None:
+            gather = gathering(links, data, sizes.parameters)
+            return gather, scattering(links, data, sizes.gradients, places.gamma)
+        # Measured all together, beside a meeting of replicas; each has about as many bytes.
+        part = (stage.all_reduce + longer) / (3 if again else 2)
+        return part, part
 
     def head(self, c: Candidate, worker: int) -> "Head":
         """The costs of a head behind layer j - 1, at [0, j]; where there can be none it takes infinite memory."""
@@ -489,6 +473,7 @@ TERMS = (
     "computing", "computing again", "inside stages", "gathering weights", "all-reduce", "update", "runtime", "messages",
     "bubble",
 )  # fmt: skip
+TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
 UPDATE = 4  # the column of `LayerTimes`
 
 

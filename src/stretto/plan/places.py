@@ -121,26 +121,14 @@ def gradient_sum(links: Sequence[Link], processes: int, num_bytes: Numbers, tens
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
 
 
-def sharding_seconds(
-    name: str, links: Sequence[Link], processes: int, num_bytes: Numbers, tensors: Numbers
-) -> Numbers | None:
-    """Seconds of a step with sharded weights beside a meeting of replicas; None where they were not measured."""
+def measured_seconds(
+    name: str, links: Sequence[Link], processes: int, num_bytes: Numbers,
+    *, calls: Numbers | float = 1.0, tensors: Numbers | float = 0.0,
+) -> Numbers | None:  # fmt: skip
+    """Seconds of a collective on the slowest of some links, 0 for no bytes; None where it was not measured on all."""
     if not links or not all(name in link.collectives for link in links):
         return None
-    times = [link.collectives[name].seconds(processes, num_bytes, tensors=tensors) for link in links]
-    return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
-
-
-def slab_sums(links: Sequence[Link], processes: int, num_bytes: Numbers, tensors: Numbers) -> Numbers | None:
-    """Seconds in which slabs sum gradients, layer by layer, weights and bias together; None if not measured."""
-    if not links or not all(TENSOR_SUM in link.collectives for link in links):
-        return None
-    per_layer = 2.0
-    times = [
-        link.collectives[TENSOR_SUM].seconds(processes, num_bytes)
-        + (tensors / per_layer - 1) * link.collectives[TENSOR_SUM].seconds(processes, 0.0)
-        for link in links
-    ]
+    times = [link.collectives[name].seconds(processes, num_bytes, calls=calls, tensors=tensors) for link in links]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
 
 
@@ -156,10 +144,12 @@ def exchange_on(link: Link, work: Work, processes: int, examples: float, gamma: 
     measured = link.collectives.get(TENSOR_SUM if is_sum else TENSOR_GATHER)
     if measured is not None:
         return measured.seconds(processes, num_bytes, calls=work.calls)
-    rings = 2 if is_sum else 1
-    sent = (processes - 1) / processes * num_bytes
-    added = 0.0 if work.operator == TENSOR_GATHER else sent * gamma
-    return rings * (work.calls * (processes - 1) * link.latency + sent / link.bandwidth) + added
+    each = np.array(num_bytes / work.calls)
+    if is_sum:
+        return work.calls * float(all_reduce([link], processes, each, gamma))
+    if work.operator == TENSOR_GATHER:
+        return work.calls * float(gathering([link], processes, each))
+    return work.calls * float(scattering([link], processes, each, gamma))
 
 
 def all_reduce(links: Sequence[Link], processes: int, num_bytes: Numbers, gamma: float) -> Numbers:
