@@ -58,13 +58,13 @@ def plan(
     objective = objective_of(settings, study)
     methods = methods_of(settings, objective, study)
     model = costs_of(settings, methods, cluster)
-    model = with_layers(model, settings, cluster, silent=output.json or output.quiet)
+    silent = output.json or output.quiet
+    model = with_layers(model, settings, cluster, silent=silent)
     problem = problem_of(settings, model, cluster, methods)
     found = search(problem, objective, keep=KEEP)
     if found.best is None:
         raise UsageError(misfit(problem))
     best, *_ = found.plans if settings.objective == "memory" else refined(found.plans, found.prices)
-    silent = output.json or output.quiet
     trials = tried_or_kept(settings, problem, objective, model, best, found.prices, silent=silent)
     best = best if trials is None else trials.plan
     measured = None if trials is None else trials.measured
@@ -112,6 +112,7 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
 
 def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, silent: bool) -> "Costed":
     """The model with its layers measured, where the cluster is this machine, or as --layers says."""
+    from stretto.plan.beside_cluster import file_beside
     from stretto.study.layer_measurements import BLOCKS, is_measurable, with_measured_layers
 
     one_of("layers", settings.layers, LAYERS)
@@ -125,29 +126,16 @@ def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, 
         return model
     batch = max(settings.batch_size or (model.batch_size,))
     with progress("measuring layers", 1 + BLOCKS, silent=silent) as bar:
-        return with_measured_layers(
-            model,
-            cluster,
-            batch,
-            lambda _: bar.advance(1),
-            file=layers_file(settings),
-            anew=settings.layers == "measured",
-        )
-
-
-def layers_file(settings: PlanSettings) -> Path | None:
-    """The file for measured layers beside that of the cluster; None for a cluster that comes with Stretto."""
-    file = Path(settings.cluster or "")
-    return file.with_suffix(".layers.json") if file.is_file() else None
+        file, anew = file_beside(settings.cluster or "", ".layers.json"), settings.layers == "measured"
+        return with_measured_layers(model, cluster, batch, lambda _: bar.advance(1), file=file, anew=anew)
 
 
 def sharing_workers(settings: PlanSettings, cluster: "Cluster") -> tuple[int, ...]:
     """The numbers of workers that may share weights: those of one node."""
-    from stretto.plan.problem import USUAL_TENSORS
+    from stretto.plan.problem import usual_tensors
 
     workers = settings.workers or cluster.num_workers
-    node = max(group.workers for group in cluster.groups)
-    fitting = (parts for parts in USUAL_TENSORS if workers % parts == 0 and parts <= node)
+    fitting = (parts for parts in usual_tensors(cluster) if workers % parts == 0)
     return tuple(parts for parts in settings.tensor or fitting if parts > 1)
 
 
@@ -173,15 +161,14 @@ def tensors_of(settings: PlanSettings, model: "Costed", cluster: "Cluster") -> t
 
     Raises UsageError for one that was named and cannot share this model's weights.
     """
-    from stretto.plan.problem import USUAL_TENSORS
+    from stretto.plan.problem import usual_tensors
 
     for parts in settings.tensor or ():
         if parts in model.unshared:
             raise UsageError(f"tensor={parts}: {model.unshared[parts]}")
     if settings.tensor or not model.unshared:
         return settings.tensor
-    node = max(group.workers for group in cluster.groups)
-    return tuple(parts for parts in USUAL_TENSORS if parts not in model.unshared and parts <= node)
+    return tuple(parts for parts in usual_tensors(cluster) if parts not in model.unshared)
 
 
 def images(model: "Costed") -> tuple[int, ...] | None:

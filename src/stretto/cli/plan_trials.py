@@ -32,7 +32,7 @@ def check_trials(settings: PlanSettings, cluster: "Cluster") -> None:
     if settings.tries is None:
         return
     from stretto.cost.cluster_file import names
-    from stretto.plan.tried_file import file_beside, read
+    from stretto.plan.tried_file import read
     from stretto.processes import fork_server
     from stretto.study.plan_trials import refuse_elsewhere
 
@@ -45,7 +45,7 @@ def check_trials(settings: PlanSettings, cluster: "Cluster") -> None:
         )
     by_name = settings.cluster in names()
     refuse_elsewhere(cluster, settings.workers or cluster.num_workers, by_name=by_name)
-    if (file := file_beside(settings.cluster)) is not None and not by_name:
+    if (file := file_of(settings)) is not None:
         check_file(file)
         read(file)
     fork_server.prepare()
@@ -69,8 +69,6 @@ def tried(
     *, silent: bool,
 ) -> Choice:  # fmt: skip
     """Try plans, keep what that measures beside the cluster's file, and choose one."""
-    import os
-
     from stretto.plan.trials import ROUNDS, side_by_side, trials_of
     from stretto.plan.tried_file import keep
     from stretto.study.plan_trials import try_plans
@@ -83,7 +81,6 @@ def tried(
     assert settings.tries is not None
     trials = trials_of(problem, objective, prices, settings.tries)
     side_by_side(trials, prices)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     with progress("trials", ROUNDS, silent=silent) as bar:
         try:
             found = try_plans(trials, model.trained, rising(bar.advance, ROUNDS))
@@ -102,7 +99,9 @@ def tried(
     file = file_of(settings)
     if file is not None:
         record = {key: facts[key] for key in ("tried_on", "try_seconds", "try_noise", "remarks", "tried")}
-        about = {"model": model.name, "optimizer": problem.optimizer, "cluster": problem.cluster.name, "load": load}
+        about: dict[str, Any] = {
+            "model": model.name, "optimizer": problem.optimizer, "cluster": problem.cluster.name, "load": found.load,
+        }  # fmt: skip
         with writing_to(file):
             keep(file, key_of(problem, settings.objective, model), about | record)
         facts["tried_file"] = str(file)
@@ -154,20 +153,18 @@ def kept(
 
 def file_of(settings: PlanSettings) -> Path | None:
     """The file of trials beside that of the cluster; None for a cluster that comes with Stretto."""
-    from stretto.cost.cluster_file import names
-    from stretto.plan.tried_file import file_beside
+    from stretto.plan.beside_cluster import file_beside
 
-    return None if settings.cluster is None or settings.cluster in names() else file_beside(settings.cluster)
+    return file_beside(settings.cluster or "", ".tried.json")
 
 
 def key_of(problem: "Problem", goal: str, model: "Costed") -> str:
     """What trials of a problem are kept under: digests of the user's functions and data are part of it."""
     from stretto.plan.tried_file import problem_key
-    from stretto.study.prepare import resolve
-    from stretto.study.trial_processes import settings_of
 
     assert model.trained is not None, "the caller has made sure that it can be trained"
-    return problem_key(problem, goal, model.trained, resolve(settings_of({**model.trained, "stages": 1})).sources)
+    assert model.resolved is not None, "whatever can be trained has settings"
+    return problem_key(problem, goal, model.trained, model.resolved.sources)
 
 
 def date() -> str:

@@ -17,6 +17,12 @@ USUAL_TENSORS = (1, 2, 4, 8, 16)  # tried where a problem names none, within a n
 USUAL_SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
 
 
+def usual_tensors(cluster: Cluster) -> tuple[int, ...]:
+    """The numbers of processes that may share a stage's weights where none are named: those within a node."""
+    node_size = max(group.workers for group in cluster.groups)
+    return tuple(tensor for tensor in USUAL_TENSORS if tensor <= node_size or tensor == 1)
+
+
 def merged(layers: tuple[LayerCost, ...]) -> tuple[LayerCost, ...]:
     """The layers, with a loss merged into the last one."""
     *rows, last = layers

@@ -9,7 +9,7 @@ from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
 from stretto.plan.places import Places
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
-from stretto.plan.problem import USUAL_TENSORS, Problem
+from stretto.plan.problem import Problem, usual_tensors
 
 
 class Candidate(NamedTuple):
@@ -138,8 +138,7 @@ def tensors_of(problem: Problem) -> tuple[int, ...]:
     """The numbers of processes that may share a stage's weights: those named, or the usual ones within a node."""
     if problem.tensors is not None:
         return tuple(dict.fromkeys(problem.tensors))
-    node_size = max(group.workers for group in problem.cluster.groups)
-    return tuple(tensor for tensor in USUAL_TENSORS if tensor <= node_size or tensor == 1)
+    return usual_tensors(problem.cluster)
 
 
 def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:

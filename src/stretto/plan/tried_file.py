@@ -5,17 +5,14 @@ optimizer and the choices that a plan has, on one machine. Only what was measure
 trials replace the former ones.
 """
 
-import hashlib
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from stretto.errors import UsageError
-from stretto.files.whole_files import write_whole
 from stretto.mesh import Mesh
+from stretto.plan import beside_cluster
 from stretto.plan.branch_and_bound import Plan, plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
@@ -25,12 +22,8 @@ from stretto.plan.trials import predicted
 
 Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
 PRICED = ("costs", "tensor_costs", "cluster", "heads", "sides")  # fields of a problem that are no choices
+WORD = "problems"  # of the file, above its records
 NEEDED = ("method", "workers", "bounds", "predicted_seconds", "measured_seconds", "reported_seconds", "allowed")
-
-
-def file_beside(cluster: str) -> Path | None:
-    """The file for trials on a cluster; None for a cluster that has no file."""
-    return Path(cluster).with_suffix(".tried.json") if Path(cluster).is_file() else None
 
 
 def problem_key(problem: Problem, goal: str, trained: Mapping[str, Any], sources: Mapping[str, str]) -> str:
@@ -40,10 +33,9 @@ def problem_key(problem: Problem, goal: str, trained: Mapping[str, Any], sources
     problem.
     """
     choices = {each.name: getattr(problem, each.name) for each in fields(problem) if each.name not in PRICED}
-    facts = {
-        "choices": choices, "goal": goal, "trained": dict(trained), "sources": dict(sources), "host": platform.node()
-    }  # fmt: skip
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return beside_cluster.key_of({
+        "choices": choices, "goal": goal, "trained": dict(trained), "sources": dict(sources), "host": platform.node(),
+    })  # fmt: skip
 
 
 def row(plan: Plan) -> dict[str, Any]:
@@ -80,27 +72,20 @@ def candidate_of(tried: Tried) -> Candidate:
 
 def keep(file: Path, key: str, record: Mapping[str, Any]) -> None:
     """Write the trials of a problem into the file, in place of its former ones. Raises OSError, UsageError."""
-    problems = read(file) | {key: dict(record)}
-    write_whole(file, json.dumps({"problems": problems}, indent=1) + "\n")
+    beside_cluster.write(file, WORD, read(file) | {key: dict(record)})
 
 
 def read(file: Path) -> dict[str, Any]:
     """The trials in a file by `problem_key`; none if there is no file. Raises UsageError if it is damaged."""
-    try:
-        problems = json.loads(file.read_text(encoding="utf-8"))["problems"]
-        for record in problems.values():
-            for tried in record["tried"]:
-                candidate_of(tried)
-                _ = [tried[name] for name in NEEDED]
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}; delete it, and plans go by predictions") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{file} holds no trials that stretto plan --try wrote: delete it, and plans go by predictions"
-        ) from error
-    return dict(problems)
+    what, effect = "trials that stretto plan --try wrote", "plans go by predictions"
+    return beside_cluster.read(file, WORD, check, what=what, effect=effect)
+
+
+def check(record: Mapping[str, Any]) -> None:
+    """Raise ValueError, KeyError or TypeError for trials that are not as `row` and the command write them."""
+    for tried in record["tried"]:
+        candidate_of(tried)
+        _ = [tried[name] for name in NEEDED]
 
 
 def best_tried(

@@ -1,7 +1,5 @@
 """The layers of a model measured on this machine, for plans: alone, and while all workers of the machine compute."""
 
-import hashlib
-import json
 import os
 import platform
 import time
@@ -9,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,19 +16,20 @@ from torch import Tensor
 from stretto.cost import Cluster
 from stretto.cost.cluster import Device
 from stretto.cost.cluster_file import to_dict
-from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, measured_of
+from stretto.cost.layer_table import Affine, LayerCost, Measured, measured_of
 from stretto.cost.stage_prediction import Machine, layer_seconds, update_seconds
-from stretto.errors import UsageError
-from stretto.files.whole_files import write_whole
 from stretto.measure import with_times
+from stretto.measure.messages import agreed
 from stretto.nn.batch import as_tuple, inputs_of
+from stretto.plan import beside_cluster
 from stretto.settings.runs import TrainSettings
 from stretto.study.model_costs import Costed, built
-from stretto.study.prepare import optimizer, resolve
+from stretto.study.prepare import optimizer
 
 BLOCKS = 3  # in which layers are measured alone, and by all processes together; the middle one counts
 SECONDS = 3.0  # of a measurement of all layers, about
 REPEATS = (2, 5)
+WORD = "layers"  # of the file, above its records
 LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
 
 
@@ -38,7 +37,7 @@ def is_measurable(model: Costed, cluster: Cluster) -> bool:
     """Whether `stretto plan` can measure the layers: the cluster is this machine, and their copies are small."""
     here = cluster.name == platform.node() and len(cluster.groups) == 1 and cluster.groups[0].nodes == 1
     weights = sum(layer.parameter_bytes for layer in model.costs.layers)
-    return here and model.requested is not None and weights <= LARGEST
+    return here and model.resolved is not None and weights <= LARGEST
 
 
 def with_measured_layers(
@@ -55,7 +54,7 @@ def with_measured_layers(
     if anew or key not in known:
         known[key] = measured(model, cluster, batch, tell)
         if file is not None:
-            write_whole(file, json.dumps({"layers": known}, indent=1) + "\n")
+            beside_cluster.write(file, WORD, known)
     found = known[key]
     rows = tuple(
         replace(row, measured=measured_of(times))
@@ -82,31 +81,24 @@ def measured(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], 
     from stretto.study.calibration_processes import measure_on_processes
 
     place = LaunchSettings(workers=min(cluster.num_workers, os.cpu_count() or 1))
-    return measure_on_processes("layers", {"settings": model.requested, "batch": batch}, place, tell)
+    return measure_on_processes("layers", {"settings": model.resolved, "batch": batch}, place, tell)
 
 
 def key_of(model: Costed, cluster: Cluster, batch: int) -> str:
-    """Sixteen characters that differ if the model, its functions or data, the batch, or the calibration does."""
-    assert model.requested is not None, "the model can be trained"
-    resolved = resolve(replace(model.requested, stages=1))
-    facts = {"settings": resolved.to_json(), "sources": dict(resolved.sources), "batch": batch}
-    told = json.dumps(facts | {"cluster": to_dict(cluster)}, sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    """What differs if the model, its functions or data, the batch, or the calibration does."""
+    assert model.resolved is not None, "the model can be trained"
+    return beside_cluster.key_of({"settings": model.resolved.to_json(), "batch": batch, "cluster": to_dict(cluster)})
 
 
 def read(file: Path) -> dict[str, Any]:
     """What was measured, by `key_of`; nothing if there is no file. Raises UsageError if it is damaged."""
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))["layers"]
-        for found in known.values():
-            _ = [measured_of(times) for times in found["layers"]], found["start"], found["step"]
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}; delete it, and layers are measured again") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} holds no layers that stretto plan measured: delete it") from error
-    return dict(known)
+    what, effect = "layers that stretto plan measured", "layers are measured again"
+    return beside_cluster.read(file, WORD, check, what=what, effect=effect)
+
+
+def check(record: Mapping[str, Any]) -> None:
+    """Raise KeyError, TypeError or AttributeError for what `layers` does not give."""
+    _ = [measured_of(times) for times in record["layers"]], record["start"], record["step"]
 
 
 def scaled(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:
@@ -142,6 +134,14 @@ def scaled(part: LayerCost, whole: LayerCost, device: Device, model: Costed, bat
 # -- in each process --------------------------------------------------------------------------------------------------
 
 
+class Sample(NamedTuple):
+    """The times of all layers, and the seconds of starting a backward and a step of the optimizer."""
+
+    layers: list[Measured]
+    start: float
+    step: float
+
+
 def layers(tell: Callable[[], object], *, settings: TrainSettings, batch: int) -> dict[str, Any]:
     """Measure the layers among all processes; the same result on all: the first one alone, then all together."""
     from stretto.measure.layer_flops import layer_costs
@@ -156,14 +156,17 @@ def layers(tell: Callable[[], object], *, settings: TrainSettings, batch: int) -
         targets.append(y)
     costs = layer_costs(every, examples[-1], loss=model.loss, target=targets[-1])
 
-    def timed(repeats: int) -> ModelCosts:
-        return with_times(
+    def timed(repeats: int) -> Sample:
+        found = with_times(
             costs, every, examples, loss=model.loss, targets=targets, optimizer=optimizer(resolved), repeats=repeats
         )
+        return Sample([row.measured for row in found.layers if row.measured is not None], found.start, found.step)
 
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup), "the caller has started several processes"
     begin = time.perf_counter()
     timed(1)
-    repeats = max(REPEATS[0], min(REPEATS[1], int(agreed(SECONDS / (time.perf_counter() - begin)))))
+    repeats = max(REPEATS[0], min(REPEATS[1], int(agreed(world, SECONDS / (time.perf_counter() - begin)))))
     tell()
     alone, together = [], []
     for _ in range(BLOCKS):
@@ -172,15 +175,16 @@ def layers(tell: Callable[[], object], *, settings: TrainSettings, batch: int) -
         dist.barrier()
         together.append(timed(repeats))
         tell()
-    number = range(len(costs.layers))
-    slowed = [agreed(median(passes(times.layers[index], batch) for times in together)) for index in number]
+    slowed = [
+        agreed(world, median(passes(times, batch) for times in of_layer))
+        for of_layer in zip(*(sample.layers for sample in together), strict=True)
+    ]
     result: list[dict[str, Any]] = [{}]
     if dist.get_rank() == 0:
-        middle = sorted(alone, key=lambda times: sum(passes(row, batch) for row in times.layers))[BLOCKS // 2]
-        rows = [row.measured for row in middle.layers if row.measured is not None]
+        middle = sorted(alone, key=lambda sample: sum(passes(times, batch) for times in sample.layers))[BLOCKS // 2]
         lines = [
-            replace(row, contention=max(1.0, seconds / max(1e-9, passes_of(row, batch))))
-            for row, seconds in zip(rows, slowed, strict=True)
+            replace(times, contention=max(1.0, seconds / max(1e-9, passes(times, batch))))
+            for times, seconds in zip(middle.layers, slowed, strict=True)
         ]
         result = [{"layers": list(map(asdict, lines)), "start": middle.start, "step": middle.step}]
     dist.broadcast_object_list(result)
@@ -202,19 +206,6 @@ def repeated(value: Any, size: int) -> Any:
     return type(value)(repeated(each, size) for each in as_tuple(value))
 
 
-def passes(row: LayerCost, batch: int) -> float:
-    """Seconds of a forward and a backward."""
-    assert row.measured is not None, "it has been measured"
-    return passes_of(row.measured, batch)
-
-
-def passes_of(times: Measured, batch: int) -> float:
+def passes(times: Measured, batch: int) -> float:
     """Seconds of a forward and a backward."""
     return times.forward.at(batch) + times.backward.at(batch)
-
-
-def agreed(value: float) -> float:
-    """The mean over processes."""
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total) / dist.get_world_size()

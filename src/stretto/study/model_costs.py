@@ -31,7 +31,7 @@ class Costed:
     `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
     several where branches cross its end; empty where they are not counted. `tensor_costs` are the costs to
     each of several processes that share weights, by their number, and `unshared` the reasons why others cannot share
-    them; `requested` are the settings of a model that `stretto train` can train.
+    them; `resolved` are the settings, one stage, of a model that `stretto train` can train.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Costed:
     tensors: tuple[int, ...] = ()
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     unshared: Mapping[int, str] = field(default_factory=dict)
-    requested: "TrainSettings | None" = None
+    resolved: "TrainSettings | None" = None
 
     def passed(self, cut: Sequence[int]) -> list[dict[str, float]]:
         """What passes from each stage to the next, as plain data: tensors, and bytes an example, all tensors together.
@@ -128,7 +128,7 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], sharing: Sequenc
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
         None if cut is None else tuple(cut.bounds), tuple(map(len, features)),
-        *shared_costs(layers, inputs, model.loss, y, sharing), requested,
+        *shared_costs(layers, inputs, model.loss, y, sharing), settings,
     )  # fmt: skip
 
 

@@ -19,11 +19,15 @@ BUSY = 0.5  # cores that other programs keep busy: from here on times are said t
 
 @dataclass(frozen=True)
 class Tried:
-    """What trials came to, the seconds that they took, and remarks on the machine that doubt them."""
+    """What trials came to, the seconds that they took, and remarks on the machine that doubt them.
+
+    `load` are the cores that other programs kept busy when they began; None where the system does not tell.
+    """
 
     outcome: Outcome
     seconds: float
     remarks: tuple[str, ...]
+    load: float | None
 
     @property
     def measured(self) -> dict[str, Any]:
@@ -82,7 +86,8 @@ def try_plans(trials: Sequence[Trial], trained: Mapping[str, Any], on_round: Cal
     UsageError if no plan can be tried; all processes have ended when it returns or raises.
     """
     begin = time.perf_counter()
-    remarks = doubts(max(trial.plan.candidate.workers for trial in trials))
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    remarks = doubts(max(trial.plan.candidate.workers for trial in trials), load or 0.0)
     groups: dict[Trial, TrialGroup] = {}
 
     def turn(trial: Trial) -> float:
@@ -99,14 +104,14 @@ def try_plans(trials: Sequence[Trial], trained: Mapping[str, Any], on_round: Cal
                 except TrialFailedError as error:
                     trial.failure = f"{error}"
         outcome = contest(trials, turn)
-    return Tried(outcome, time.perf_counter() - begin, remarks)
+    return Tried(outcome, time.perf_counter() - begin, remarks, load)
 
 
-def doubts(workers: int) -> tuple[str, ...]:
+def doubts(workers: int, load: float) -> tuple[str, ...]:
     """What makes times on this machine doubtful just now: few cores, or other programs that compute."""
     import torch
 
-    cores, load = available_cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    cores = available_cores()
     crowded = cores < workers and not torch.accelerator.is_available()
     few = f"{workers} workers share {cores} cores: on more cores the order may be another" if crowded else ""
     busy = (

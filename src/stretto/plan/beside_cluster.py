@@ -1,0 +1,51 @@
+"""What was measured on a machine, kept beside its cluster's file: cluster.toml has cluster.tried.json, say.
+
+Such a file is a table of records under one word, each by a key that differs once what it was measured of does.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stretto.cost.cluster_file import names
+from stretto.errors import UsageError
+from stretto.files.whole_files import write_whole
+
+Record = Mapping[str, Any]
+
+
+def file_beside(cluster: str, ending: str) -> Path | None:
+    """The file with this ending for a cluster; None for one that comes with Stretto, or has no file."""
+    known = cluster not in names() and Path(cluster).is_file()
+    return Path(cluster).with_suffix(ending) if known else None
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """Sixteen characters that differ if the facts do."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write(file: Path, word: str, records: Mapping[str, Record]) -> None:
+    """Write all records, in place of those in the file. Raises OSError."""
+    write_whole(file, json.dumps({word: records}, indent=1) + "\n")
+
+
+def read(file: Path, word: str, check: Callable[[Record], object], *, what: str, effect: str) -> dict[str, Record]:
+    """The records in a file, by their keys; none if there is no file.
+
+    `check` raises ValueError, KeyError, TypeError or AttributeError for a record that cannot be used. Raises UsageError
+    for a file that cannot be read, or is damaged: it holds no `what`, and without it `effect`.
+    """
+    try:
+        records: dict[str, Record] = json.loads(file.read_text(encoding="utf-8"))[word]
+        for record in records.values():
+            check(record)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}; delete it, and {effect}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{file} holds no {what}: delete it, and {effect}") from error
+    return dict(records)
