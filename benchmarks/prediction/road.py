@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -120,7 +121,7 @@ def promised(networks: Mapping[str, Sequence[str]], only: str, folder: Path) -> 
     for network, words in networks.items():
         for configuration, limits in CONFIGURATIONS.items():
             case = Case(network, configuration)
-            if only not in str(case):
+            if not re.search(only, str(case)):
                 continue
             workers = 1 if configuration == "one worker" else 2
             file = folder / f"{len(rows)}.toml"
@@ -211,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, choices=range(1, 20), metavar="1..19")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="a pattern that cases must match: network, configuration")
     parser.add_argument("--cluster", type=Path, help="a calibration of this machine; made anew unless it is given")
     parser.add_argument("--out", type=Path, default=None)
     chosen = parser.parse_args()

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from stretto.cli.output import print_json
 from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of
 from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
-from stretto.cli.plan_trials import check_trials, tried_or_kept
+from stretto.cli.plan_trials import check_trials, rising, tried_or_kept
 from stretto.cli.progress import progress
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
@@ -60,7 +60,7 @@ def plan(
     model = costs_of(settings, methods, cluster)
     silent = output.json or output.quiet
     model = with_layers(model, settings, cluster, silent=silent)
-    problem = problem_of(settings, model, cluster, methods)
+    problem = with_steps(problem_of(settings, model, cluster, methods), model, settings, silent=silent)
     found = search(problem, objective, keep=KEEP)
     if found.best is None:
         raise UsageError(misfit(problem))
@@ -98,11 +98,14 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
     """What the model costs, heads included if some method has any, and parts of it that workers may share."""
     from stretto.plan.planned_methods import names_of, planned
     from stretto.settings.runs import DEFAULTS
+    from stretto.study.layer_measurements import is_here
     from stretto.study.model_costs import costed
 
     model = settings.model
     usual = DEFAULTS[model].data if model in DEFAULTS else None
     heads = {planned(name).method.head: None for name in names_of(methods) if planned(name).family == "local"}
+    if settings.layers != "counted" and is_here(cluster):  # steps with heads are measured whatever the methods are
+        heads |= {"auto": None}
     return costed(
         model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
         loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=tuple(heads),
@@ -124,10 +127,32 @@ def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, 
         )
     if settings.layers == "counted" or not measurable:
         return model
-    batch = max(settings.batch_size or (model.batch_size,))
+    batch = largest_batch(settings, model)
     with progress("measuring layers", 1 + BLOCKS, silent=silent) as bar:
         file, anew = file_beside(settings.cluster or "", ".layers.json"), settings.layers == "measured"
         return with_measured_layers(model, cluster, batch, lambda _: bar.advance(1), file=file, anew=anew)
+
+
+def with_steps(problem: "Problem", model: "Costed", settings: PlanSettings, *, silent: bool) -> "Problem":
+    """The problem with predictions corrected by whole steps, where the layers were measured, too."""
+    from stretto.plan.beside_cluster import file_beside
+    from stretto.processes import fork_server
+    from stretto.study.layer_measurements import is_measurable, key_of
+    from stretto.study.step_measurements import ROUNDS, with_measured_steps
+
+    if settings.layers == "counted" or not is_measurable(model, problem.cluster):
+        return problem
+    assert model.trained is not None, "what can be measured can be trained"
+    fork_server.prepare()
+    key = key_of(model, problem.cluster, largest_batch(settings, model))
+    with progress("measuring steps", ROUNDS, silent=silent) as bar:
+        file, anew = file_beside(settings.cluster or "", ".steps.json"), settings.layers == "measured"
+        return with_measured_steps(problem, model.trained, key, rising(bar.advance, ROUNDS), file=file, anew=anew)
+
+
+def largest_batch(settings: PlanSettings, model: "Costed") -> int:
+    """The largest batch that a plan may have, of which layers and steps are measured."""
+    return max(settings.batch_size or (model.batch_size,))
 
 
 def sharing_workers(settings: PlanSettings, cluster: "Cluster") -> tuple[int, ...]:
@@ -136,7 +161,8 @@ def sharing_workers(settings: PlanSettings, cluster: "Cluster") -> tuple[int, ..
 
     workers = settings.workers or cluster.num_workers
     fitting = (parts for parts in usual_tensors(cluster) if workers % parts == 0)
-    return tuple(parts for parts in settings.tensor or fitting if parts > 1)
+    measured = (cluster.num_workers,) if cluster.num_workers in usual_tensors(cluster) else ()
+    return tuple(dict.fromkeys(parts for parts in (*(settings.tensor or fitting), *measured) if parts > 1))
 
 
 def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", methods: tuple[str, ...]) -> "Problem":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stretto.plan.candidate_costs import Prices
     from stretto.study.model_costs import Costed
 
+FAR = 1.5  # times: a correction that says that the parts of a step are not understood
 NEGLIGIBLE = 1e-6  # share of a step's time: smaller terms are rounding errors
 
 
@@ -78,6 +79,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
     For a user's own model that includes the line of Python that trains it.
     """
     from stretto.plan.plan_file import script
+    from stretto.plan.ways import ways_of
 
     facts = {
         "plan": str(out),
@@ -90,6 +92,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "chosen": file["plan"],
         "predicted": file["predicted"],
         "objective": file["objective"],
+        "corrections": {way: found.prices.problem.ratios.get(way, 1.0) for way in ways_of(best.candidate)},
         "doubts": doubts_of(best, found),
         "between_stages": model.passed(best.bounds),
     }
@@ -111,6 +114,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
 def doubts_of(best: "Plan", found: "Found") -> list[str]:
     """Why the predicted seconds may be wrong: doubts about the cluster's figures, and what is beyond them."""
     from stretto.cost.collective import NAMES
+    from stretto.plan.ways import ways_of
 
     problem, c = found.prices.problem, best.candidate
     doubts = list(problem.cluster.doubts)
@@ -119,6 +123,12 @@ def doubts_of(best: "Plan", found: "Found") -> list[str]:
     sharing = max(c.mesh.data, c.mesh.inside)
     if measured and sharing > max(measured):
         doubts.append(f"collectives among {sharing} processes follow from what {max(measured)} took")
+    for way in ways_of(c):
+        ratio = problem.ratios.get(way, 1.0)
+        if max(ratio, 1 / ratio) > FAR:
+            doubts.append(
+                f"a measured step, {way}, took {ratio:.2g} times what its parts promise: plans follow the step"
+            )
     return doubts
 
 

@@ -84,7 +84,7 @@ def in_order(
             if aim.goal == "memory":
                 heap.append((bounds.bytes(c) / c.pipeline, index, True, c))
             else:
-                least = bounds.seconds(c) * aim.factor(c, prices.places_of(c).price)
+                least = bounds.seconds(c) * factor(c, aim, prices)
                 heap.append((least, index, False, c))
     heapq.heapify(heap)
     while heap:
@@ -92,8 +92,13 @@ def in_order(
         if is_tight:
             yield least, c
         elif bounds.reaches(c):
-            tighter = bounds.tighter(c) * aim.factor(c, prices.places_of(c).price)
+            tighter = bounds.tighter(c) * factor(c, aim, prices)
             heapq.heappush(heap, (max(least, tighter), index, True, c))
+
+
+def factor(c: Candidate, aim: Objective, prices: Prices) -> float:
+    """From the seconds of closed forms to the objective's value."""
+    return prices.correction(c) * aim.factor(c, prices.places_of(c).price)
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
@@ -121,7 +126,7 @@ def planned(
     worker_bytes = [0.0] * c.pipeline
     for s, row in enumerate(rows):
         worker_bytes[c.worker_of(s)] += float(row.bytes[bounds[s], bounds[s + 1]])
-    price = prices.places_of(c).price
+    price, seconds = prices.places_of(c).price, seconds * prices.correction(c)
     value = max(worker_bytes) if aim.goal == "memory" else seconds * aim.factor(c, price)
     return Plan(
         candidate=c, bounds=bounds, formula=seconds, seconds=seconds, value=value, bytes=tuple(worker_bytes),

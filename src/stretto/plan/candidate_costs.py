@@ -66,6 +66,7 @@ from stretto.plan.places import (
 from stretto.plan.problem import Problem, merged
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
+from stretto.plan.ways import correction
 
 Table = NDArray[np.float64]
 Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn
@@ -164,6 +165,10 @@ class Prices:
 
     def _places(self, mesh: Mesh, pipeline: int) -> Places:
         return Places.of(self.problem.cluster, mesh, pipeline)
+
+    def correction(self, c: Candidate) -> float:
+        """What the seconds of a candidate's step are multiplied by, as whole steps were measured; 1 if none were."""
+        return correction(c, self.problem.ratios) if self.problem.ratios else 1.0
 
     def places_of(self, c: Candidate) -> Places:
         """The devices and links that a candidate runs on."""
@@ -432,7 +437,8 @@ class Prices:
     def terms(self, c: Candidate, bounds: Sequence[int]) -> dict[str, float]:
         """The seconds of a step by term (see TERMS): those of the busiest stage, and the bubble of the fill.
 
-        "messages" are the seconds of sending and receiving, and the transit that no computation hides.
+        "messages" are the seconds of sending and receiving, and the transit that no computation hides; "correction" is
+        what whole steps took longer than the other terms.
         """
         stages = self.stages_at(c, bounds)
         fills, loads = zip(*(fill_and_load(c, s, stage) for s, stage in enumerate(stages)), strict=True)
@@ -457,6 +463,7 @@ class Prices:
         computing = work - turns * stage.message_overhead - sending_losses
         parts["computing"] = computing - sum(parts.values()) + parts["messages"]
         parts["bubble"] = total - sum(parts.values())
+        parts["correction"] = total * (self.correction(c) - 1)
         return {name: float(value) for name, value in parts.items()}
 
 
@@ -471,7 +478,7 @@ class Head(NamedTuple):
 
 TERMS = (
     "computing", "computing again", "inside stages", "gathering weights", "all-reduce", "update", "runtime", "messages",
-    "bubble",
+    "bubble", "correction",
 )  # fmt: skip
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
 UPDATE = 4  # the column of `LayerTimes`

@@ -47,7 +47,8 @@ class Problem:
     same of methods that name another, by its name; `no_heads` says by name why some cannot be priced. `sides[l]`
     is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
-    processes that share weights, where they have been counted; others follow from `costs`. With `all_workers`, every
+    processes that share weights, where they have been counted; others follow from `costs`. `ratios` are measured over
+    predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`. With `all_workers`, every
     plan uses all workers. Raises UsageError for values that no plan can have.
     """
 
@@ -72,6 +73,7 @@ class Problem:
     sides: tuple[int, ...] | None = None
     masters: bool = False
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
+    ratios: Mapping[str, float] = field(default_factory=dict)
     all_workers: bool = False
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ def actions(plan: Plan) -> int:
 
 def simulated(plan: Plan, prices: Prices) -> Plan:
     """The plan with the simulated seconds of a turn in the long run."""
-    seconds = turn_seconds(pricer_of(plan, prices))
+    seconds = turn_seconds(pricer_of(plan, prices)) * prices.correction(plan.candidate)
     ratio = seconds / plan.formula
     money = None if plan.money is None else plan.money * ratio
     value = plan.value if plan.value == max(plan.bytes) else plan.value * ratio
@@ -87,7 +87,12 @@ def terms(plan: Plan, prices: Prices) -> Mapping[str, float]:
     stages = prices.stages_at(plan.candidate, plan.bounds)
     workloads = [work_terms(worker, pricer, stages) for worker in range(pricer.workers.number)]
     busiest = max(workloads, key=lambda work: sum(work.values()))
-    waits = {"messages": plan.seconds - without_messages, "bubble": without_messages - sum(busiest.values())}
+    uncorrected = plan.seconds / prices.correction(plan.candidate)
+    waits = {
+        "messages": uncorrected - without_messages,
+        "bubble": without_messages - sum(busiest.values()),
+        "correction": plan.seconds - uncorrected,
+    }
     return dict.fromkeys(TERMS, 0.0) | busiest | waits
 
 

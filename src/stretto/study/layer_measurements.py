@@ -35,9 +35,13 @@ LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
 
 def is_measurable(model: Costed, cluster: Cluster) -> bool:
     """Whether `stretto plan` can measure the layers: the cluster is this machine, and their copies are small."""
-    here = cluster.name == platform.node() and len(cluster.groups) == 1 and cluster.groups[0].nodes == 1
     weights = sum(layer.parameter_bytes for layer in model.costs.layers)
-    return here and model.resolved is not None and weights <= LARGEST
+    return is_here(cluster) and model.resolved is not None and weights <= LARGEST
+
+
+def is_here(cluster: Cluster) -> bool:
+    """Whether the cluster is this machine, as `stretto calibrate` has measured it."""
+    return cluster.name == platform.node() and len(cluster.groups) == 1 and cluster.groups[0].nodes == 1
 
 
 def with_measured_layers(

@@ -25,7 +25,7 @@ from stretto.settings.runs import TrainSettings, known
 TIMEOUT = 3600.0  # seconds that a worker waits for another: longer than all turns of all plans
 GRACE, ENDING = 5.0, 5.0  # seconds for the others once one has failed; for processes to end by themselves
 TURN, FEWEST, MOST = 0.4, 3, 400  # seconds of a turn, if that is at least and at most so many steps
-WARM = 2  # steps of a turn that are not timed: workers have been idle
+WARM, WARMING = 2, 0.1  # steps of a turn that are not timed, at least, and seconds: workers have been idle
 
 
 class TrialGroup:
@@ -81,7 +81,8 @@ class TrialGroup:
 
         Raises TrialFailedError if one of them fails; all are ended then.
         """
-        self._pace = self._ask(WARM, min(max(round(TURN / self._pace), FEWEST), MOST))
+        warm, timed = (round(seconds / self._pace) for seconds in (WARMING, TURN))
+        self._pace = self._ask(min(max(warm, WARM), MOST), min(max(timed, FEWEST), MOST))
         return self._pace
 
     def _ask(self, warm: int, steps: int) -> float:

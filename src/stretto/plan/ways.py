@@ -1,0 +1,30 @@
+"""The ways in which plans divide the work, and the correction of predictions that whole steps gave for each."""
+
+import math
+from collections.abc import Mapping
+
+from stretto.plan.problem import SHARDS
+from stretto.plan.search_space import Candidate
+
+ONE_WORKER, REPLICAS, TENSOR, SPACE = "one worker", "replicas", "tensor", "space"
+PIPELINE, WITHOUT_DRAIN, LOCAL = "pipeline", "pipeline without a drain", "stages with losses of their own"
+WAYS = (ONE_WORKER, REPLICAS, *SHARDS[1:], TENSOR, SPACE, PIPELINE, WITHOUT_DRAIN, LOCAL)
+
+
+def ways_of(c: Candidate) -> tuple[str, ...]:
+    """The ways in which a candidate divides the work, one for each axis that is longer than 1."""
+    replicas = REPLICAS if c.shard == "none" else c.shard
+    pipeline = LOCAL if c.planned.family == "local" else PIPELINE if c.planned.drains else WITHOUT_DRAIN
+    ways = {
+        ONE_WORKER: c.workers == 1,
+        replicas: c.mesh.data > 1,
+        TENSOR: c.mesh.tensor > 1,
+        SPACE: c.mesh.space != (1, 1),
+        pipeline: c.pipeline > 1,
+    }
+    return tuple(way for way, divided in ways.items() if divided)
+
+
+def correction(c: Candidate, ratios: Mapping[str, float]) -> float:
+    """What the predicted seconds of a candidate are multiplied by: 1 for ways that were not measured."""
+    return math.prod(ratios.get(way, 1.0) for way in ways_of(c))

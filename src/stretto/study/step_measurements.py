@@ -1,0 +1,117 @@
+"""Whole steps measured on this machine, of one plan for each way to divide the work; see `stretto.plan.whole_steps`."""
+
+import contextlib
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stretto.plan import Plan, Problem, beside_cluster
+from stretto.plan.plan_file import training
+from stretto.plan.trials import TrialFailedError
+from stretto.plan.tried_file import row
+from stretto.plan.whole_steps import probes, side_by_side
+from stretto.study.trial_processes import TrialGroup
+
+ROUNDS = 6  # turns of each plan, by turns with the others
+WORD = "steps"  # of the file, above its records
+
+
+def with_measured_steps(
+    problem: Problem, trained: Mapping[str, Any], key: str, tell: Callable[[int], object],
+    *, file: Path | None, anew: bool = False,
+) -> Problem:  # fmt: skip
+    """The problem with the ratios of measured to predicted seconds, by way to divide the work.
+
+    `trained` are the settings of its model, `key` what its layers were measured under. What `file` holds is not
+    measured again, unless `anew` or the plans to measure have changed. Raises UsageError for a damaged file.
+    """
+    workers = min(problem.cluster.num_workers, os.cpu_count() or 1)
+    plans = probes(problem, workers)
+    known = {} if file is None else read(file)
+    name = beside_cluster.key_of({"layers": key, "workers": workers})
+    found = {} if anew else known.get(name, {})
+    missing = {way: plan for way, plan in plans.items() if not fits(found.get(way), plan)}
+    if missing:
+        # Together, as a machine's speed drifts: times of other moments would be compared with those of these.
+        memory = min(problem.cluster.device(worker).memory for worker in range(workers))
+        found = known[name] = measured(plans, trained, memory, tell)
+        if file is not None:
+            beside_cluster.write(file, WORD, known)
+    ratios = {way: found[way]["seconds"] / plan.seconds for way, plan in plans.items() if not found[way]["failure"]}
+    doubts = tuple(f"no step could be measured on this machine, {way}: {found[way]['failure']}"
+                   for way in plans if way not in ratios)  # fmt: skip
+    return problem.but(ratios=ratios, cluster=replace(problem.cluster, doubts=(*problem.cluster.doubts, *doubts)))
+
+
+def fits(record: Mapping[str, Any] | None, plan: Plan) -> bool:
+    """Whether a record is of this plan."""
+    return record is not None and record["plan"] == identity(plan)
+
+
+def identity(plan: Plan) -> dict[str, Any]:
+    """What a plan is, without what it is predicted to take."""
+    return {name: value for name, value in row(plan).items() if name != "predicted_seconds"}
+
+
+def measured(
+    plans: Mapping[str, Plan], trained: Mapping[str, Any], memory: float, tell: Callable[[int], object]
+) -> dict[str, dict[str, Any]]:
+    """The seconds of a step of each plan; None for one that cannot be trained, with the reason.
+
+    `tell` is called with the number of rounds that have ended.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    groups = side_by_side(plans, memory)
+    for number, together in enumerate(groups):
+
+        def on_round(done: int, before: int = number) -> None:
+            tell((before * ROUNDS + done) // len(groups))
+
+        turns, failures = taken(together, trained, on_round)
+        for way, plan in together.items():
+            seconds = None if way in failures else statistics.median(turns[way])
+            found[way] = {"plan": identity(plan), "seconds": seconds, "failure": failures.get(way, "")}
+    return found
+
+
+def taken(
+    plans: Mapping[str, Plan], trained: Mapping[str, Any], on_round: Callable[[int], object]
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """The seconds of a step in each turn of each plan, and why some cannot be trained."""
+    turns: dict[str, list[float]] = {way: [] for way in plans}
+    failures: dict[str, str] = {}
+
+    def each(act: Callable[[str], object]) -> None:
+        for way in plans:
+            if way not in failures:
+                try:
+                    act(way)
+                except TrialFailedError as error:
+                    failures[way] = f"{error}"
+
+    with contextlib.ExitStack() as stack:
+        groups = {way: stack.enter_context(TrialGroup(training(plan, trained))) for way, plan in plans.items()}
+        each(lambda way: groups[way].await_ready())
+        each(lambda way: groups[way].fill())
+        for number in range(ROUNDS):
+            each(lambda way: turns[way].append(groups[way].turn()))
+            on_round(number + 1)
+    return turns, failures
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What was measured, by a digest of the layers and the workers; nothing if there is no file.
+
+    Raises UsageError if it is damaged.
+    """
+    what, effect = "steps that stretto plan measured", "they are measured again"
+    return beside_cluster.read(file, WORD, check, what=what, effect=effect)
+
+
+def check(record: Mapping[str, Any]) -> None:
+    """Raise KeyError, TypeError or ValueError for what `measured` does not give."""
+    for each in record.values():
+        _ = each["plan"]["method"], float(each["seconds"] or 0)

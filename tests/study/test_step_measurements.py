@@ -1,0 +1,114 @@
+"""Whole steps measured for a plan: once for a calibration, together, and what is said of those that fail."""
+
+import json
+import platform
+
+import pytest
+
+from cluster_text import cluster_text
+from stretto.cli.program import main
+from stretto.cost import find_cluster
+from stretto.errors import UsageError
+from stretto.plan import Problem, search
+from stretto.plan.trials import TrialFailedError
+from stretto.study import step_measurements
+from stretto.study.model_costs import costed
+from stretto.study.step_measurements import ROUNDS, read, with_measured_steps
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A cluster file of this machine."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(cluster_text(platform.node()))
+    return file
+
+
+@pytest.fixture(scope="module")
+def model():
+    return costed("mlp", {}, "digits", {}, "sgd", sharing=(2,))
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """Groups of processes that train in no time; what they were asked, in order."""
+    asked = []
+
+    class Group:
+        def __init__(self, training):
+            self.name = f"{training['method']}, {training.get('workers', 1)} {training.get('sync', '')}".strip()
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            asked.append(("end", self.name))
+
+        def await_ready(self):
+            if "tensor" in self.name or "reshard" in self.name:
+                raise TrialFailedError("RuntimeError: no such thing")
+
+        def fill(self):
+            asked.append(("fill", self.name))
+
+        def turn(self):
+            asked.append(("turn", self.name))
+            return 0.01 * len([each for each in asked if each == ("turn", self.name)])
+
+    monkeypatch.setattr(step_measurements, "TrialGroup", Group)
+    return asked
+
+
+def planned(model, file):
+    return Problem(
+        costs=model.costs,
+        cluster=find_cluster(str(file)),
+        workers=2,
+        batch_sizes=(32,),
+        tensor_costs=model.tensor_costs,
+    )
+
+
+def test_steps_are_measured_once_and_by_turns(here, model, groups):
+    file, told = here.with_suffix(".steps.json"), []
+    given = planned(model, here)
+    found = with_measured_steps(given, model.trained, "key", told.append, file=file)
+    assert told == list(range(1, ROUNDS + 1))
+    turns = [name for what, name in groups if what == "turn"]
+    assert turns == turns[: len(turns) // ROUNDS] * ROUNDS
+    assert "fully-shard(reshard=True)" not in found.ratios
+    expected = search(given.but(methods=("backprop",), workers=1)).best
+    assert found.ratios["one worker"] == pytest.approx(0.035 / expected.seconds, rel=0.01)  # the median of six turns
+    assert found.cluster.doubts == (
+        "no step could be measured on this machine, fully-shard(reshard=True): RuntimeError: no such thing",
+    )
+    again = with_measured_steps(given.but(methods=("pb",)), model.trained, "key", told.append, file=file)
+    assert (again.ratios, again.cluster.doubts) == (found.ratios, found.cluster.doubts)
+    assert told == list(range(1, ROUNDS + 1))
+    for number, change in enumerate([{"key": "other"}, {"anew": True}], 2):
+        with_measured_steps(given, model.trained, **{"key": "key", "tell": told.append, "file": file} | change)
+        assert len(told) == number * ROUNDS
+
+
+def test_a_damaged_file_says_so(here):
+    file = here.with_suffix(".steps.json")
+    file.write_text(json.dumps({"steps": {"key": {"replicas": {"seconds": 1.0}}}}))
+    with pytest.raises(
+        UsageError, match=r"cluster.steps.json holds no steps .* delete it, and they are measured again"
+    ):
+        read(file)
+
+
+@pytest.mark.slow
+def test_a_plan_on_this_machine(here, tmp_path, capsys):
+    words = ["plan", "--model", "mlp", "--cluster", str(here), "--out", str(tmp_path / "p.toml"), "--json"]
+    only = ["--pipeline", "2", "--methods", "1f1b", "--microbatches", "4"]
+    assert main([*words, *only]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ((kept,),) = [list(json.loads(here.with_suffix(".steps.json").read_text())["steps"].values())]
+    assert kept["pipeline"]["plan"]["method"] == "1f1b(microbatches=4)"
+    assert all(row["seconds"] > 0 and not row["failure"] for row in kept.values())
+    assert found["predicted_seconds"] == pytest.approx(kept["pipeline"]["seconds"])  # the very plan that was measured
+    assert found["corrections"].keys() == {"pipeline"}
+    assert main([*words, *only, "--layers", "counted"]) == 0
+    assert json.loads(capsys.readouterr().out)["corrections"] == {"pipeline": 1.0}
