@@ -1,6 +1,7 @@
 """What `stretto plan` promises beside what `stretto train --plan` takes, as a user meets both: see README.md here.
 
-OMP_NUM_THREADS=1 python benchmarks/prediction/road.py [--held-out] [--rounds 3] [--only TEXT] [--out road.json]
+OMP_NUM_THREADS=1 python benchmarks/prediction/road.py [--held-out] [--rounds 3] [--only PATTERN] [--layers counted]
+    [--out road.json]
 """
 
 import argparse
@@ -14,16 +15,26 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from stretto.cli.program import main as command_line
+from stretto.processes import fork_server
+from stretto.runtime.launch import LaunchSettings
+from stretto.runtime.process_memory import peak_memory
+from stretto.study.prepare import dataset, prepare, resolve
+from stretto.study.run_processes import start
+from stretto.study.training_loop import training_batches
+from stretto.study.trial_processes import settings_of
 
 HERE = Path(__file__).parent
 OWN = HERE / "own.py"
-BARS = {"mean": 0.06, "worst": 0.2, "memory": 0.05, "regret": 0.05, "rank": 0.95}
+BARS = {"mean": 0.06, "worst": 0.2, "memory": 0.05, "regret": 0.05, "regret of trials": 0.02, "rank": 0.95}
 LASTING, STEPS = 1.2, (16, 300)  # seconds of a run's steps, about; the fewest and the most
 
 
@@ -72,6 +83,12 @@ CONFIGURATIONS = {
 }
 
 
+CHOICES = {
+    "chosen": ["--methods", "all"],
+    "tried": ["--methods", "all", "--try", "4"],
+}  # what is planned without limits
+
+
 class Case(NamedTuple):
     """A network, and one way to train it."""
 
@@ -84,14 +101,15 @@ class Case(NamedTuple):
 
 @dataclass
 class Row:
-    """What was promised of a case, and what runs took; bytes of the fullest worker."""
+    """What was promised of a case, and what runs took; bytes of the fullest worker. `way` is what a choice chose."""
 
     file: Path
     predicted: float
     bytes: float
     doubts: Sequence[str]
+    way: str
     seconds: list[float] = field(default_factory=list)
-    peaks: list[float] = field(default_factory=list)
+    peak: float | None = None
 
 
 def stretto(*words: object) -> tuple[int, str, str]:
@@ -114,27 +132,31 @@ def options_of(words: Sequence[str]) -> list[str]:
     return [word for pair in values.items() for word in pair]
 
 
-def promised(networks: Mapping[str, Sequence[str]], only: str, folder: Path) -> tuple[dict[Case, Row], dict[str, str]]:
-    """A plan for each case, and why others have none."""
+def promised(
+    network: str, words: Sequence[str], chosen: argparse.Namespace, folder: Path
+) -> tuple[dict[Case, Row], dict[str, str]]:
+    """A plan for each way to train a network, those without limits too, and why others have none."""
     rows: dict[Case, Row] = {}
     refused = {}
-    for network, words in networks.items():
-        for configuration, limits in CONFIGURATIONS.items():
-            case = Case(network, configuration)
-            if not re.search(only, str(case)):
-                continue
-            workers = 1 if configuration == "one worker" else 2
-            file = folder / f"{len(rows)}.toml"
-            status, told, said = in_this_process(
-                "plan", *words, *options_of(limits), "--workers", workers, "--all-workers", "--cluster",
-                folder / "cluster.toml", "--out", file, "--json",
-            )  # fmt: skip
-            if status:
-                refused[str(case)] = said.strip()
-                continue
-            facts = json.loads(told)
-            rows[case] = Row(file, facts["predicted_seconds"], max(facts["predicted_bytes"]), facts["doubts"])
-            say(f"planned: {case}")
+    limited = {name: [*options_of(limits), "--all-workers"] for name, limits in CONFIGURATIONS.items()}
+    for name, options in (limited | CHOICES).items():
+        case = Case(network, name)
+        if not re.search(chosen.only, str(case)):
+            continue
+        file = folder / f"{network} {name}.toml"
+        status, told, said = in_this_process(
+            "plan", *words, *options, "--workers", 1 if name == "one worker" else 2, "--layers", chosen.layers,
+            "--cluster", folder / "cluster.toml", "--out", file, "--json",
+        )  # fmt: skip
+        if status:
+            refused[str(case)] = said.strip()
+            continue
+        facts = json.loads(told)
+        predicted = facts.get("measured_seconds", facts["predicted_seconds"])
+        axes = "pipeline {pipeline}, data {data}, tensor {tensor}, space {space}, {sharding}".format(**facts["chosen"])
+        way = f"{facts['chosen']['method']}, {axes}"
+        rows[case] = Row(file, predicted, max(facts["predicted_bytes"]), facts["doubts"], way)
+        say(f"planned: {case}")
     return rows, refused
 
 
@@ -153,40 +175,83 @@ def train(case: Case, row: Row, words: Sequence[str], folder: Path) -> None:
     subprocess.run(["rm", "-r", out], check=True)
 
 
+def memory(row: Row) -> float:
+    """The most bytes that the tensors of the fullest worker took, in processes of their own, which nobody times."""
+    with row.file.open("rb") as file:
+        training = tomllib.load(file)["train"]
+    with tempfile.TemporaryDirectory() as folder:
+        place = LaunchSettings(workers=int(training.get("workers", 1)))
+        start(remember, [training, Path(folder)], place, Path(folder) / "progress", lambda *_: None)
+        return max(float(file.read_text(encoding="ascii")) for file in Path(folder).glob("*.bytes"))
+
+
+def remember(training: Mapping[str, Any], folder: Path) -> None:
+    """One of these processes: a few steps, and what its tensors took meanwhile, without data."""
+    settings = resolve(settings_of(training))
+    torch.set_num_threads(1)
+    dataset(settings)
+    with peak_memory() as peak:
+        prepared = prepare(settings)
+        batches = training_batches(prepared)
+        with prepared.trainer.together():
+            for _ in range(2 * int(training["stages"]) + 3):
+                prepared.trainer.step(*next(batches))
+    (folder / f"{os.environ.get('RANK', '0')}.bytes").write_text(str(peak.bytes), encoding="ascii")
+
+
 def evaluated(rows: Mapping[Case, Row]) -> dict[str, Any]:
     """Predicted beside measured, and the figures that have bars."""
-    known = {}
+    known: dict[str, dict[str, Any]] = {}
     for case, row in rows.items():
         measured = statistics.median(row.seconds)
         known[str(case)] = {
+            "way": row.way,
             "predicted ms": 1e3 * row.predicted,
             "measured ms": 1e3 * measured,
             "error": row.predicted / measured - 1,
-            "noise": (max(row.seconds) - min(row.seconds)) / measured,
+            "noise": another(row.seconds),
+            "runs ms": [1e3 * seconds for seconds in row.seconds],
+            "predicted MB": row.bytes / 1e6,
+            "memory error": None if row.peak is None else row.bytes / row.peak - 1,
         }
-    errors = [abs(each["error"]) for each in known.values()]
-    networks = list(dict.fromkeys(case.network for case in rows))
+    limited = [each for case, each in zip(rows, known.values(), strict=True) if case.configuration not in CHOICES]
+    errors = [abs(each["error"]) for each in limited]
+    remembered = [abs(each["memory error"]) for each in limited if each["memory error"] is not None]
+    networks = [[(case.configuration, row) for case, row in rows.items() if case.network == network]
+                for network in dict.fromkeys(case.network for case in rows)]  # fmt: skip
     return {"cases": known, "summary": {
-        "mean": statistics.fmean(errors), "worst": max(errors),
-        "rank": statistics.fmean(rank([row for case, row in rows.items() if case.network == network])
-                                 for network in networks),
-        "regret": max(regret([row for case, row in rows.items() if case.network == network]) for network in networks),
-        "noise": statistics.fmean(each["noise"] for each in known.values()),
+        "mean": statistics.fmean(errors), "median": statistics.median(errors), "worst": max(errors),
+        "rank": statistics.fmean(map(rank, networks)),
+        "regret": max(regret(each, "chosen") for each in networks),
+        "regret of trials": max(regret(each, "tried") for each in networks),
+        "memory": max(remembered, default=0.0),
+        "noise": statistics.fmean(each["noise"] for each in limited),
+        "noise, worst": max(each["noise"] for each in limited),
     }}  # fmt: skip
 
 
-def rank(rows: Sequence[Row]) -> float:
+def another(seconds: Sequence[float]) -> float:
+    """How far a run lies from the median of the others, mean: the error of a prediction that is another run."""
+    if len(seconds) < 2:
+        return 0.0
+    others = [statistics.median([*seconds[:index], *seconds[index + 1 :]]) for index in range(len(seconds))]
+    return statistics.fmean(abs(other / own - 1) for own, other in zip(seconds, others, strict=True))
+
+
+def rank(rows: Sequence[tuple[str, Row]]) -> float:
     """Spearman's rho of predicted and measured seconds."""
-    if len(rows) < 3:
+    limited = [row for name, row in rows if name not in CHOICES]
+    if len(limited) < 3:
         return 1.0
-    columns = [[row.predicted for row in rows], [statistics.median(row.seconds) for row in rows]]
+    columns = [[row.predicted for row in limited], [statistics.median(row.seconds) for row in limited]]
     return statistics.correlation(*([sorted(each).index(value) for value in each] for each in columns))
 
 
-def regret(rows: Sequence[Row]) -> float:
-    """How much slower than the fastest the one is that was predicted to be."""
-    chosen = min(rows, key=lambda row: row.predicted)
-    return statistics.median(chosen.seconds) / min(statistics.median(row.seconds) for row in rows) - 1
+def regret(rows: Sequence[tuple[str, Row]], choice: str) -> float:
+    """How much slower than the fastest the plan is that was chosen without limits."""
+    chosen = [row for name, row in rows if name == choice]
+    fastest = min(statistics.median(row.seconds) for _, row in rows)
+    return max((statistics.median(row.seconds) / fastest - 1 for row in chosen), default=0.0)
 
 
 def say(text: str) -> None:
@@ -197,15 +262,17 @@ def say(text: str) -> None:
 def tell(result: Mapping[str, Any]) -> None:
     """Print the table and the summary."""
     for name, row in result["cases"].items():
+        bytes_told = "" if row["memory error"] is None else f"{row['memory error']:+7.1%}"
         print(
-            f"{name:<30} {row['predicted ms']:9.2f} {row['measured ms']:9.2f} {row['error']:+7.1%} {row['noise']:6.1%}"
+            f"{name:<34} {row['predicted ms']:9.2f} {row['measured ms']:9.2f} {row['error']:+7.1%} {row['noise']:6.1%}"
+            f" {bytes_told}  {row['way'] if name.split(', ')[-1] in CHOICES else ''}"
         )
     for case, reason in result["refused"].items():
         print(f"{case:<30} no plan: {reason}")
     for key, value in result["summary"].items():
         bar = BARS.get(key)
         met = "" if bar is None else f"bar {bar:g}: {'met' if (value >= bar) == (key == 'rank') else 'MISSED'}"
-        print(f"{key:<8} {value:.3f}  {met}")
+        print(f"{key:<16} {value:.3f}  {met}")
 
 
 def main() -> None:
@@ -214,11 +281,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, choices=range(1, 20), metavar="1..19")
     parser.add_argument("--only", default="", help="a pattern that cases must match: network, configuration")
     parser.add_argument("--cluster", type=Path, help="a calibration of this machine; made anew unless it is given")
+    parser.add_argument("--layers", default="auto", choices=("auto", "counted"), help="counted: by calibration alone")
+    parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     chosen = parser.parse_args()
+    fork_server.prepare()
     networks = HELD_OUT if chosen.held_out else LOOKED_AT
     out = chosen.out or HERE / ("road-held-out.json" if chosen.held_out else "road.json")
     load, begin = os.getloadavg()[0], time.perf_counter()
+    rows: dict[Case, Row] = {}
+    refused: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if chosen.cluster is None:
@@ -227,12 +299,16 @@ def main() -> None:
                 raise SystemExit(said)
         else:
             (folder / "cluster.toml").write_bytes(chosen.cluster.read_bytes())
-        rows, refused = promised(networks, chosen.only, folder)
         for turn in range(chosen.rounds):
-            cases = list(rows)
-            for case in cases[3 * turn % len(cases) :] + cases[: 3 * turn % len(cases)]:
-                say(f"round {turn + 1} of {chosen.rounds}: {case}")
-                train(case, rows[case], networks[case.network], folder)
+            for network, words in networks.items():
+                if turn == 0:  # a network is trained when it has been planned for
+                    planned, none = promised(network, words, chosen, folder)
+                    rows, refused = rows | planned, refused | none
+                for case in [case for case in rows if case.network == network]:
+                    say(f"round {turn + 1} of {chosen.rounds}: {case}")
+                    train(case, rows[case], words, folder)
+                    if turn == 0 and not chosen.no_memory:
+                        rows[case].peak = memory(rows[case])
             facts = {"load when it began": load, "seconds": time.perf_counter() - begin, "rounds": turn + 1}
             result = {"machine": facts, **evaluated(rows), "refused": refused}
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
