@@ -158,6 +158,7 @@ def ours(method: str, num_stages: int = 1, mesh: stretto.Mesh | None = None, syn
         if trainer.lag:
             return {}
         names = list(nn.Sequential(*blocks()).state_dict())  # those of stages are others, in the same order
+        gathered = trainer.gather()  # on rank 0
         return dict(zip(names, gathered.values(), strict=True)) if gathered else {}
 
     return Variant(lambda: trainer.step(x, y), weights, 2 * num_stages, trainer.flush)
