@@ -70,7 +70,7 @@ class GroupPeers(ReplicaReducer):
 
     @torch.no_grad()
     def _sum_together(self, gradients: Sequence[Tensor]) -> None:
-        # All sums are on their way at a time, and large gradients are not copied. Strides do not decide which are large:
+        # All sums are on their way at a time, and large gradients are not copied. Strides do not decide which ones are:
         # a missing gradient may have others than those of the other replicas.
         large = [gradient for gradient in gradients if gradient.nbytes >= LARGE]
         parts = buckets([gradient for gradient in gradients if gradient.nbytes < LARGE])
