@@ -2,7 +2,7 @@
 
 Only a worker's own order of actions counts, as a message stays with its sender until the receiver asks for it. Weights,
 versions of weights and optimizer state are always allocated, and so are message buffers: the sender of a channel keeps
-one for each message that may be in flight, the receiver one for each receive that it has posted.
+one for each message that may be in flight, the receiver one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -134,7 +134,7 @@ def channel_bytes(
     method: Method, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory]
 ) -> Mapping[int, float]:
     """Bytes of each worker's message buffers."""
-    from stretto.runtime.channels import AHEAD, SPARE, channels
+    from stretto.runtime.channels import SPARE, channels
 
     buffers = dict.fromkeys(range(schedule.num_workers), 0.0)
     for channel, depth in channels(schedule, rules, method.lag(schedule.num_stages)).items():
@@ -143,7 +143,7 @@ def channel_bytes(
             size += stages[channel.stage].output if channel.value == "activation" else stages[channel.stage].input
         if sender != channel.worker:
             buffers[sender] += (depth + SPARE) * size
-            buffers[channel.worker] += AHEAD * size
+            buffers[channel.worker] += size
     return buffers
 
 

@@ -4,9 +4,8 @@ Every message begins with a prefix [8] of int64: what it is, and the micro-batch
 than the one before it, three messages go out instead of one: the number of the new layout's whole numbers, these, and
 the value. No object is pickled.
 
-The receiving end always has `ahead` receives posted, so that a value travels while its receiver still computes; the
-sending end copies each value, so that nobody waits for a send, until too many are on their way. Receives are as long as
-a value of the layout so far: when it changes, those that are posted get messages that hold nothing.
+The receiving end always has one receive posted, so that a value travels while its receiver still computes; the sending
+end copies each value, so that nobody waits for a send, until too many are on their way.
 
 Between devices that reach each other (`nccl.py`) a value travels by itself, from device to device, after its prefix.
 """
@@ -28,7 +27,7 @@ from stretto.runtime.wait_report import Status
 
 PREFIX = 64  # bytes
 HEADER = struct.Struct("=qq")  # what a message is, and the micro-batch; the rest of the prefix is zeros
-VALUE, LAYOUT, MARK, NOTHING = 1, 2, 3, 4
+VALUE, LAYOUT, MARK = 1, 2, 3
 
 
 class Received(NamedTuple):
@@ -87,12 +86,10 @@ _given_up: list[Sent] = []
 class Outbox:
     """The sending end. Fewer than `depth` values may wait there until they are taken. What it has sent arrives, even if
     it is given up. Values may come from any device; those of `device` leave by memory that it reaches faster.
-    `ahead` is that of the receiving end.
     """
 
-    def __init__(self, line: ChannelEnd, depth: int, device: torch.device = CPU, ahead: int = 1) -> None:
+    def __init__(self, line: ChannelEnd, depth: int, device: torch.device = CPU) -> None:
         self._group, self._peer, self._tag, self._name, self._status, self._direct = line
-        self._ahead = ahead
         self._depth = depth
         self._device = device
         self._layout: Layout | None = None
@@ -148,8 +145,6 @@ class Outbox:
     def _announce(self, layout: Layout) -> None:
         numbers = torch.tensor(layout, dtype=torch.int64)
         self._post(prefix(LAYOUT, numbers.numel()))
-        for _ in range(self._ahead - 1 if self._layout is not None else 0):
-            self._post(prefix(NOTHING, 0))
         self._post(numbers.view(torch.uint8))
         self._layout = layout
 
@@ -162,17 +157,13 @@ class Outbox:
 
 
 class Inbox:
-    """The receiving end. Values go to `device`; on the CPU they are where they arrived, uncopied.
+    """The receiving end. Values go to `device`; on the CPU they are where they arrived, uncopied."""
 
-    `ahead` receives are posted from the first value on; until then one, of an announcement.
-    """
-
-    def __init__(self, line: ChannelEnd, device: torch.device, ahead: int = 1) -> None:
+    def __init__(self, line: ChannelEnd, device: torch.device) -> None:
         self._group, self._peer, self._tag, self._name, self._status, self._direct = line
         self._device = device
         self._form = Form(None, 0)
-        self._ahead = ahead
-        self._posted = deque([self._post(host_memory(PREFIX, device))])
+        self._posted = self._post(host_memory(PREFIX, device))
 
     def receive(self, what: str | None = None) -> Received:
         """The next value; waits for it. `what` is said to be waited for."""
@@ -189,14 +180,13 @@ class Inbox:
 
     def _next(self) -> tuple[int, int, Tensor]:
         while True:
-            work, buffer = self._posted[0]
+            work, buffer = self._posted
             header, following = buffer.numpy().data, self._expected()  # at no cost while nothing is there
             with reaching(self._peer):
                 work.wait()
-            self._posted.popleft()
             kind, number = HEADER.unpack_from(header)
             if kind != LAYOUT:
-                self._posted.append(self._post(following))
+                self._posted = self._post(following)
                 return kind, number, buffer
             self._read_layout(number)
 
@@ -212,14 +202,11 @@ class Inbox:
         return host_memory(size, self._device)
 
     def _read_layout(self, length: int) -> None:
-        with reaching(self._peer):
-            for work, _ in self._posted:  # of the former layout
-                work.wait()
         work, buffer = self._post(torch.empty(8 * length, dtype=torch.uint8))
         with reaching(self._peer):
             work.wait()
         self._form = form_of(tuple(buffer.view(torch.int64).tolist()))
-        self._posted = deque(self._post(self._expected()) for _ in range(self._ahead))
+        self._posted = self._post(self._expected())
 
     def _post(self, buffer: Tensor) -> tuple[Any, Tensor]:
         with reaching(self._peer):

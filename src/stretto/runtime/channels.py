@@ -13,7 +13,6 @@ from stretto.runtime.nccl import Direct
 from stretto.runtime.wait_report import Status
 from stretto.schedule import Edge, Rules, Schedule
 
-AHEAD = 2  # receives that a worker has posted on a channel
 SPARE = 2  # values of a channel that may wait besides those that have to
 
 
@@ -62,15 +61,6 @@ def receivers(edge: Edge, schedule: Schedule) -> tuple[int, ...]:
     return (schedule.worker_of[edge.stage],)
 
 
-def ahead_of(line: ChannelEnd) -> int:
-    """How many receives a worker has posted on a channel.
-
-    With one, a value that was sent early travels only when its receiver has taken the one before and posts the next:
-    gloo then works on the receiver's core, 2 to 4 ms for 1 MB, not on the sender's.
-    """
-    return AHEAD if line.direct is None else 1
-
-
 class Mailbox:
     """One worker's ends of its channels. `ranks` are the workers' ranks in the group.
 
@@ -99,10 +89,10 @@ class Mailbox:
             if source == me:
                 depth = used[channel] + SPARE
                 line = ChannelEnd(group, ranks[channel.worker], tag, name, status, direct.get(channel))
-                self._outboxes[channel] = Outbox(line, depth, device, ahead_of(line))
+                self._outboxes[channel] = Outbox(line, depth, device)
             elif channel.worker == me:
                 line = ChannelEnd(group, ranks[source], tag, name, status, direct.get(channel))
-                self._inboxes[channel] = Inbox(line, device, ahead_of(line))
+                self._inboxes[channel] = Inbox(line, device)
 
     def send(self, channel: Channel, value: Any, microbatch: int) -> None:
         """Send a value on a channel; waits only if too many are under way there."""
