@@ -93,7 +93,7 @@ def two_workers() -> alt.Chart:
     rows = [
         {"variant": name, "speed": figures["times one worker"]}
         for name, figures in result("benchmarks/two_workers/result.json")["figures"].items()
-        if "4 micro" not in name and "=4" not in name
+        if not any(left_out in name for left_out in ("4 micro", "=4", "gathered twice", "reshard"))
     ]
     return bars(rows, "What two processes make of one batch", alt.X("speed:Q", title="times one worker"), "variant")
 

@@ -61,6 +61,35 @@ def train_all(runs):
     return [train(method, mesh, **options) for method, mesh, options in runs]
 
 
+def train_in_place(methods):
+    """What `train` gives if each gradient is summed where it is, as large ones are."""
+    from stretto.runtime import replica_group
+
+    former, replica_group.LARGE = replica_group.LARGE, 0
+    try:
+        return [train(method, stretto.Mesh(data=2)) for method in methods]
+    finally:
+        replica_group.LARGE = former
+
+
+def sums(count):
+    """Gradients of all sizes, dtypes and strides, of one replica of `count`, and their sums."""
+    from stretto.replicas import AllReduce
+    from stretto.runtime.replica_group import GroupPeers
+
+    trainer = build("backprop", stretto.Mesh(data=count))
+    rank = int(os.environ["RANK"])
+    generator = torch.Generator().manual_seed(rank)
+    shapes = [(600, 700), (3,), (), (40, 10, 30, 30), (512, 512), (5, 5)]
+    gradients = [torch.randn(shape, generator=generator) for shape in shapes]
+    if rank:
+        gradients[3] = gradients[3].to(memory_format=torch.channels_last)
+    gradients[4] = gradients[4].double()
+    addends = [gradient.clone() for gradient in gradients]
+    GroupPeers(trainer._backend._replica_group, AllReduce()).add_up_gradients(gradients, lambda: None)
+    return addends, gradients
+
+
 def save_in_the_middle(method, mesh, folder, **options):
     return saved_half_way(build(method, mesh, **options), batches(8), folder)
 

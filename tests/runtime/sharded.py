@@ -29,6 +29,7 @@ def everything(runs, folder):
         "held": {name: held(sync) for name, sync in (("all", "all-reduce"), ("share", "fully-shard"))},
         "messages": {each: messages(*each) for each in (("1f1b", False), ("1f1b", True), ("zb-h1", False))},
         "refused": refused(),
+        "skipped": skipping(stretto.Mesh(data=2), stretto.FullyShard(min_block=0)),
         "saved": [
             replicated.save_in_the_middle("1f1b", stretto.Mesh(data=2), f"{folder}/sharded", sync="fully-shard"),
             replicated.resume("1f1b", stretto.Mesh(data=2), f"{folder}/emulated", sync="fully-shard"),
@@ -46,6 +47,25 @@ def adapt(name, mesh, sync):
     state = trainer._stages[0].state_dict()
     trainer._stages[0].load_state_dict(state, "its own")
     for x, y in replicated.batches(4):
+        trainer.step(x, y)
+    return replicated.weights_of(trainer)
+
+
+def skipping(mesh, sync):
+    """The weights of a stage of which every other forward leaves out a layer: its weights are gathered and not read."""
+
+    class Skipping(nn.Sequential):
+        def forward(self, x):
+            calls.append(x.shape)
+            for index, layer in enumerate(self):
+                if index != 1 or len(calls) % 2:
+                    x = layer(x)
+            return x
+
+    calls = []
+    stage = Skipping(*replicated.stages(4)).double()
+    trainer = stretto.Trainer([stage], nn.functional.cross_entropy, OPTIMIZERS["adamw"], mesh=mesh, sync=sync)
+    for x, y in replicated.batches(7):
         trainer.step(x, y)
     return replicated.weights_of(trainer)
 

@@ -89,6 +89,11 @@ def test_optimizers_that_look_at_norms_see_those_of_whole_layers(told, name):
     assert near(told[0][0]["optimizers"][name], sharded.adapt(name, None, "all-reduce"))
 
 
+def test_a_layer_that_is_not_used_keeps_its_newest_weights(told):
+    wanted = sharded.skipping(None, "all-reduce")
+    assert near(told[0][0]["skipped"], wanted)
+
+
 def test_checkpoints_are_those_of_whole_replicas(told):
     """Written by shares and read by emulation and one device, and the other way round."""
     results, folder, whole = told

@@ -43,6 +43,21 @@ def test_two_pipelines_of_two():
     assert told[3][-1][0] == pytest.approx(losses, abs=1e-2)
 
 
+def test_large_gradients_are_summed_where_they_are():
+    told = launch(2, "runtime.replicated:train_in_place", ["backprop", "pb"])
+    for number, method in enumerate(["backprop", "pb"]):
+        losses, weights, _ = replicated.train(method, TWO)
+        assert told[1][number][0] == losses
+        assert same(told[0][number][1], weights)
+
+
+def test_sums_of_gradients_of_all_sizes_and_strides():
+    (first, sums), (second, others) = launch(2, "runtime.replicated:sums", 2)
+    for one, other, total, its in zip(first, second, sums, others, strict=True):
+        assert torch.equal(one + other, total)
+        assert torch.equal(total, its)
+
+
 def test_a_checkpoint_goes_on_with_another_number_of_replicas(tmp_path):
     folder = str(tmp_path / "checkpoint")
     told = launch(2, "runtime.replicated:save_in_the_middle", "backprop", TWO, folder)

@@ -1,11 +1,13 @@
 """A stage's weights dealt out over the processes that hold it in all replicas: torch's FSDP2, as it is."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -13,24 +15,32 @@ from stretto.errors import UsageError
 from stretto.replicas import FullyShard
 from stretto.runtime.replica_group import ReplicaGroup
 
-# Their names until torch 2.11, and from 2.13 on.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name until torch 2.11
+TAG = 1 << 29  # of the messages of a reduce-scatter; those of `collectives.all_reduce` are larger
 
 
-def shard(module: nn.Module, replica_group: ReplicaGroup, sync: FullyShard, device: torch.device) -> None:
+def shard(
+    module: nn.Module,
+    replica_group: ReplicaGroup,
+    sync: FullyShard,
+    device: torch.device,
+    *,
+    sums_once: bool = False,
+) -> None:
     """Keep this replica's share of the module's weights from now on, in place; all replicas have the same ones now.
 
     Layers of at least `sync.min_block` bytes are gathered and given up one by one, the rest of the module at once.
+    `sums_once`: an update sums gradients once, so that nothing reads the sums before the end of the backward.
     """
     mesh = DeviceMesh.from_group(replica_group.group, device.type)
+    gather, scatter = AllGather(replica_group), ReduceScatter(replica_group, late=sums_once and not sync.reshard)
     for part in [*blocks_of(module, sync.min_block), module]:
         try:
             made: Any = fully_shard(part, mesh=mesh, reshard_after_forward=sync.reshard)
         except ValueError as error:  # a scalar parameter, say
             raise UsageError(f"sync={sync.name}: {error} Or use sync='all-reduce'") from error
-        made.set_custom_all_gather(AllGather(replica_group))
-        made.set_custom_reduce_scatter(ReduceScatter(replica_group))
+        made.set_custom_all_gather(gather)
+        made.set_custom_reduce_scatter(scatter)
         # Losses carry their shares of the minibatch, so gradients are summed; gloo knows no scaled sum.
         made.set_gradient_divide_factor(1.0)
         made.set_force_sum_reduction_for_comms(True)
@@ -67,24 +77,90 @@ class AllGather(Collective):
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> None:
+    ) -> dist.Work | None:
         """Shares in the order of replicas."""
+        into = output_tensor.cpu()
         with self._replica_group.meeting():
-            into = output_tensor.cpu()
-            all_gather(into, input_tensor.cpu(), group=self._group)
+            work = all_gather(into, input_tensor.cpu(), group=self._group, async_op=async_op)
         if into is not output_tensor:
+            if work is not None:
+                work.wait()
             output_tensor.copy_(into)
+        return None if work is None else Gathering(work, self._replica_group)
+
+
+class Gathering(dist.Work):
+    """An all-gather on its way, which says whom it misses."""
+
+    def __init__(self, work: dist.Work, replica_group: ReplicaGroup) -> None:
+        super().__init__()
+        self._work, self._replica_group = work, replica_group
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until the weights are whole."""
+        with self._replica_group.meeting():
+            self._work.wait()
+        return True
 
 
 class ReduceScatter(Collective):
-    """Each share's sum of gradients. On GPUs too the messages go through the host."""
+    """Each share's sum of gradients. On GPUs too the messages go through the host.
+
+    gloo's own copies the gradients and sums all of them on every replica (torch 2.13). Here each replica sends others
+    their shares and adds up its own, in the order of replicas. `late`: the sums are complete only at the end of the
+    backward that asks for them, and the messages travel while it goes on.
+    """
+
+    def __init__(self, replica_group: ReplicaGroup, *, late: bool) -> None:
+        super().__init__(replica_group)
+        self._late = late
+        self._begun: list[tuple[Tensor, Exchange]] = []
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         """`op` is the sum."""
         with self._replica_group.meeting():
-            into = output_tensor.cpu()
-            reduce_scatter(into, input_tensor.cpu(), op=op, group=self._group)
-        if into is not output_tensor:
-            output_tensor.copy_(into)
+            exchange = reduce_scatter(input_tensor.cpu(), self._group)
+        self._begun.append((output_tensor, exchange))
+        if not self._late:
+            self._finish()
+        elif len(self._begun) == 1:
+            Variable._execution_engine.queue_callback(self._finish)
+
+    def _finish(self) -> None:
+        begun, self._begun = self._begun, []
+        with torch.no_grad(), self._replica_group.meeting():
+            for output, exchange in begun:
+                exchange.sum(output)
+
+
+class Exchange(NamedTuple):
+    """Shares on their way to the replicas whose they are: own and received ones in the order of replicas."""
+
+    shares: Sequence[Tensor]
+    works: Sequence[dist.Work]
+    sent: Tensor  # in use until then
+
+    def sum(self, output: Tensor) -> None:
+        """Wait for all shares and write their sum."""
+        for work in self.works:
+            work.wait()
+        total = output if output.device.type == "cpu" else torch.empty_like(output, device="cpu")
+        torch.add(self.shares[0], self.shares[1], out=total)
+        for share in self.shares[2:]:
+            total.add_(share)
+        if total is not output:
+            output.copy_(total)
+
+
+def reduce_scatter(gradients: Tensor, group: dist.ProcessGroup) -> Exchange:
+    """Send each replica its share of `gradients` [replicas * share], and receive this one's of the others."""
+    me, shares = dist.get_rank(group), list(gradients.chunk(dist.get_world_size(group)))
+    works: list[dist.Work | None] = []
+    for other, theirs in enumerate(shares):
+        if other != me:
+            works.append(dist.isend(theirs, group=group, group_dst=other, tag=TAG))
+            shares[other] = torch.empty_like(theirs)
+            works.append(dist.irecv(shares[other], group=group, group_src=other, tag=TAG))
+    return Exchange(shares, [work for work in works if work is not None], gradients)

@@ -17,6 +17,8 @@ from stretto.runtime.failure import PeerLostError
 from stretto.runtime.powersgd import PowerSGD
 from stretto.runtime.wait_report import Status
 
+LARGE = 1 << 20  # bytes of a gradient that is a message of its own
+
 
 class ReplicaGroup(NamedTuple):
     """The group of these processes, their ranks in the job in its order, and where this one says what it waits for."""
@@ -58,8 +60,31 @@ class GroupPeers(ReplicaReducer):
 
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
         """Sum gradients over the replicas, in place, through the communication hook if there is one."""
-        self._reduce(gradients, self._sum if self._hook is None else self._through_hook)
+        if self._hook is not None:
+            self._reduce(gradients, self._through_hook)
+        elif self._algorithm is not None:
+            self._reduce(gradients, self._sum)
+        else:
+            self._sum_together(gradients)
         then()
+
+    @torch.no_grad()
+    def _sum_together(self, gradients: Sequence[Tensor]) -> None:
+        # All sums are on their way at a time, and large gradients are not copied. Strides do not decide which ones are:
+        # a missing gradient may have others than those of the other replicas.
+        large = [gradient for gradient in gradients if gradient.nbytes >= LARGE]
+        parts = buckets([gradient for gradient in gradients if gradient.nbytes < LARGE])
+        flat = [*(gradient.cpu().contiguous() for gradient in large), *(joined(part).cpu() for part in parts)]
+        with self._replica_group.meeting():
+            works = [dist.all_reduce(addend, group=self._group, async_op=True) for addend in flat]
+            for work in works:
+                work.wait()
+        for gradient, total in zip(large, flat, strict=False):
+            if total is not gradient:
+                gradient.copy_(total)
+        for part, total in zip(parts, flat[len(large) :], strict=True):
+            for gradient, values in zip(part, split_like(total, part), strict=True):
+                gradient.copy_(values)
 
     @property
     def remembers(self) -> bool:

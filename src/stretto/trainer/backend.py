@@ -74,7 +74,9 @@ class Backend(ABC):
         """Give all replicas the weights and buffers of replica 0."""
 
     @abstractmethod
-    def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
+    def shard(
+        self, stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], sync: Sync, device: torch.device
+    ) -> None:
         """Leave each replica only its share of the weights, if `sync` shards them."""
 
     @abstractmethod
@@ -237,7 +239,9 @@ class OneProcess(Backend):
     def share(self, modules: Sequence[nn.Module | None]) -> None:
         """Do nothing: the other replicas will be copied from replica 0."""
 
-    def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
+    def shard(
+        self, stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], sync: Sync, device: torch.device
+    ) -> None:
         """Do nothing: emulated replicas keep whole weights, and the numbers are the same."""
 
     def reducer(self, sync: Sync) -> ReplicaReducer | Servers:

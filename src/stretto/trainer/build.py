@@ -83,7 +83,7 @@ class Construction:
         self._check_losses()
         enable_training(known)
         backend.share([*self.stages, *self.heads])
-        backend.shard([*self.stages, *self.heads], of.sync, of.device)
+        backend.shard(self.stages, self.heads, of.sync, of.device)
         practices = self._make_stages()
         self.phases = self._make_phases(practices, workers)
         self.splitter = self._make_splitter()

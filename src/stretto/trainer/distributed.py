@@ -163,15 +163,17 @@ class SeveralProcesses(Backend):
             with reaching(ranks[0] if self.rank != ranks[0] else ranks[1]):
                 align(tensors_of(modules), group)
 
-    def shard(self, modules: Sequence[nn.Module | None], sync: Sync, device: torch.device) -> None:
+    def shard(
+        self, stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], sync: Sync, device: torch.device
+    ) -> None:
         """Shard each module by itself among the replicas."""
         if self._replica_group is not None and sync.sharding is not None:
             from stretto.runtime.fsdp import shard  # slow to import
 
             self._sharded = True
-            for module in modules:
+            for module, sums_once in (*((stage, True) for stage in stages), *((head, False) for head in heads)):
                 if module is not None and any(True for _ in module.parameters()):
-                    shard(module, self._replica_group, sync.sharding, device)
+                    shard(module, self._replica_group, sync.sharding, device, sums_once=sums_once)
 
     def reducer(self, sync: Sync) -> ReplicaReducer | Servers:
         """Parameter servers, or a reducer, over the processes that hold the same stages."""

@@ -1,6 +1,6 @@
 """Weights sharded over the replicas, and gathered while forwards and backwards need them (torch's FSDP2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ class Sharded(Current):
         self._groups = groups_of(module)
         self._per_update, self._split, self._reshard = per_update, split, reshard
         self._done = 0  # backwards since the last update
+        self._gathering: list[Any] = []  # what the first forward since the last update has asked for
         self._reduces = True  # whether the next backward sums gradients over the replicas
         self._prepare_backward(weights=not split)
 
@@ -32,6 +33,12 @@ class Sharded(Current):
             for group in self._groups:
                 group.set_requires_gradient_sync(reduces, recurse=False)
                 group.set_reshard_after_backward(reduces or self._reshard, recurse=False)
+
+    def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
+        """The module's output, and None. The first forward after an update asks for all weights at once."""
+        if not (self._reshard or self._gathering):
+            self._gathering = [group.unshard(async_op=True) for group in self._groups]  # torch waits where each is used
+        return super().forward(inputs, behind)
 
     def leaves(self, version: Any) -> list[Tensor]:
         """The gathered weights, whose gradients the next backward fills."""
@@ -45,6 +52,9 @@ class Sharded(Current):
 
     def update(self, step: Callable[[], object]) -> None:
         """Free the gathered weights and call `step`, which changes this replica's shard of them."""
+        for weights in self._gathering:
+            weights.wait()  # of a layer that no forward used: the next one must not see them
+        self._gathering = []
         release(self.module)
         step()
         self._done = 0

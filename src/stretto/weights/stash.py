@@ -10,6 +10,7 @@ from torch.func import functional_call
 from stretto.nn.batch import Named
 from stretto.weights import saved_tensor_check
 from stretto.weights.weights import Weights
+from stretto.weights.written_elsewhere import step_elsewhere
 
 
 @dataclass(slots=True)
@@ -24,10 +25,10 @@ class Version:
 
 
 class Stash(Weights):
-    """Weights are copied before an update only while a graph still holds them.
+    """Weights are kept at an update only while a graph still holds them.
 
     A forward runs on leaves of its own (`functional_call`), so a graph never saves the parameters the optimizer
-    changes. Before an update the parameters move to fresh storage and the leaves keep the old one. Re-binding
+    changes. In an update the parameters move to fresh storage and the leaves keep the old one. Re-binding
     `p.data` alone would be silently wrong for convolutions and norms: their backward reads the parameter again.
     """
 
@@ -89,13 +90,17 @@ class Stash(Weights):
         self._standing = None
 
     def update(self, step: Callable[[], object]) -> None:
-        """Leave the storage to the graphs that hold it, if any, and let `step` change a copy of the weights."""
-        if self._standing is not None:
-            for name, parameter in self._parameters.items():
-                if self._standing.leaves[name].data_ptr() == parameter.data_ptr():
-                    parameter.data = parameter.data.clone()
-            self._standing = None
-        step()
+        """Leave the storage to the graphs that hold it, if any, and let `step` write the new weights elsewhere."""
+        standing, self._standing = self._standing, None
+        if standing is None:
+            step()
+            return
+        shared = [
+            parameter
+            for name, parameter in self._parameters.items()
+            if standing.leaves[name].data_ptr() == parameter.data_ptr()
+        ]
+        step_elsewhere(shared, step)
 
     def forward_values(self, version: Version) -> Mapping[str, Tensor]:
         """The version's leaves, by the parameter's name."""
