@@ -25,6 +25,7 @@ EIGHT = [
     ("residual", "1f1b", BOTH, {"clip": 0.1}),
     ("convolutions", "pipedream", BOTH_WIDE, {"adam": True}),
     ("residual", "backprop", Mesh(data=2, tensor=2, space=(1, 2)), {"sync": "all-reduce"}),  # norms of each replica
+    ("convolutions", "backprop", Mesh(tensor=2, space=(2, 2)), {}),
 ]  # fmt: skip
 FOUR = [
     ("convolutions", "1f1b", HEIGHT, {"clip": 0.1}),
