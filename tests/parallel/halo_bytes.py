@@ -69,10 +69,38 @@ CHANNELS = {
 EVEN = (3, 2, 12, 8)
 
 
+LARGE = (4, 3, 64, 64)
+
+
+def large():
+    return [
+        nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1), nn.ReLU()),
+    ]
+
+
+def kept(module, x):
+    """The bytes of the storages that a forward keeps for its backward, without weights."""
+    weights, sizes = {weight.untyped_storage().data_ptr() for weight in module.parameters()}, {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = module(x)
+    assert output.requires_grad
+    return sum(sizes.values())
+
+
 def sent_of_channels():
     """What this one of 2 x 2 processes sends of networks whose channels are cut, too: {network: (rows, channels)}.
 
-    Each is the bytes of the forward and those of the backward; of exchanged channels, those of whole activations.
+    Each is the bytes of the forward and those of the backward; of exchanged channels, those of whole activations. Then,
+    of a larger network, what a process keeps.
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tensor", "height"))
@@ -94,17 +122,21 @@ def sent_of_channels():
 
     Transit.__init__, Axis.sum, Axis.join = starting, adding, joining
     for name, build in CHANNELS.items():
-        cut = stretto.parallel.tensor(nn.Sequential(*build()), mesh, parameters="local")
-        module, slab = stretto.parallel.spatial(cut, mesh), stretto.parallel.scatter(torch.randn(EVEN), mesh)
-        output = module(slab)
+        module = cut_both_ways(build(), mesh)
+        output = module(stretto.parallel.scatter(torch.randn(EVEN), mesh))
         forward = sum(rows), sum(channels)
         output.sum().backward()
         found[name] = [(ahead, sum(both) - ahead) for ahead, both in zip(forward, (rows, channels), strict=True)]
         rows.clear()
         channels.clear()
+    held = kept(cut_both_ways(large(), mesh), stretto.parallel.scatter(torch.randn(LARGE), mesh))
     dist.barrier()
     dist.destroy_process_group()
-    return found
+    return found, held
+
+
+def cut_both_ways(layers, mesh):
+    return stretto.parallel.spatial(stretto.parallel.tensor(nn.Sequential(*layers), mesh, parameters="local"), mesh)
 
 
 def sent():
