@@ -71,6 +71,8 @@ def test_where_processes_stand():
     assert placement.place(14) == {"tensor": 0, "width": 2}
     assert placement.at(14) == (1, 0)
     assert placement.parts_of(1, 0) == [12, 13, 14, 15, 16, 17]
+    assert placement.slabs_of(1, 0) == [[12, 13, 14], [15, 16, 17]]
+    assert placement.weights_of(1, 0) == [[12, 15], [13, 16], [14, 17]]
     assert placement.workers_of(1, 2) == [14, 20]
     assert placement.replicas_of(0, 2) == [2, 14]
     assert "process 23: replica 1, worker 1, tensor 1, width 2 (stage 1)" in placement.describe({0: 0, 1: 1})

@@ -13,7 +13,7 @@ INNER = ("tensor", "height", "width")
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """How many replicas share the examples (`data`), and how many processes share each stage (`tensor`, `space`).
+    """How many replicas share the examples (`data`), and how many processes share each stage (`tensor` x `space`).
 
     `space` is (height, width). The fourth axis, the pipeline, is as long as the number of workers that hold stages. The
     product of all axes is the number of processes. Raises UsageError for a length that is no whole number from 1 on.
@@ -116,6 +116,15 @@ class Placement:
     def parts_of(self, replica: int, worker: int) -> list[int]:
         """The ranks that share the stages of one worker of a replica."""
         return [self.rank(replica, worker, part) for part in range(self.mesh.inside)]
+
+    def slabs_of(self, replica: int, worker: int) -> list[list[int]]:
+        """The ranks that share the stages of one worker, by the part of the weights that they hold: slabs of images."""
+        parts, slabs = self.parts_of(replica, worker), math.prod(self.mesh.space)
+        return [parts[first : first + slabs] for first in range(0, len(parts), slabs)]
+
+    def weights_of(self, replica: int, worker: int) -> list[list[int]]:
+        """The ranks that share the stages of one worker, by the slab that they hold: parts of the weights."""
+        return [list(ranks) for ranks in zip(*self.slabs_of(replica, worker), strict=True)]
 
     @property
     def inner(self) -> dict[str, int]:

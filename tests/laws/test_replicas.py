@@ -298,7 +298,6 @@ def test_a_schedule_without_its_meeting_is_refused():
         ({"sync": "diloco(outer_lr=0)"}, "outer_lr=0: choose a positive number"),
         ({"sync": 3}, "sync=3: give a name"),
         ({"mesh": (2, 1)}, r"mesh=\(2, 1\): give stretto.Mesh"),
-        ({"mesh": stretto.Mesh(tensor=2, space=(1, 2))}, r"\(tensor\) or its images \(space\), not both"),
         ({"mesh": stretto.Mesh(data=2, tensor=2), "sync": "fully-shard"}, r"shared out among replicas"),
         ({"mesh": stretto.Mesh(data=2, space=(2, 1)), "sync": "parameter-server"}, r"must update together"),
         ({"mesh": stretto.Mesh(data=2), "sync": "all-reduce(hook=powersgd)"}, "not emulated: start processes"),

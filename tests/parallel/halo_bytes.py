@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import stretto
+from stretto.parallel.operator.axis import Axis
 from stretto.parallel.space import convolution
 from stretto.parallel.space.exchange import Transit
 
@@ -52,6 +53,90 @@ NETWORKS = {
 GRIDS = {(2, 1): "height", (1, 2): "width"}
 SHARES = {1 / 32: [*GRIDS], 1.0: [(2, 1)]}  # at 1.0 halos are added afterwards wherever they can be
 SHAPE = (3, 2, 13, 11)
+
+
+CHANNELS = {
+    "pair": lambda: [
+        nn.Conv2d(2, 4, 3, padding=1), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 5, padding=2)),
+    ],
+    "single": lambda: [nn.Conv2d(2, 4, 3, padding=1), nn.Softmax(1)],
+    "pools": lambda: [
+        nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.MaxPool2d(3, 1, 1), nn.Conv2d(4, 4, 3, padding=1)),
+        nn.Sequential(nn.ReLU(), nn.Conv2d(4, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(8, 4),
+    ],
+}  # fmt: skip
+EVEN = (3, 2, 12, 8)
+
+
+LARGE = (4, 3, 64, 64)
+
+
+def large():
+    return [
+        nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1), nn.ReLU()),
+    ]
+
+
+def kept(module, x):
+    """The bytes of the storages that a forward keeps for its backward, without weights."""
+    weights, sizes = {weight.untyped_storage().data_ptr() for weight in module.parameters()}, {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = module(x)
+    assert output.requires_grad
+    return sum(sizes.values())
+
+
+def sent_of_channels():
+    """What this one of 2 x 2 processes sends of networks whose channels are cut, too: {network: (rows, channels)}.
+
+    Each is the bytes of the forward and those of the backward; of exchanged channels, those of whole activations. Then,
+    of a larger network, what a process keeps.
+    """
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tensor", "height"))
+    rows, channels, found = [], [], {}
+    start, add, join = Transit.__init__, Axis.sum, Axis.join
+
+    def starting(self, grid, sends, receives):
+        rows.append(sum(tensor.nbytes for _, tensor in sends))
+        start(self, grid, sends, receives)
+
+    def adding(self, x):
+        channels.append(x.nbytes)
+        return add(self, x)
+
+    def joining(self, x, dim, sizes):
+        whole = join(self, x, dim, sizes)
+        channels.append(whole.nbytes)
+        return whole
+
+    Transit.__init__, Axis.sum, Axis.join = starting, adding, joining
+    for name, build in CHANNELS.items():
+        module = cut_both_ways(build(), mesh)
+        output = module(stretto.parallel.scatter(torch.randn(EVEN), mesh))
+        forward = sum(rows), sum(channels)
+        output.sum().backward()
+        found[name] = [(ahead, sum(both) - ahead) for ahead, both in zip(forward, (rows, channels), strict=True)]
+        rows.clear()
+        channels.clear()
+    held = kept(cut_both_ways(large(), mesh), stretto.parallel.scatter(torch.randn(LARGE), mesh))
+    dist.barrier()
+    dist.destroy_process_group()
+    return found, held
+
+
+def cut_both_ways(layers, mesh):
+    return stretto.parallel.spatial(stretto.parallel.tensor(nn.Sequential(*layers), mesh, parameters="local"), mesh)
 
 
 def sent():

@@ -112,3 +112,17 @@ class Excited(nn.Module):
         x = self.act(torch.stack([b, a], 1).flatten(1, 2)).softmax(dim=1)
         x = x - x.mean() + x.amax((2, 3), keepdim=True)
         return self.head(torch.flatten(x[:, :, 1:-1, 1:], 1))
+
+
+class Next(nn.Module):
+    """A block with channels last: its linear layers work on each pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.depthwise, self.norm = nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.LayerNorm(4)
+        self.up, self.down, self.scale = nn.Linear(4, 8), nn.Linear(8, 4), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        y = self.scale * self.down(F.gelu(self.up(y)))
+        return x + y.permute(0, 3, 1, 2)

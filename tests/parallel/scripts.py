@@ -10,8 +10,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import stretto
+from laws.cut_slab_cases import check
 from laws.spatial_cases import part_of
-from parallel.networks import Excited, ResNet, UNet
+from parallel.networks import Excited, Next, ResNet, UNet
 
 
 def begin(*sizes, names):
@@ -125,6 +126,21 @@ def images(mesh):
     leaf = slab.detach().requires_grad_()
     (stretto.parallel.collect(leaf, mesh) * weight).sum().backward()
     assert torch.equal(leaf.grad, part_of(weight, mesh))
+
+
+def cut_slabs():
+    """Whole networks whose channels and rows are cut at once; what DTensors refuse, on every process alike."""
+    mesh = begin(2, 2, 1, names=("tensor", "height", "width"))
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, 33, 30).double()
+    check(ResNet((1, 1), width=8).double(), x.shape, mesh)
+    check(UNet("transposed", "group").double(), x.shape, mesh, parameters="local")
+    check(Next().double(), (2, 4, 6, 7), mesh, parameters="local")
+    refused = stretto.parallel.spatial(stretto.parallel.tensor(Next(), mesh), mesh)
+    with pytest.raises(stretto.UsageError) as caught:
+        refused(torch.randn(2, 4, 3, 7))
+    end()
+    return str(caught.value)
 
 
 def refusals():

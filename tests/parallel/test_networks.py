@@ -18,6 +18,14 @@ def test_u_nets_and_free_code_on_a_grid_beside_data():
     launch(4, "parallel.scripts:on_four", timeout=300)
 
 
+@pytest.mark.slow
+def test_networks_with_channels_and_rows_cut_at_once():
+    said = set(launch(4, "parallel.scripts:cut_slabs"))
+    assert len(said) == 1
+    words = ("Linear(in_features=4, out_features=8", "DTensors", "a Slab of an image", 'parameters="local"')
+    assert all(word in next(iter(said)) for word in words), said
+
+
 def test_refusals_name_the_numbers_the_layer_and_the_remedy():
     first, second = launch(2, "parallel.scripts:refusals")
     assert first == second

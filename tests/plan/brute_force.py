@@ -66,12 +66,12 @@ def cuts_into(n, method, pipeline, data, m):
 
 
 def inner(n, workers):
-    """(tensor, space): one of them is longer than 1 at most."""
+    """(tensor, space), which may both be longer than 1."""
     limits = n.get("limits", {})
     usual = [t for t in (1, 2, 4) if t <= n["per_node"]]
     for tensor in limits.get("tensors", usual):
         for space in limits.get("spaces", SPACES):
-            if space == (1, 1) or (tensor == 1 and cuttable(n, space)):
+            if space == (1, 1) or cuttable(n, space):
                 yield tensor, space
 
 
@@ -207,13 +207,16 @@ def stage_price(n, way, s, S, i, j):
     w = home(method, s, S, W)
     b = Q(n["batch"], R * M)
     ranks = [[(r * W + w) * inside + t for t in range(inside)] for r in range(R)]
+    rows = space[0] * space[1]  # processes with the same part of the weights: a rank's place among them is t % rows
+    of_weights = [[rank for t, rank in enumerate(group) if t // rows == k] for group in ranks for k in range(T)]
+    of_slabs = [[rank for t, rank in enumerate(group) if t % rows == k] for group in ranks for k in range(rows)]
     layers = n["layers"][i:j]
 
     def slowest(price):
         return max(price(n["paces"][rank // n["per_node"]]) for group in ranks for rank in group)
 
     def slab(x):  # by space parallelism
-        return space[0] * space[1] if x.get("side") else 1
+        return rows if x.get("side") else 1
 
     def cut(x):  # by tensor parallelism too
         return (T if x["weights"] else 1) * slab(x)
@@ -256,11 +259,11 @@ def stage_price(n, way, s, S, i, j):
         gradients += head["weights"]
         kept += head["kept"] * b
     for x in layers:
-        up, down = halos(n, x, space, ranks, b)
+        up, down = halos(n, x, space, of_weights, b)
         f, back = f + up, back + down
         if x["weights"] and T > 1:
-            f += max(ring(n, group, x["out"] * b) for group in ranks)
-            back += max(ring(n, group, x["in"] * b) for group in ranks)
+            f += max(ring(n, group, Q(x["out"]) / slab(x) * b) for group in of_slabs)
+            back += max(ring(n, group, Q(x["in"]) / slab(x) * b) for group in of_slabs)
     count = held(method, s, S, M)
     recomputed = f if again and count > 1 else Q(0)
     back += recomputed
@@ -270,8 +273,8 @@ def stage_price(n, way, s, S, i, j):
     if space == (1, 1):
         end = max(ring(n, group, gradients) for group in replicas) + update
     else:
-        pairs = {link(n, p, q) for group in (*replicas, *ranks) for p in group for q in group if p != q}
-        end = (over(n, pairs, R * inside, gradients) if gradients else 0) + update
+        pairs = {link(n, p, q) for group in (*replicas, *of_weights) for p in group for q in group if p != q}
+        end = (over(n, pairs, R * rows, gradients) if gradients else 0) + update
     size = static + gradients
     if shard == "keep":
         end = max(ring(n, group, params) for group in replicas) + update / R

@@ -172,6 +172,12 @@ def test_the_best_with_images_that_may_be_cut(seed):
     compare(n if seed % 4 == 3 else n | {"limits": {"spaces": sorted({CUT[seed % 4], CUT[seed // 4 % 4]})}}, empty=True)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_with_weights_and_images_cut_at_once(seed):
+    n = images(draw(4000 + seed, workers=(4, 4, 8)[seed % 3]), seed)
+    compare(n | {"limits": {"tensors": [2], "spaces": [CUT[seed % 2]]}}, empty=True)
+
+
 def limited(n, seed):
     """The same under some limits, which may leave nothing."""
     dice = random.Random(seed)

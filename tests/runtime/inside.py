@@ -50,7 +50,26 @@ def pixels():
     ]
 
 
-NETWORKS = {"transformer": transformer, "convolutions": convolutions, "pixels": pixels}
+class Residual(nn.Module):
+    def __init__(self, inputs, outputs, stride=1):
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm, self.second = nn.BatchNorm2d(outputs), nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.last_norm, self.short = nn.BatchNorm2d(outputs), nn.Conv2d(inputs, outputs, 1, stride)
+
+    def forward(self, x):
+        y = self.last_norm(self.second(torch.relu(self.norm(self.first(x)))))
+        return torch.relu(y + self.short(x))
+
+
+def residual():
+    return [
+        nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(inplace=True), Residual(5, 6)),
+        nn.Sequential(Residual(6, 7, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(7, 4)),
+    ]
+
+
+NETWORKS = {"transformer": transformer, "convolutions": convolutions, "pixels": pixels, "residual": residual}
 
 
 def batches(network, number, size=14):
@@ -117,6 +136,23 @@ def tied():
     return [trainer.step(x, y) for x, y in batches("transformer", 4)]
 
 
+def plain(network, *, clip=None, steps=6):
+    """Losses and weights of a network that plain PyTorch trains on one device."""
+    torch.manual_seed(3)
+    stages = nn.Sequential(*(stage.double() for stage in NETWORKS[network]()))
+    optimizer = torch.optim.SGD(stages.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    losses = []
+    for x, y in batches(network, steps):
+        loss = nn.functional.cross_entropy(stages(x), y)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(stages.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, stages.state_dict()
+
+
 def two(folder):
     """What two processes do that share every stage: go on from checkpoints, and train tied weights."""
     told = {}
@@ -124,3 +160,13 @@ def two(folder):
         path = f"{folder}/{network}"
         told[network] = [do(network, "backprop", mesh, path) for do in (save_in_the_middle, resume)]
     return told, tied()
+
+
+def save_cut_slabs(folder):
+    """Four processes save a run half way that both axes share."""
+    return save_in_the_middle("residual", "backprop", stretto.Mesh(tensor=2, space=(2, 1)), folder)
+
+
+def resume_cut(folder, space):
+    """Go on from it with the same parts of the weights."""
+    return resume("residual", "backprop", stretto.Mesh(tensor=2, space=space), folder)

@@ -99,11 +99,12 @@ class Bounds:
         place = self.prices.places(mesh, pipeline)
         seconds_per_byte = [max(map(least_seconds_per_byte, links), default=0.0) for links in place.replicas]
         kinds = tuple(sorted({kind for machines in place.machines for kind in machines}))
+        inside = [(*weights, None, *slabs) for weights, slabs in zip(place.weights, place.slabs, strict=True)]
         devices = [self.prices.problem.cluster.devices[kind.device] for kind in kinds]
         return MeshSummary(
             kinds,
             sum(place.memory),
-            tuple({tuple(map(id, links)): worker for worker, links in enumerate(place.parts)}.values()),
+            tuple({tuple(map(id, links)): worker for worker, links in enumerate(inside)}.values()),
             min(seconds_per_byte),
             min(least(device.per_action, device.alone_per_action) for device in devices),
             min(least(device.per_step, device.alone_per_step) for device in devices),

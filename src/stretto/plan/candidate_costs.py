@@ -44,6 +44,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.cost.cluster import Link
 from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
@@ -176,9 +177,8 @@ class Prices:
 
     def _layers(self, tensor: int, space: tuple[int, int]) -> list[LayerCost]:
         counted = self.problem.tensor_costs.get(tensor)
-        if counted is not None and space == (1, 1):
-            return list(merged(counted.layers))
-        return layer_parts(self.problem.layers, tensor, space, self.sides)
+        shared = None if counted is None else merged(counted.layers)
+        return layer_parts(self.problem.layers, tensor, space, self.sides, shared)
 
     def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
@@ -242,26 +242,31 @@ class Prices:
         )
 
     def _intra_stage(self, mesh: Mesh, pipeline: int, worker: int, examples: float) -> tuple[Numbers, Numbers]:
-        place = self.places(mesh, pipeline)
-        layers, links = self.layers(mesh.tensor, mesh.space), place.parts[worker]
-        if mesh.tensor > 1 and all(layer.forward_exchanges is not None for layer in layers):
+        layers, place = self.layers(mesh.tensor, mesh.space), self.places(mesh, pipeline)
+        forward, backward = self.tensor_seconds(mesh, layers, place.weights[worker], examples, place.gamma)
+        if mesh.space != (1, 1):
+            halos = halo_seconds(layers, self.sides, mesh.space, place.slabs[worker], examples)
+            forward, backward = (seconds + each for seconds, each in zip((forward, backward), halos, strict=True))
+        return forward, backward
+
+    def tensor_seconds(
+        self, mesh: Mesh, layers: Sequence[LayerCost], links: Sequence[Link], examples: float, gamma: float
+    ) -> tuple[Numbers, Numbers]:
+        """Seconds of each layer's exchanges among processes that share its weights, in a forward and in a backward."""
+        if mesh.tensor == 1:
+            return np.zeros(len(layers)), np.zeros(len(layers))
+        if all(layer.forward_exchanges is not None for layer in layers):
             forward, backward = (
-                np.array([exchange_seconds(works or (), links, mesh.tensor, examples, place.gamma) for works in passes])
+                np.array([exchange_seconds(works or (), links, mesh.tensor, examples, gamma) for works in passes])
                 for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in layers), strict=True)
             )
             return forward, backward
-        layers = list(self.problem.layers)
-        num_all_reduces = np.array(
-            [num_all_reduces_of(layer) if mesh.tensor > 1 else 0 for layer in layers], dtype=float
-        )
+        num_all_reduces = np.array([num_all_reduces_of(layer) for layer in self.problem.layers], dtype=float)
         outputs, inputs = (
             np.array([getattr(layer, key).at(examples) for layer in layers]) for key in ("output", "input")
         )
-        forward = num_all_reduces * all_reduce(links, mesh.tensor, outputs, place.gamma)
-        backward = num_all_reduces * all_reduce(links, mesh.tensor, inputs, place.gamma)
-        if mesh.space != (1, 1):
-            halos = halo_seconds(layers, self.sides, mesh.space, links, examples)
-            forward, backward = (seconds + each for seconds, each in zip((forward, backward), halos, strict=True))
+        forward = num_all_reduces * all_reduce(links, mesh.tensor, outputs, gamma)
+        backward = num_all_reduces * all_reduce(links, mesh.tensor, inputs, gamma)
         return forward, backward
 
     def stage(self, c: Candidate, s: int) -> StageTable:
@@ -310,7 +315,7 @@ class Prices:
     def summed_gradients(self, c: Candidate, worker: int, gradients: Table, tensors: Table) -> Table:
         """Seconds of the sums of gradients over replicas and slabs; slabs sum those of a layer in its backward."""
         places, slabs = self.places_of(c), c.mesh.space[0] * c.mesh.space[1]
-        replicas, parts = places.replicas[worker], places.parts[worker]
+        replicas, parts = places.replicas[worker], places.slabs[worker]
         if slabs == 1:
             return gradient_sum(replicas, c.mesh.data, gradients, tensors, places.gamma)
         sums = tensors / TENSORS_OF_SUM
@@ -401,7 +406,8 @@ class Prices:
         for s in range(c.stages):
             worker, stage_at = c.worker_of(s), c.stage_at(s)
             key = (
-                place.machines[worker], *(tuple(map(id, links[worker])) for links in (place.replicas, place.parts)),
+                place.machines[worker],
+                *(tuple(map(id, links[worker])) for links in (place.replicas, place.weights, place.slabs)),
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
                 losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s), s in heads,
             )  # fmt: skip

@@ -139,9 +139,8 @@ def laws(fields: Sequence[str], problem: Problem) -> Iterator[str]:
     small = [(space, name) for space in problem.spaces if (name := problem.too_small(space))]
     if "spaces" in fields and small:
         yield f"in layer {small[0][1]} images have fewer rows than {text(small[0][0])} has parts"
-    if "spaces" in fields and ("tensors" in fields or "shards" in fields):
-        other = "tensor parallelism" if "tensors" in fields else "sharding"
-        yield f"space is not combined with {other}"
+    if "spaces" in fields and "shards" in fields:
+        yield "space is not combined with sharding"
     if "shards" in fields and "methods" in fields:
         yield "weights are sharded only under methods that finish every minibatch before the next one (synchronous)"
     if "shards" in fields and problem.costs.ties and {"stages", "pipelines"} & {*fields}:

@@ -1,6 +1,6 @@
 """The devices and links that a plan's stages run on: a cluster's workers, placed as a mesh places processes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,7 +28,8 @@ class Places:
     """The devices and links of each worker of a pipeline.
 
     Worker w runs on devices of the kinds `machines[w]`, with `memory[w]` bytes each. It sends to the next worker over
-    `ahead[w]`, and reaches its replicas over `replicas[w]` and the other parts of its stages over `parts[w]`.
+    `ahead[w]`, and reaches its replicas over `replicas[w]`, the other parts of its weights over `weights[w]` and the
+    other slabs of its images over `slabs[w]`.
     """
 
     workers: Workers
@@ -37,7 +38,8 @@ class Places:
     price: float | None  # money an hour of all workers; None if not known
     ahead: tuple[Link, ...]
     replicas: tuple[tuple[Link, ...], ...]
-    parts: tuple[tuple[Link, ...], ...]
+    weights: tuple[tuple[Link, ...], ...]
+    slabs: tuple[tuple[Link, ...], ...]
     gamma: float  # seconds to add a byte
 
     @classmethod
@@ -52,7 +54,12 @@ class Places:
         )
         workers = Workers(cluster, ranks)
         replicas = [[placement.replicas_of(worker, part) for part in range(mesh.inside)] for worker in range(pipeline)]
-        parts = [[placement.parts_of(replica, worker) for replica in range(mesh.data)] for worker in range(pipeline)]
+
+        def inside(groups_of: Callable[[int, int], list[list[int]]]) -> list[list[list[int]]]:
+            return [
+                [ranks for replica in range(mesh.data) for ranks in groups_of(replica, worker)]
+                for worker in range(pipeline)
+            ]
 
         def kinds(worker_ranks: Sequence[int]) -> tuple[DeviceKind, ...]:
             names = (cluster.groups[cluster.place(rank).group].device for rank in worker_ranks)
@@ -68,7 +75,8 @@ class Places:
             cluster.price_per_hour(busy),
             tuple(workers.link(w, (w + 1) % pipeline) for w in range(pipeline)) if pipeline > 1 else (),
             tuple(map(links_within, replicas)),
-            tuple(map(links_within, parts)),
+            tuple(map(links_within, inside(placement.weights_of))),
+            tuple(map(links_within, inside(placement.slabs_of))),
             max(cluster.device(rank).reduction_seconds_per_byte for rank in busy),
         )
 

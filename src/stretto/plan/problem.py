@@ -42,7 +42,7 @@ class Problem:
     "local") or "all". `recompute`, `shards` and `spaces` list the values to try. `pipelines` (workers of a replica's
     pipeline), `data_parallels` (replicas), `microbatches` and `stages` list the numbers allowed, None for any.
     `tensors` lists the numbers of processes that may share a stage's weights; None for USUAL_TENSORS that fit into a
-    node. Tensor and space are never combined. `heads[l]` is the cost of an auxiliary head behind layer l, chosen
+    node. `heads[l]` is the cost of an auxiliary head behind layer l, chosen
     unasked, which local methods need; None where there can be none, so that no stage ends there. `named_heads` are the
     same of methods that name another, by its name; `no_heads` says by name why some cannot be priced. `sides[l]`
     is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the

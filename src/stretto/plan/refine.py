@@ -43,8 +43,10 @@ def pricer_of(plan: Plan, prices: Prices) -> Pricer:
     tied = costs.tied(ends)
     schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
     sides = (*prices.sides, *[0] * (len(costs.layers) - len(prices.sides)))
-    rows = problem.tensor_costs.get(c.mesh.tensor) or replace(
-        costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides))
+    counted = problem.tensor_costs.get(c.mesh.tensor)
+    shared = None if counted is None else counted.layers
+    rows = replace(
+        counted or costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides, shared))
     )
     has_head, heads = set(rules.reach.heads[:-1]), problem.heads_of(c.method)
     times = stage_times(

@@ -124,14 +124,11 @@ def allows(limit: Sequence[int] | None, value: int) -> bool:
 
 
 def inner_axes(problem: Problem, workers: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """The (tensor, space) axes that may divide a stage's weights, or its images."""
-    tensors, whole = tensors_of(problem), (1, 1)
-    for tensor in tensors if whole in problem.spaces else ():
-        if workers % tensor == 0:
-            yield tensor, whole
-    for space in dict.fromkeys(problem.spaces) if problem.sides and 1 in tensors else ():
-        if space != whole and workers % (space[0] * space[1]) == 0 and not problem.too_small(space):
-            yield 1, space
+    """The (tensor, space) axes that may divide a stage's weights, and its images."""
+    for tensor, space in product(tensors_of(problem), dict.fromkeys(problem.spaces)):
+        cuttable = space == (1, 1) or (problem.sides and not problem.too_small(space))
+        if cuttable and workers % (tensor * space[0] * space[1]) == 0:
+            yield tensor, space
 
 
 def tensors_of(problem: Problem) -> tuple[int, ...]:

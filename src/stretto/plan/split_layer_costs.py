@@ -36,6 +36,8 @@ def by_space(layer: LayerCost, parts: int, side: int) -> LayerCost:
         layer,
         **passes,  # type: ignore[arg-type]
         **sizes,  # type: ignore[arg-type]
+        forward_exchanges=part_of_exchanges(layer.forward_exchanges, parts),
+        backward_exchanges=part_of_exchanges(layer.backward_exchanges, parts),
         measured=part_of_times(layer.measured, parts, fixed=False),
     )
 
@@ -55,6 +57,11 @@ def part_of_works(passes: Works, parts: int, *, fixed: bool) -> Works:
         )
         for w in passes
     )
+
+
+def part_of_exchanges(exchanges: Works | None, parts: int) -> Works | None:
+    """What processes with the same slab exchange: one part of each activation."""
+    return None if exchanges is None else part_of_works(exchanges, parts, fixed=False)
 
 
 def part_of_amount(amount: Affine, parts: int, *, fixed: bool) -> Affine:
@@ -113,8 +120,13 @@ def halo_seconds(
 
 
 def layer_parts(
-    layers: Sequence[LayerCost], tensor: int, space: tuple[int, int], sides: Sequence[int]
+    layers: Sequence[LayerCost],
+    tensor: int,
+    space: tuple[int, int],
+    sides: Sequence[int],
+    counted: Sequence[LayerCost] | None = None,
 ) -> list[LayerCost]:
-    """The cost of one process's part of each layer."""
+    """The cost of one process's part of each layer; `counted` are the layers as `tensor` processes share them."""
     slabs = space[0] * space[1]
-    return [by_space(by_tensor(layer, tensor), slabs, side) for layer, side in zip(layers, sides, strict=True)]
+    shared = [by_tensor(layer, tensor) for layer in layers] if counted is None else counted
+    return [by_space(layer, slabs, side) for layer, side in zip(shared, sides, strict=True)]

@@ -44,12 +44,13 @@ def share_stages(placement: Placement, rank: int, device: torch.device, timeout:
         mesh_dim_names=tuple(axes),
     )
     others = [other for other in mine if other != rank]
-    kind = SharedWeights if "tensor" in axes else SharedImages
+    weights, images = "tensor" in axes, len(axes) > ("tensor" in axes)
+    kind = SharedWeightsAndImages if weights and images else SharedWeights if weights else SharedImages
     return kind(mesh, placement.place(rank), others)
 
 
 class SharedWorker(StageSharing):
-    """What is the same for both."""
+    """What is the same for all: a mesh of the axes inside a stage, and this process's place on them."""
 
     def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
         self._mesh = mesh
@@ -72,7 +73,8 @@ class SharedWeights(SharedWorker):
 
     def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
         super().__init__(mesh, place, others)
-        self.parts, self.part = mesh.size(), place["tensor"]
+        self._tensor_group = mesh.get_group("tensor")
+        self.parts, self.part = mesh["tensor"].size(), place["tensor"]
 
     def prepare(
         self, module: nn.Module, *, first: bool = False, last: bool = False, tied: Collection[Tensor] = ()
@@ -87,7 +89,7 @@ class SharedWeights(SharedWorker):
 
     def prepare_head(self, head: nn.Module) -> None:
         """Whole on every process."""
-        align(tensors_of([head]), self._mesh.get_group())
+        align(tensors_of([head]), self._tensor_group)
 
     def state(self, module: nn.Module) -> dict[str, Tensor]:
         """Put together again; a collective."""
@@ -112,8 +114,9 @@ class SharedImages(SharedWorker):
     """Each process has all weights, and a part of every image's rows and columns."""
 
     def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
-        super().__init__(mesh, place, others)
-        self.writes = not any(place.values())
+        space = tuple(axis for axis in place if axis != "tensor")
+        super().__init__(mesh[space], place, others)
+        self.writes = not any(place[axis] for axis in space)
 
     def prepare(
         self, module: nn.Module, *, first: bool = False, last: bool = False, tied: Collection[Tensor] = ()
@@ -139,3 +142,32 @@ class SharedImages(SharedWorker):
     def whole(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Images put together again; a collective."""
         return tuple(collect(x, self._mesh) if x.ndim > 2 else x for x in outputs)
+
+
+class SharedWeightsAndImages(SharedWeights):
+    """Each process has a part of the weights, and a part of every image's rows and columns.
+
+    Processes with the same rows exchange channels (tensor); those with the same part of the weights exchange rows and
+    sum that part's gradients (height, width).
+    """
+
+    def __init__(self, mesh: DeviceMesh, place: Mapping[str, int], others: Sequence[int]) -> None:
+        super().__init__(mesh, place, others)
+        self._images = SharedImages(mesh, place, others)
+        self.writes = self._images.writes
+
+    def prepare(
+        self, module: nn.Module, *, first: bool = False, last: bool = False, tied: Collection[Tensor] = ()
+    ) -> None:
+        """Cut its weights, then let it work on slabs: that makes the slabs of a part begin with the same weights."""
+        super().prepare(module, tied=tied)
+        self._images.prepare(module, first=first, last=last)
+
+    def prepare_head(self, head: nn.Module) -> None:
+        """All its weights on every process, and whole outputs."""
+        super().prepare_head(head)
+        self._images.prepare_head(head)
+
+    def whole(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Images put together again; a collective."""
+        return self._images.whole(outputs)

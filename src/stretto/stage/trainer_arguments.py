@@ -40,9 +40,7 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
 
 
 def check_mesh(mesh: Mesh, sync: Sync) -> None:
-    """Raise UsageError for a mesh that shares a stage in two ways at once, or that `sync` cannot train on."""
-    if mesh.tensor > 1 and mesh.space != (1, 1):
-        raise UsageError(f"{mesh}: a stage's weights are cut (tensor) or its images (space), not both. Choose one")
+    """Raise UsageError for a mesh that `sync` cannot train on."""
     if mesh.inside > 1 and mesh.data > 1 and sync.serving is not None:
         raise UsageError(
             f"{mesh}: {sync} updates each process by itself, but processes that share a stage must update together: "

@@ -92,7 +92,8 @@ class Trainer:
         mesh: how processes share the work besides the pipeline: Mesh(data=2) trains two replicas of it, each on its
             part of every minibatch's examples; Mesh(tensor=2) lets two processes share the weights of each stage
             (`stretto.parallel.tensor`), Mesh(space=(2, 1)) the rows of each image (`stretto.parallel.spatial`; tensors
-            of three dims and more are images, the loss gets whole outputs). The axes multiply to the number of
+            of three dims and more are images, the loss gets whole outputs), and both together tensor x height x width
+            processes: a part of the weights on a slab of each image. The axes multiply to the number of
             processes. On one process replicas are emulated, at the price of their memory, and stages are not shared.
         sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
             gradient as without replicas, however the examples divide. "fully-shard" does the same, and on processes

@@ -10,6 +10,9 @@
 | `scatter_sum` | reduce-scatter | all-gather     | as `leave`, to parts of the sequence                            |
 
 So whole activations have whole gradients, and a part has its part of the gradient.
+
+A tensor subclass may answer for an exchange as for any of torch's functions (`__torch_function__`): slabs of images do
+(`parallel/space`), so that processes which hold the same rows exchange channels.
 """
 
 from collections.abc import Callable
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from stretto.parallel.operator.axis import Axis
 
@@ -73,33 +77,45 @@ class AlongDim(torch.autograd.Function):
 
 def enter(x: Tensor, axis: Axis) -> Tensor:
     """A whole activation, about to be used with weights that this process alone has: its gradient is summed."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(enter, (x,), x, axis)
     entered: Tensor = Enter.apply(x, axis)  # type: ignore[no-untyped-call]
     return entered
 
 
 def leave(x: Tensor, axis: Axis) -> Tensor:
     """The sum of x over processes."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(leave, (x,), x, axis)
     total: Tensor = Leave.apply(x, axis)  # type: ignore[no-untyped-call]
     return total
 
 
 def join(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """The whole, gathered along `dim`, to be used alike on every process."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(join, (x,), x, axis, dim, sizes)
     return along_dim(x, axis.join, axis.part, dim, sizes)
 
 
 def part(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """This process's part of a whole along `dim`."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(part, (x,), x, axis, dim, sizes)
     return along_dim(x, axis.part, axis.join, dim, sizes)
 
 
 def gather(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """The whole, gathered along `dim`, to be used with weights that this process alone has."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(gather, (x,), x, axis, dim, sizes)
     return along_dim(x, axis.join, axis.part_of_sum, dim, sizes)
 
 
 def scatter_sum(x: Tensor, axis: Axis, dim: int, sizes: tuple[int, ...]) -> Tensor:
     """This process's part, along `dim`, of the sum of x over processes."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(scatter_sum, (x,), x, axis, dim, sizes)
     return along_dim(x, axis.part_of_sum, axis.join, dim, sizes)
 
 

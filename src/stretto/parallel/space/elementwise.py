@@ -96,6 +96,12 @@ def normalize(func: Func, x: Slab, p: float = 2.0, dim: int = 1, eps: float = 1e
     return shape_preserving(func, x, p, dim, eps)
 
 
+def along_channels(func: Func, x: Slab, axis: Any, dim: int, sizes: tuple[int, ...]) -> Any:
+    """Channels gathered from, or dealt out to, the processes of a tensor axis, which hold the same rows."""
+    refuse_cut_dims(func, x, dim)
+    return as_slabs(func, func(x, axis, dim, sizes), x.cut)
+
+
 def refuse_cut_dims(func: Func, x: Slab, *dims: int) -> None:
     """Refuse dims that are cut."""
     for dim in dims:

@@ -33,6 +33,9 @@ def spatial(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     are slabs; behind a global pool or a flatten they are whole and the same on every process. Every process has to run
     the same forwards and backwards in the same order.
 
+    The module may be one that `tensor` has cut over the same mesh, with parameters="local": processes with the same
+    rows exchange channels, and gradients are those of each process's own part of the weights.
+
     After a backward every process holds the gradients that one device would have: of the sum of all slabs' losses, or
     of the one loss of an output that all processes share. Dropout has the masks of one device if all processes'
     generators were in the same state. Raises UsageError for a layer or function that cannot work on slabs: here, or

@@ -26,6 +26,8 @@ SHAPE_PRESERVING = (
     "log_sigmoid softsign tanhshrink absolute alias bool int long zero fill leaky_relu"
 )
 PER_CHANNEL = "prelu"
+SHARED_CHANNELS = "enter leave"  # `parallel.operator.exchange`, among processes with the same rows
+CUT_CHANNELS = "join part"
 ALONG = "softmax log_softmax softmin glu cumsum cumprod"
 ATTRIBUTES = (
     "dtype device layout ndim requires_grad grad grad_fn is_leaf is_sparse is_quantized is_mkldnn "
@@ -36,6 +38,8 @@ HANDLERS: dict[str, Func] = {
     **dict.fromkeys((*SHAPE_PRESERVING.split(), *SPECIFIC_METHODS), elementwise.shape_preserving),
     **dict.fromkeys(PER_CHANNEL.split(), elementwise.per_channel),
     **dict.fromkeys(ALONG.split(), elementwise.along_dim),
+    **dict.fromkeys(SHARED_CHANNELS.split(), elementwise.shape_preserving),
+    **dict.fromkeys(CUT_CHANNELS.split(), elementwise.along_channels),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution.convolution),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), convolution.transposed),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), pooling.max_pool),

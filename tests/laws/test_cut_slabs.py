@@ -1,0 +1,22 @@
+"""Law 6: a module cut over channels and over rows at once equals the single-device one in output and every gradient.
+
+Hypothesis generates the layers here; four processes, started once, check them all. The reference is the plain module.
+"""
+
+from laws import cut_slab_cases as cases
+from laws.drawing import drawn
+from runtime.processes import launch
+
+NUMBERS = {
+    "convolutions": (cases.convolutions(), 8),
+    "pairs": (cases.pairs(), 10),
+    "classifiers": (cases.classifiers(), 6),
+}
+
+
+def test_channels_of_slabs_equal_one_device():
+    every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number, cases)]
+    results = launch(4, "laws.cut_slab_cases:law", every)
+    assert len(every) >= 20
+    assert all(len(cut) == len(every) for cut in results)
+    assert sum(map(bool, results[0])) >= 15
