@@ -56,6 +56,8 @@ def test_tensor_sizes_that_are_named_may_be_any_and_cross_nodes():
         ({"spaces": ((2, 2),), "tensors": (4,)}, {"spaces", "tensors"}, "x tensor x space is the number of workers, 8"),
         ({"spaces": ((2, 1),), "data_parallels": (2,), "shards": ("fully-shard",)}, {"spaces", "shards"},
          "space is not combined with sharding"),
+        ({"tensors": (2,), "data_parallels": (2,), "shards": ("fully-shard",), "trained": True}, {"tensors", "shards"},
+         "weights are cut (tensor) or sharded among replicas, not both"),
         ({"spaces": ((2, 1),), "sides": None}, {"spaces"}, "no layer of this model convolves or pools images"),
         ({"stages": (30,), "methods": ("1f1b", "backprop")}, {"stages"}, "a stage holds at least one of the"),
         ({"batch_sizes": (7,), "data_parallels": (4,)}, {"batch_sizes", "data_parallels"}, "--batch-size 8"),

@@ -178,7 +178,7 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
         methods=methods, microbatches=settings.microbatches, stages=settings.stages, pipelines=settings.pipeline,
         data_parallels=settings.data_parallel, tensors=tensors_of(settings, model, cluster),
         tensor_costs=model.tensor_costs, spaces=settings.space or USUAL_SPACES,
-        all_workers=settings.all_workers,
+        all_workers=settings.all_workers, trained=model.trained is not None,
     )  # fmt: skip
 
 

@@ -141,6 +141,8 @@ def laws(fields: Sequence[str], problem: Problem) -> Iterator[str]:
         yield f"in layer {small[0][1]} images have fewer rows than {text(small[0][0])} has parts"
     if "spaces" in fields and "shards" in fields:
         yield "space is not combined with sharding"
+    if "tensors" in fields and "shards" in fields and problem.trained:
+        yield "weights are cut (tensor) or sharded among replicas, not both"
     if "shards" in fields and "methods" in fields:
         yield "weights are sharded only under methods that finish every minibatch before the next one (synchronous)"
     if "shards" in fields and problem.costs.ties and {"stages", "pipelines"} & {*fields}:

@@ -49,7 +49,8 @@ class Problem:
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
     processes that share weights, where they have been counted; others follow from `costs`. `ratios` are measured over
     predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`. With `all_workers`, every
-    plan uses all workers. Raises UsageError for values that no plan can have.
+    plan uses all workers. With `trained`, there are only plans that `stretto train` can run. Raises UsageError for
+    values that no plan can have.
     """
 
     costs: ModelCosts
@@ -75,6 +76,7 @@ class Problem:
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     ratios: Mapping[str, float] = field(default_factory=dict)
     all_workers: bool = False
+    trained: bool = False
 
     def __post_init__(self) -> None:
         optimizer_of(self.optimizer)

@@ -148,7 +148,7 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
         if not allows(problem.stages, stages):
             continue
         untied = stages == 1 or not problem.costs.ties  # no stages share weights
-        can_shard = tried.drains and untied and shareable(axes.mesh)
+        can_shard = tried.drains and untied and shareable(axes.mesh, problem)
         shards = [shard for shard in dict.fromkeys(problem.shards) if can_shard or shard == "none"]
         # A single loss is backprop, one for each stage is greedy.
         chunks = range(2, stages) if tried.planning.losses else (1,)
@@ -160,9 +160,9 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
                     yield candidate._replace(recompute=recompute, shard=shard)
 
 
-def shareable(mesh: Mesh) -> bool:
-    """Whether weights can be sharded among replicas: there are several, and each holds whole weights."""
-    return mesh.data > 1 and mesh.space == (1, 1)
+def shareable(mesh: Mesh, problem: Problem) -> bool:
+    """Whether weights can be sharded among replicas: there are several; `stretto train` shards whole weights only."""
+    return mesh.data > 1 and mesh.space == (1, 1) and (mesh.tensor == 1 or not problem.trained)
 
 
 def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:

@@ -21,7 +21,8 @@ from stretto.plan.search_space import Candidate, candidates
 from stretto.plan.trials import predicted
 
 Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
-PRICED = ("costs", "tensor_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios")  # fields of a problem that are no choices
+# Fields of a problem that are no choices.
+PRICED = ("costs", "tensor_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios")
 WORD = "problems"  # of the file, above its records
 NEEDED = ("method", "workers", "bounds", "predicted_seconds", "measured_seconds", "reported_seconds", "allowed")
 

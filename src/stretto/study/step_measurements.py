@@ -15,7 +15,7 @@ from stretto.plan.tried_file import row
 from stretto.plan.whole_steps import probes, side_by_side
 from stretto.study.trial_processes import TrialGroup
 
-ROUNDS = 6  # turns of each plan, by turns with the others
+ROUNDS = 6  # turns of each plan, by turns with the others; in the first the processes warm up
 WORD = "steps"  # of the file, above its records
 
 
@@ -72,7 +72,7 @@ def measured(
 
         turns, failures = taken(together, trained, on_round)
         for way, plan in together.items():
-            seconds = None if way in failures else statistics.median(turns[way])
+            seconds = None if way in failures else statistics.median(turns[way][1:])
             found[way] = {"plan": identity(plan), "seconds": seconds, "failure": failures.get(way, "")}
     return found
 
