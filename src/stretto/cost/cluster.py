@@ -6,7 +6,7 @@ Workers are numbered group by group, node by node. Times are in seconds, memory 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -54,6 +54,12 @@ class Rate:
         """Seconds of this much work, while the other workers of the node are idle."""
         return calls * self.per_call + flops * self.per_flop + num_bytes * self.per_byte
 
+    def at_speed(self, speed: float) -> "Rate":
+        """The rate of a worker that is `speed` times as fast."""
+        return replace(
+            self, per_call=self.per_call / speed, per_flop=self.per_flop / speed, per_byte=self.per_byte / speed
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -64,7 +70,8 @@ class Device:
     roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money,
     `watts` its power while it trains. `per_action` and `per_step` are the runtime's own seconds for each action and
     each step of several processes; `alone_per_action` and `alone_per_step` those of training in one process, where that
-    is known. Raises UsageError for numbers out of range.
+    is known. `speed` is how fast layers are that were measured on another device of the cluster: 0.5 takes twice their
+    time; the other figures are this device's own. Raises UsageError for numbers out of range.
     """
 
     memory: float
@@ -77,10 +84,11 @@ class Device:
     per_step: float = 0.0
     alone_per_action: float | None = None
     alone_per_step: float | None = None
+    speed: float = 1.0
     rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in ("memory", "memory_bandwidth", "reduction_bandwidth"):
+        for key in ("memory", "memory_bandwidth", "reduction_bandwidth", "speed"):
             check_positive(key, getattr(self, key), MEASURE)
         for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
@@ -103,6 +111,25 @@ class Device:
                 f"no peak for {dtype!r}: {nearest(dtype, self.peak)}, or add a peak for {dtype} to the cluster's file"
             )
         return self.peak[dtype]
+
+    def at_speed(self, speed: float) -> "Device":
+        """The device of a worker that computes `speed` times as fast, with the same memory, price and power."""
+        alone_per_action, alone_per_step = self.alone_per_action, self.alone_per_step
+        return replace(
+            self,
+            per_action=self.per_action / speed,
+            per_step=self.per_step / speed,
+            alone_per_action=None if alone_per_action is None else alone_per_action / speed,
+            alone_per_step=None if alone_per_step is None else alone_per_step / speed,
+            memory_bandwidth=self.memory_bandwidth * speed,
+            reduction_bandwidth=None if self.reduction_bandwidth is None else self.reduction_bandwidth * speed,
+            peak={dtype: peak * speed for dtype, peak in self.peak.items()},
+            speed=self.speed * speed,
+            rates={
+                operator: {direction: rate.at_speed(speed) for direction, rate in rates.items()}
+                for operator, rates in self.rates.items()
+            },
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +227,16 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Equal nodes of `workers` devices each; `within` and `between` name the links in a node and between nodes."""
+    """Equal nodes of `workers` devices each; `within` and `between` name the links in a node and between nodes.
+
+    `speeds` has for each worker of a node how fast it computes, in figures of the device: 0.5 takes twice its time.
+    Without it all are as fast as the device. Raises UsageError for numbers that do not fit.
+    """
 
     nodes: int
     workers: int
     device: str
+    speeds: tuple[float, ...] | None = None
     within: str | None = None
     between: str | None = None
 
@@ -216,6 +248,14 @@ class Group:
             raise UsageError(f"within is missing: name the link between the {self.workers} workers of a node")
         if self.nodes > 1 and self.between is None:
             raise UsageError(f"between is missing: name the link between the {self.nodes} nodes")
+        if self.speeds is not None and len(self.speeds) != self.workers:
+            raise UsageError(
+                f"speeds = {list(self.speeds)}: give one for each of the {self.workers} workers of a node, 1.0 for "
+                "those as fast as the device; or leave it out"
+            )
+        for speed in self.speeds or ():
+            if not 0 < speed < math.inf:
+                raise UsageError(f"speeds lists {speed:g}: a speed is more than 0; 0.5 takes twice the device's time")
 
 
 class WorkerPlace(NamedTuple):
@@ -223,6 +263,16 @@ class WorkerPlace(NamedTuple):
 
     group: int
     node: int  # numbered through all groups
+
+
+class WorkerKind(NamedTuple):
+    """What workers that compute alike have in common: the name of the device, and their speed."""
+
+    device: str
+    speed: float = 1.0
+
+    def __str__(self) -> str:
+        return self.device if self.speed == 1 else f"{self.device} at {self.speed:.2g} of its speed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,9 +330,32 @@ class Cluster:
             )
         return self.places[worker]
 
+    @cached_property
+    def kinds(self) -> tuple[WorkerKind, ...]:
+        """The kind of each worker."""
+        kinds: list[WorkerKind] = []
+        for group in self.groups:
+            speeds = group.speeds or (1.0,) * group.workers
+            kinds += group.nodes * [WorkerKind(group.device, speed) for speed in speeds]
+        return tuple(kinds)
+
+    @cached_property
+    def is_uneven(self) -> bool:
+        """Whether some workers compute otherwise than others."""
+        return len({*self.kinds}) > 1
+
+    @cached_property
+    def devices_by_kind(self) -> Mapping[WorkerKind, Device]:
+        """The device of each kind of worker, at its speed."""
+        return {
+            kind: self.devices[kind.device] if kind.speed == 1 else self.devices[kind.device].at_speed(kind.speed)
+            for kind in dict.fromkeys(self.kinds)
+        }
+
     def device(self, worker: int) -> Device:
-        """The device of a worker."""
-        return self.devices[self.groups[self.place(worker).group].device]
+        """The device of a worker, at the worker's speed."""
+        self.place(worker)  # raises for a worker that there is not
+        return self.devices_by_kind[self.kinds[worker]]
 
     def link(self, a: int, b: int) -> Link:
         """The link between two workers."""

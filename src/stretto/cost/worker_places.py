@@ -34,8 +34,8 @@ class Workers:
 
     def devices(self, worker: int) -> tuple[Device, ...]:
         """The different devices that a worker runs on."""
-        names = dict.fromkeys(self.cluster.groups[self.cluster.place(rank).group].device for rank in self.ranks[worker])
-        return tuple(self.cluster.devices[name] for name in names)
+        kinds = dict.fromkeys(self.cluster.kinds[rank] for rank in self.ranks[worker])
+        return tuple(self.cluster.devices_by_kind[kind] for kind in kinds)
 
     def per_action(self, worker: int) -> float:
         """The runtime's own seconds for each action."""

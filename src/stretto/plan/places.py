@@ -1,13 +1,14 @@
 """The devices and links that a plan's stages run on: a cluster's workers, placed as a mesh places processes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cost.cluster import Cluster, Link
+from stretto.cost.cluster import Cluster, Link, WorkerKind
 from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM
 from stretto.cost.layer_table import Work, Works
 from stretto.cost.worker_places import Workers
@@ -17,9 +18,9 @@ Numbers = NDArray[np.float64]
 
 
 class DeviceKind(NamedTuple):
-    """A device by its name, and whether other workers of its node compute at the same time."""
+    """A kind of worker, and whether other workers of its node compute at the same time."""
 
-    device: str
+    worker: WorkerKind
     crowded: bool
 
 
@@ -41,22 +42,26 @@ class Places:
     gamma: float  # seconds to add a byte
 
     @classmethod
-    def of(cls, cluster: Cluster, mesh: Mesh, pipeline: int) -> "Places":
-        """The places of a mesh of pipelines on the first workers of a cluster."""
+    def of(cls, cluster: Cluster, mesh: Mesh, pipeline: int, placed: Sequence[int] = ()) -> "Places":
+        """The places of a mesh of pipelines: process p is the worker placed[p] of a cluster, or worker p."""
         placement = Placement(mesh, pipeline)
-        busy = range(placement.size)
-        crowded = cluster.crowded(busy)
-        ranks = tuple(
-            tuple(rank for replica in range(mesh.data) for rank in placement.parts_of(replica, worker))
-            for worker in range(pipeline)
-        )
+        busy = placed or range(placement.size)
+        crowded = dict(zip(busy, cluster.crowded(busy), strict=True))
+
+        def on(processes: Sequence[int]) -> list[int]:
+            return [busy[process] for process in processes]
+
+        replicas = [
+            [on(placement.replicas_of(worker, part)) for part in range(mesh.inside)] for worker in range(pipeline)
+        ]
+        parts = [
+            [on(placement.parts_of(replica, worker)) for replica in range(mesh.data)] for worker in range(pipeline)
+        ]
+        ranks = tuple(tuple(rank for group in groups for rank in group) for groups in parts)
         workers = Workers(cluster, ranks)
-        replicas = [[placement.replicas_of(worker, part) for part in range(mesh.inside)] for worker in range(pipeline)]
-        parts = [[placement.parts_of(replica, worker) for replica in range(mesh.data)] for worker in range(pipeline)]
 
         def kinds(worker_ranks: Sequence[int]) -> tuple[DeviceKind, ...]:
-            names = (cluster.groups[cluster.place(rank).group].device for rank in worker_ranks)
-            return tuple(dict.fromkeys(map(DeviceKind, names, (crowded[rank] for rank in worker_ranks))))
+            return tuple(dict.fromkeys(DeviceKind(cluster.kinds[rank], crowded[rank]) for rank in worker_ranks))
 
         def links_within(groups: Sequence[Sequence[int]]) -> tuple[Link, ...]:
             return distinct(link for group in groups for link in cluster.links_among(group))
@@ -71,6 +76,14 @@ class Places:
             tuple(map(links_within, parts)),
             max(cluster.device(rank).reduction_seconds_per_byte for rank in busy),
         )
+
+    @property
+    def facts(self) -> Hashable:
+        """All that prices depend on: equal for two placements if every plan costs the same on both."""
+        between = tuple(self.workers.link(*pair) for pair in permutations(range(self.workers.number), 2))
+        inside = tuple(tuple(frozenset(map(id, links)) for links in groups) for groups in (self.replicas, self.parts))
+        kinds = tuple(map(frozenset, self.machines))
+        return kinds, self.memory, self.price, between, inside, self.gamma
 
 
 def distinct(links: Iterable[Link]) -> tuple[Link, ...]:

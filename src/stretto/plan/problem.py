@@ -36,7 +36,7 @@ def family_of(word: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A model to train on the first `workers` of a cluster, and the choices that a plan may make.
+    """A model to train on at most `workers` of a cluster, and the choices that a plan may make.
 
     `batch_sizes` are numbers of examples of a step. `methods` are names, families ("synchronous", "asynchronous",
     "local") or "all". `recompute`, `shards` and `spaces` list the values to try. `pipelines` (workers of a replica's
@@ -48,7 +48,8 @@ class Problem:
     is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
     processes that share weights, where they have been counted; others follow from `costs`. With `all_workers`, every
-    plan uses all workers. Raises UsageError for values that no plan can have.
+    plan uses all workers. Where workers differ, plans choose among them and place processes, unless `places_workers` is
+    false; else they take the first ones in their order. Raises UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -73,6 +74,7 @@ class Problem:
     masters: bool = False
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     all_workers: bool = False
+    places_workers: bool = True
 
     def __post_init__(self) -> None:
         optimizer_of(self.optimizer)
