@@ -34,10 +34,13 @@ LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
 
 
 def is_measurable(model: Costed, cluster: Cluster) -> bool:
-    """Whether `stretto plan` can measure the layers: the cluster is this machine, and their copies are small."""
+    """Whether `stretto plan` can measure the layers: the cluster is this machine, and their copies are small.
+
+    Not on unequal workers: a launcher has made them so, and the processes that measure are none of its.
+    """
     here = cluster.name == platform.node() and len(cluster.groups) == 1 and cluster.groups[0].nodes == 1
     weights = sum(layer.parameter_bytes for layer in model.costs.layers)
-    return here and model.resolved is not None and weights <= LARGEST
+    return here and not cluster.is_uneven and model.resolved is not None and weights <= LARGEST
 
 
 def with_measured_layers(
