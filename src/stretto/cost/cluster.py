@@ -140,7 +140,8 @@ class Link:
     `send_per_byte` seconds a byte keep the sender from computing, `receive` and `receive_per_byte` the receiver.
     `travel` and `travel_per_byte` are the rest, which keeps neither busy; without them it follows from the others.
     `collectives` are those that were measured, by the names of `stretto.cost.collective`; others follow from latency
-    and bandwidth. Raises UsageError for numbers out of range.
+    and bandwidth. A share `late_share` of all messages, at random, comes `late_seconds` later: 0.05 and 0.02 mean that
+    one in twenty is late by 20 ms. Raises UsageError for numbers out of range.
     """
 
     latency: float
@@ -153,9 +154,19 @@ class Link:
     travel: float | None = None
     travel_per_byte: float | None = None
     residual: float | None = None
+    late_share: float | None = None
+    late_seconds: float | None = None
     collectives: Mapping[str, Collective] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        if (self.late_share is None) != (self.late_seconds is None):
+            raise UsageError(
+                f"late_share = {self.late_share}, late_seconds = {self.late_seconds}: give both, the share of messages "
+                "that are late and by how many seconds, or neither"
+            )
+        if self.late_share is not None and not 0 <= self.late_share <= 1:
+            raise UsageError(f"late_share = {self.late_share:g}: a share of all messages is from 0 to 1")
+        check_not_negative("late_seconds", self.late_seconds, "it is how much later than usual a late message comes")
         for key in ("latency", "send", "send_per_byte", "receive", "receive_per_byte", "travel", "travel_per_byte"):
             check_not_negative(key, getattr(self, key), MEASURE)
         if (self.travel is None) != (self.travel_per_byte is None):
@@ -173,8 +184,13 @@ class Link:
         """beta: seconds that a message takes for each of its bytes."""
         return 1 / self.bandwidth
 
+    @property
+    def lateness(self) -> float:
+        """Seconds by which a message is late, the mean over all messages."""
+        return (self.late_share or 0.0) * (self.late_seconds or 0.0)
+
     def seconds(self, num_bytes: float) -> float:
-        """Seconds of one message between idle workers: alpha + N beta."""
+        """Seconds of one message between idle workers that is not late: alpha + N beta."""
         return self.latency + num_bytes / self.bandwidth
 
     def or_slower(self, other: "Link") -> "Link":
@@ -184,8 +200,11 @@ class Link:
         travel: dict[str, float] = {}
         if self.travel is not None or other.travel is not None:
             travel = dict(zip(("travel", "travel_per_byte"), map(max, self.transit, other.transit), strict=True))
+        late = max(self, other, key=lambda link: link.lateness)
         return Link(
             **travel,
+            late_share=late.late_share,
+            late_seconds=late.late_seconds,
             collectives=slower(self.collectives, other.collectives),
             latency=max(self.latency, other.latency),
             bandwidth=min(self.bandwidth, other.bandwidth),

@@ -92,11 +92,11 @@ def distinct(links: Iterable[Link]) -> tuple[Link, ...]:
 
 
 def message(link: Link | None, num_bytes: Numbers) -> Numbers:
-    """Seconds of a message that keep neither end busy, while both compute; 0 without a link."""
+    """Seconds of a message that keep neither end busy, while both compute, lateness included; 0 without a link."""
     if link is None:
         return np.zeros_like(num_bytes)
     latency, per_byte = link.transit
-    return latency + num_bytes * per_byte
+    return latency + link.lateness + num_bytes * per_byte
 
 
 def sending(link: Link | None, num_bytes: Numbers) -> Numbers:
@@ -113,7 +113,9 @@ def gathering(links: Sequence[Link], processes: int, num_bytes: Numbers) -> Numb
     """Seconds of a ring all-gather: P - 1 messages of N / P bytes on the slowest link; 0 for no bytes."""
     if processes == 1 or not links:
         return np.zeros_like(num_bytes)
-    times = [(processes - 1) * (link.latency + num_bytes / processes / link.bandwidth) for link in links]
+    times = [
+        (processes - 1) * (link.latency + link.lateness + num_bytes / processes / link.bandwidth) for link in links
+    ]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
 
 
@@ -127,7 +129,7 @@ def gradient_sum(links: Sequence[Link], processes: int, num_bytes: Numbers, tens
     if processes == 1 or not links:
         return np.zeros_like(num_bytes)
     times = [
-        link.collectives[GRADIENTS].seconds(processes, num_bytes, tensors=tensors)
+        link.collectives[GRADIENTS].seconds(processes, num_bytes, tensors=tensors) + waits(link, processes)
         if GRADIENTS in link.collectives else all_reduce([link], processes, num_bytes, gamma)
         for link in links
     ]  # fmt: skip
@@ -141,8 +143,17 @@ def measured_seconds(
     """Seconds of a collective on the slowest of some links, 0 for no bytes; None where it was not measured on all."""
     if not links or not all(name in link.collectives for link in links):
         return None
-    times = [link.collectives[name].seconds(processes, num_bytes, calls=calls, tensors=tensors) for link in links]
+    times = [
+        link.collectives[name].seconds(processes, num_bytes, calls=calls, tensors=tensors)
+        + calls * waits(link, processes)
+        for link in links
+    ]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
+
+
+def waits(link: Link, processes: int) -> float:
+    """Seconds by which late messages make a measured collective longer: those of a ring, one after the other."""
+    return 2 * (processes - 1) * link.lateness
 
 
 def exchange_seconds(works: Works, links: Sequence[Link], processes: int, examples: float, gamma: float) -> float:
@@ -156,7 +167,7 @@ def exchange_on(link: Link, work: Work, processes: int, examples: float, gamma: 
     is_sum, num_bytes = work.operator == TENSOR_SUM, work.bytes.at(examples)
     measured = link.collectives.get(TENSOR_SUM if is_sum else TENSOR_GATHER)
     if measured is not None:
-        return measured.seconds(processes, num_bytes, calls=work.calls)
+        return measured.seconds(processes, num_bytes, calls=work.calls) + work.calls * waits(link, processes)
     each = np.array(num_bytes / work.calls)
     if is_sum:
         return work.calls * float(all_reduce([link], processes, each, gamma))

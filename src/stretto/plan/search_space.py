@@ -18,7 +18,8 @@ class Candidate(NamedTuple):
 
     `pipeline` is the number of workers in a replica's pipeline, `batch` the number of examples a step, `microbatches`
     the number a turn. The model is trained by `losses` losses, each of which trains one chunk of the stages. Process p
-    is the worker `placement[p]` of the cluster; worker p if that is empty.
+    is the worker `placement[p]` of the cluster; worker p if that is empty. `ahead` is the number of forwards before the
+    first backward beyond the method's own, for each worker above.
     """
 
     pipeline: int
@@ -30,6 +31,7 @@ class Candidate(NamedTuple):
     shard: str = "none"
     losses: int = 1
     placement: tuple[int, ...] = ()
+    ahead: int = 0
 
     @property
     def planned(self) -> PlannedMethod:
@@ -68,7 +70,7 @@ class Candidate(NamedTuple):
 
     def stage_at(self, stage: int) -> StageAt:
         """The stage, as an argument of the method's closed forms."""
-        return StageAt(stage, self.stages, self.microbatches)
+        return StageAt(stage, self.stages, self.microbatches, self.ahead)
 
     def worker_of(self, stage: int) -> int:
         """The worker of the pipeline that holds a stage."""
@@ -104,6 +106,7 @@ class Candidate(NamedTuple):
         """The method with its options, as `stretto.method` reads it."""
         chosen = {self.planning.cut: self.microbatches, self.planning.losses: self.losses}
         options = [f"{option}={value}" for option, value in chosen.items() if option is not None]
+        options += [f"{self.planning.ahead}={self.ahead}"] if self.ahead else []
         return self.planned.written(*options, *(["recompute=True"] if self.recompute else []))
 
 

@@ -56,6 +56,7 @@ def row(plan: Plan) -> dict[str, Any]:
         "batch_size": c.batch,
         "losses": c.losses,
         "placement": list(c.placement),
+        "ahead": c.ahead,
         "planned_method": c.method,
         "predicted_seconds": plan.seconds,
     }
@@ -68,6 +69,7 @@ def candidate_of(tried: Tried) -> Candidate:
     return Candidate(
         tried["pipeline"], mesh, tried["batch_size"], tried["planned_method"], tried["microbatches"],
         tried["recompute"], tried["sharding"], tried["losses"], tuple(tried.get("placement", ())),
+        tried.get("ahead", 0),
     )  # fmt: skip
 
 
