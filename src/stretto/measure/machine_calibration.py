@@ -187,7 +187,7 @@ def cluster_of(findings: Findings) -> Cluster:
         f"which lie {100 * findings.noise:.0f} % apart; load of others when it began: {findings.load:.1f}"
     )
     groups = groups_of(findings)
-    speeds = {} if findings.speeds is None else {"groups.speeds": in_words(findings.speed_rounds)}
+    speeds = {"groups.speeds": in_words(findings.speed_rounds)} if len(findings.speed_rounds) > 1 else {}
     return Cluster(
         name=name, groups=groups, devices={"cpu": device_of(findings)}, links=links,
         between="between" if len(groups) > 1 else None, sources={"devices.cpu": how, **speeds},

@@ -96,13 +96,15 @@ def speeds_of(rounds: Rounds) -> tuple[float, ...] | None:
 
 def in_words(rounds: Rounds) -> str:
     """How the workers differ, and how steadily."""
+    times = worker_times(rounds)
     words = [
         f"worker {index} takes {each.times:.2f} times as long as the fastest (middle half of the rounds: "
         f"{each.low:.2f} to {each.high:.2f}; longer in {each.longer} of {each.rounds})"
-        for index, each in enumerate(worker_times(rounds))
-        if each.is_slower
+        for index, each in enumerate(times)
+        if (each.low, each.high) != (1, 1)
     ]
-    return f"measured by stretto calibrate while all compute: {'; '.join(words)}"
+    slower = "" if any(each.is_slower for each in times) else ", none steadily slower than another"
+    return f"measured by stretto calibrate while all compute{slower}{': ' * bool(words)}{'; '.join(words)}"
 
 
 def mean_time(speeds: Sequence[float]) -> float:
