@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -335,3 +336,53 @@ def test_mistakes_about_a_model_of_one_s_own(capsys, tmp_path, cluster):
         (("--model", "mpl"), "or write package.module:function"),
     ):
         assert said in mistake(capsys, "plan", "--cluster", cluster(), *words)
+
+
+TOLD = """
+import os
+
+import torch
+from torch import nn
+
+
+class Told(nn.Linear):
+    def forward(self, x):
+        if self.training and not isinstance(self.weight, torch._subclasses.FakeTensor):
+            open(f"on-{os.environ.get('LOCAL_RANK')}-{self.index}", "w").close()
+        return super().forward(x.flatten(1))
+
+
+def build():
+    layers = [Told(64, 64) for _ in range(9)]
+    for index, layer in enumerate(layers):
+        layer.index = index
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+"""
+
+
+def test_stages_are_trained_on_the_workers_of_the_plan(capsys, tmp_path, monkeypatch, cluster):
+    """The fast worker is the second process that is started: it trains the first and longer stage."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(TOLD)
+    Path(cluster()).write_text(cluster_text("four", 2).replace("workers = 2", "workers = 2, speeds = [0.3, 1.0]"))
+    words = ["--model", "own.py:build", "--data", "digits"]
+    told = run(capsys, "plan", "--cluster", "cluster.toml", *words, "--methods", "1f1b", "--pipeline", 2,
+               "--batch-size", 64, "--microbatches", 4)  # fmt: skip
+    assert told["chosen"]["placement"] in ([0, 1], [1, 0])
+    by_worker = {each["workers"][0]: each["stages"] for each in told["places"]}
+    bounds = told["chosen"]["bounds"]
+    sizes = {worker: bounds[stage + 1] - bounds[stage] for worker, (stage,) in by_worker.items()}
+    assert sizes[1] > sizes[0]
+    settings = run(capsys, "train", "--plan", "plan.toml", *words, "--dry-run", "--placement", "1,0")
+    assert settings["placement"] == [1, 0]
+    trained = run(
+        capsys, "train", "--plan", "plan.toml", *words, "--steps", 2, "--evaluations", 1, "--placement", "1,0"
+    )
+    assert trained["steps"] == 2
+    seen = {worker: {int(file.name[5:]) for file in tmp_path.glob(f"on-{worker}-*")} for worker in (0, 1)}
+    assert min(seen[1]) == 0
+    assert max(seen[1]) < min(seen[0])
+    assert "placement=1,0 with workers=3" in mistake(capsys, "train", "--plan", "plan.toml", *words, "--workers", 3,
+                                                     "--placement", "1,0")  # fmt: skip
+    assert "placement=1,1: give another worker" in mistake(capsys, "train", "--plan", "plan.toml", *words,
+                                                            "--placement", "1,1")  # fmt: skip

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from cluster_text import cluster_text
 from stretto.cli import main
 
 
@@ -137,3 +138,19 @@ def test_a_trace_that_cannot_be_written_is_a_mistake(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert main(["simulate", "--method", "pb", "--trace", "file/a.pftrace"]) == 2
     assert "cannot write to file/a.pftrace" in capsys.readouterr().err
+
+
+def test_late_messages_are_drawn_several_times(capsys, tmp_path):
+    file = tmp_path / "late.toml"
+    file.write_text(f"{cluster_text(workers=2)}late_share = 0.2\nlate_seconds = 0.01\n")
+    words = ["--method", "1f1b(microbatches=4)", "--model", "mlp", "--stages", 2, "--cluster", file]
+    found = facts(capsys, *words)
+    assert found["late_draws"] == len(found["makespans"]) == 8
+    assert len({*found["makespans"]}) > 1
+    assert found["makespan"] == pytest.approx(sum(found["makespans"]) / 8)
+    assert facts(capsys, *words) == found
+    assert main(["simulate", *map(str, words)]) == 0
+    assert "some messages are late, at random: times above are means of 8 draws" in capsys.readouterr().out
+    file.write_text(f"{cluster_text(workers=2)}late_share = 0.2\n")
+    assert main(["simulate", *map(str, words)]) == 2
+    assert "links.loop.late_share = 0.2, late_seconds = None: give both" in capsys.readouterr().err

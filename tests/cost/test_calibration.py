@@ -185,3 +185,27 @@ def test_a_line_through_measured_batches():
     assert residual < 1e-9
     # utilisation b / (b + t0 / t1), the lecture's curve: half at t0 / t1 examples
     assert 64 / (64 + found.fixed / found.each) == pytest.approx(64 * found.each / found.at(64))
+
+
+def test_unequal_workers_have_speeds_in_figures_of_the_first():
+    """What all measured together is the slowest worker's, or a mean over workers: the first one's share is kept."""
+    slow = cluster_of(findings(speed_rounds=tuple((0.25, 0.5) for _ in range(9))))
+    even = cluster_of(findings(speed_rounds=tuple((0.25, 0.26) for _ in range(9))))
+    assert even.groups[0].speeds is None
+    assert "none steadily slower than another: worker 1 takes 1.04 times" in even.sources["groups.speeds"]
+    assert slow.groups[0].speeds == (1, 0.5)
+    assert "worker 1 takes 2.00 times as long" in slow.sources["groups.speeds"]
+    assert slow.device(0).rates["linear"]["forward"].contention == 1  # all together took 1.4 times as long
+    assert slow.device(0).per_action == pytest.approx(even.device(0).per_action / 1.5)
+    assert slow.device(1).per_action == pytest.approx(2 * slow.device(0).per_action)
+    assert slow.device(1).peak_of("float32") == pytest.approx(even.device(0).peak_of("float32") / 2)
+    assert parse(to_toml(slow), "here") == slow
+
+
+def test_unequal_nodes_are_groups():
+    known = {"workers": 4, "between": times(ALPHA, BETA), "between_passages": passed()}
+    cluster = cluster_of(findings(**known, speed_rounds=tuple((0.25, 0.25, 0.5, 0.25) for _ in range(9))))
+    assert [group.speeds for group in cluster.groups] == [(1, 1), (0.5, 1)]
+    assert cluster.link(1, 2) == cluster.links["between"]
+    alike = cluster_of(findings(**known, speed_rounds=tuple((0.25, 0.5, 0.25, 0.5) for _ in range(9))))
+    assert [(group.nodes, group.speeds) for group in alike.groups] == [(2, (1, 0.5))]

@@ -7,7 +7,7 @@ import pytest
 
 from stretto import UsageError
 from stretto.cost import Cluster, Device, Group, Link, Rate, find_cluster, read_cluster, write_cluster
-from stretto.cost.cluster_file import names, parse, to_toml
+from stretto.cost.cluster_file import cluster_of, names, parse, to_dict, to_toml
 
 DEVICE = Device(
     memory=8e9, memory_bandwidth=1e10, peak={"float32": 1e11, "bfloat16": 2e11}, reduction_bandwidth=5e9,
@@ -175,3 +175,23 @@ def test_clusters_tables_and_predictions_need_no_torch():
         "find_cluster('8-a100').link(0, 1); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_workers_of_a_node_may_have_speeds_of_their_own():
+    slow = Group(nodes=2, workers=2, device="d", speeds=(1.0, 0.5), within="l", between="l")
+    device = Device(memory=1e9, memory_bandwidth=4e9, peak={"float32": 1e9}, per_action=1e-3, rates={
+        "linear": {"forward": Rate(per_call=1e-6, per_flop=1e-9, contention=1.5)}})  # fmt: skip
+    cluster = Cluster(name="c", groups=(slow,), devices={"d": device}, links={"l": Link(latency=0.0, bandwidth=1e9)})
+    assert cluster.device(0) == cluster.device(2) == device
+    half = cluster.device(3)
+    assert (half.memory, half.memory_bandwidth, half.peak["float32"], half.speed) == (1e9, 2e9, 5e8, 0.5)
+    assert half.per_action == 2e-3
+    assert half.rates["linear"]["forward"] == Rate(per_call=2e-6, per_flop=2e-9, contention=1.5)
+    assert cluster.is_uneven
+    assert parse(to_toml(cluster), "here") == cluster
+    with pytest.raises(UsageError, match=r"speeds = \[1.0\]: give one for each of the 2 workers"):
+        Group(nodes=1, workers=2, device="d", speeds=(1.0,), within="l")
+    with pytest.raises(UsageError, match="speeds lists 0: a speed is more than 0"):
+        Group(nodes=1, workers=2, device="d", speeds=(1.0, 0.0), within="l")
+    with pytest.raises(UsageError, match=r"groups\[0\].speeds = 2: a list of numbers belongs here"):
+        cluster_of({**to_dict(cluster), "groups": [{"nodes": 1, "workers": 1, "device": "d", "speeds": 2}]})

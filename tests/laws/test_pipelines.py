@@ -109,6 +109,24 @@ def test_a_minibatch_in_pieces_gives_the_gradient_of_the_whole(name, microbatche
     assert_equal(trainer.stages, wanted, tolerance=1e-12)
 
 
+@pytest.mark.parametrize("ahead", [1, 2, 9])
+@pytest.mark.parametrize("workers", [4, 2])
+def test_forwards_that_run_ahead_change_no_bit_of_1f1b(workers, ahead):
+    """Each stage runs its backwards in the same order, so that gradients are summed in it."""
+    network = NETWORKS["mlp"]
+    trainers = [
+        stretto.Trainer(network.stages(4), network.loss, SGD, f"1f1b(microbatches=4{more})", workers=workers)
+        for more in ("", f", ahead={ahead}")
+    ]
+    batches = network.batches(STEPS)
+    plain, running_ahead = ([trainer.step(x, y) for x, y in batches] for trainer in trainers)
+    assert plain == running_ahead
+    assert_equal(trainers[0].stages, trainers[1].stages)
+    wanted, losses = train_plainly(network.stages(4), network.loss, SGD, None, batches)
+    assert plain == pytest.approx(losses, rel=1e-12)
+    assert_equal(trainers[1].stages, wanted, tolerance=1e-12)
+
+
 def test_fewer_examples_than_micro_batches_are_refused():
     network = NETWORKS["mlp"]
     trainer = stretto.Trainer(network.stages(2), network.loss, SGD, pipeline(lambda S: gpipe(S, 7), synchronous=True))

@@ -157,6 +157,43 @@ def versions(method, s, S):
     return 2 if method in ("pipedream-2bw", "overlapping") and S > 1 else 1
 
 
+def at(n, process):
+    """The worker that a process is on."""
+    return n["order"][process] if "order" in n else process
+
+
+def pace_of(n, worker):
+    """How slow a worker is: its node's pace, times its own."""
+    return n["paces"][worker // n["per_node"]] * slow_of(n, worker)
+
+
+def slow_of(n, worker):
+    """How many times as long a worker takes for everything, as others of its node."""
+    return n["slow"][worker % n["per_node"]] if "slow" in n else 1
+
+
+def orders(n, processes):
+    """Every way to put processes on workers, but once where paces and who is with whom on a node are the same."""
+    seen = set()
+    for order in itertools.permutations(range(n["per_node"] * len(n["paces"])), processes):
+        nodes = list(dict.fromkeys(worker // n["per_node"] for worker in order))
+        key = tuple((pace_of(n, worker), nodes.index(worker // n["per_node"])) for worker in order)
+        if key not in seen:
+            seen.add(key)
+            yield order
+
+
+def best_placed(n, methods):
+    """The least seconds on any workers, in any order."""
+    found = []
+    for way in ways(n, methods):
+        S = way[0] * (2 if way[3] in TWICE else 1)
+        cuts = [(0, *inner, len(n["layers"])) for inner in itertools.combinations(range(1, len(n["layers"])), S - 1)]
+        for order in orders(n, way[0] * way[1] * way[2] * way[8][0] * way[8][1]):
+            found += [step(n | {"order": order}, way, cut) for cut in cuts]
+    return min((seconds for seconds in found if seconds is not None), default=None)
+
+
 def link(n, a, b):
     """Latency and seconds a byte between two workers."""
     return n["near"] if a // n["per_node"] == b // n["per_node"] else n["far"]
@@ -206,14 +243,17 @@ def stage_price(n, way, s, S, i, j):
     inside = T * space[0] * space[1]
     w = home(method, s, S, W)
     b = Q(n["batch"], R * M)
-    ranks = [[(r * W + w) * inside + t for t in range(inside)] for r in range(R)]
+    ranks = [[at(n, (r * W + w) * inside + t) for t in range(inside)] for r in range(R)]
     rows = space[0] * space[1]  # processes with the same part of the weights: a rank's place among them is t % rows
     of_weights = [[rank for t, rank in enumerate(group) if t // rows == k] for group in ranks for k in range(T)]
     of_slabs = [[rank for t, rank in enumerate(group) if t % rows == k] for group in ranks for k in range(rows)]
     layers = n["layers"][i:j]
+    busy = [at(n, process) for process in range(R * W * inside)]
+    n = n | {"gamma": n["gamma"] * max(slow_of(n, worker) for worker in busy)}
+    bandwidth = Q(n["bandwidth"], max(slow_of(n, worker) for group in ranks for worker in group))
 
     def slowest(price):
-        return max(price(n["paces"][rank // n["per_node"]]) for group in ranks for rank in group)
+        return max(price(pace_of(n, rank)) for group in ranks for rank in group)
 
     def slab(x):  # by space parallelism
         return rows if x.get("side") else 1
@@ -245,7 +285,7 @@ def stage_price(n, way, s, S, i, j):
     back = slowest(inputs) + slowest(late) if split else slowest(late if silent else whole)
     params = sum(Q(x["weights"]) / T for x in layers)
     if M > 1:
-        back += 3 * params / n["bandwidth"]
+        back += 3 * params / bandwidth
     update = slowest(lambda pace: sum(n["step"] * 5 * Q(x["weights"]) / T * pace for x in layers))
     update += n["once"] if params else 0
     gradients, kept = params, sum(x["kept"] * b / cut(x) for x in layers)
@@ -269,7 +309,7 @@ def stage_price(n, way, s, S, i, j):
     back += recomputed
     replicas = [[ranks[r][t] for r in range(R)] for t in range(inside)]
     if versions(method, s, S) > 1:
-        update += 2 * gradients / n["bandwidth"]
+        update += 2 * gradients / bandwidth
     if space == (1, 1):
         end = max(ring(n, group, gradients) for group in replicas) + update
     else:
@@ -288,7 +328,7 @@ def stage_price(n, way, s, S, i, j):
     size += count * enters * b + kept if recomputed else count * kept
     x = Q(0)
     if s < S - 1 and home(method, s + 1, S, W) != w:
-        nxt = [[(r * W + home(method, s + 1, S, W)) * inside + t for t in range(inside)] for r in range(R)]
+        nxt = [[at(n, (r * W + home(method, s + 1, S, W)) * inside + t) for t in range(inside)] for r in range(R)]
         pairs = [link(n, p, q) for one, two in zip(ranks, nxt, strict=True) for p, q in zip(one, two, strict=True)]
         busy = [n["send"][k] + n["receive"][k] for k in (0, 1)]
         x = max(max(0, alpha - busy[0]) + leaves * b * max(0, beta - busy[1]) for alpha, beta in pairs)

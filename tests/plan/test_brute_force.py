@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from brute_force import best, rows_out, step
+from brute_force import best, best_placed, rows_out, step
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
 from stretto.cost.layer_table import Affine, ImageWindow
@@ -106,7 +106,8 @@ def problem(n, methods=("all",)):
 
     links = {name: link(n, *n[name]) for name in ("near", "far")}
     groups = tuple(
-        Group(nodes=1, workers=n["per_node"], device=f"pace{pace}", within="near", between="far") for pace in n["paces"]
+        Group(nodes=1, workers=n["per_node"], device=f"pace{pace}", within="near", between="far", speeds=speeds_of(n))
+        for pace in n["paces"]
     )
     cluster = Cluster(
         name="c", groups=groups, devices={f"pace{p}": device(p) for p in n["paces"]}, links=links, between="far"
@@ -115,11 +116,16 @@ def problem(n, methods=("all",)):
         costs=ModelCosts(
             tuple(row(str(k), x) for k, x in enumerate(n["layers"])), "float32", float(n["start"]), float(n["once"])
         ), cluster=cluster,
-        workers=n["workers"], batch_sizes=(n["batch"],), methods=methods,
+        workers=n["workers"], batch_sizes=(n["batch"],), methods=methods, places_workers=n.get("placed", False),
         heads=tuple(row(f"head{k}", x) for k, x in enumerate(n["heads"])), optimizer="sgd",
         sides=tuple(x.get("side", 0) for x in n["layers"]) if any("side" in x for x in n["layers"]) else None,
         **limits_of(n),
     )  # fmt: skip
+
+
+def speeds_of(n):
+    """The speeds of a node's workers; none where all are as fast."""
+    return tuple(1 / slow for slow in n["slow"]) if "slow" in n else None
 
 
 def limits_of(n):
@@ -195,6 +201,34 @@ def test_the_best_within_limits(seed):
     compare(limited(images(n, seed) if seed % 3 else n, seed), empty=True)
 
 
+def unequal(seed):
+    """A problem whose workers differ: nodes of other paces, or workers of one node, and perhaps more than are used."""
+    n = draw(4000 + seed, workers=(2, 2, 3, 4)[seed % 4])
+    dice = random.Random(seed)
+    n |= {"per_node": dice.choice([1, 2]), "placed": True, "batch": (8, 8, 6, 4)[seed % 4]}
+    if n["per_node"] == 2 and dice.random() < 0.7:  # the other figures of a slow worker are slower, too
+        n |= {"slow": [1, 2], "per_action": 0, "per_step": 0, "start": 0, "once": 0}
+    n["paces"] = [dice.choice([1, 2, 4]) for _ in range(-(-n["workers"] // n["per_node"]) + (seed % 3 == 0))]
+    if "slow" not in n and len({*n["paces"]}) == 1:
+        n["paces"] = [2 * n["paces"][0], *n["paces"]]
+    return n
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_best_on_unequal_workers(seed):
+    """Every cut on all workers that there are, in every order."""
+    n = unequal(seed)
+    methods = ("1f1b", "gpipe", "backprop", "pb", random.Random(seed).choice(["zb-h1", "interleaved", "looped-bfs"]))
+    found, least = search(problem(n, methods)), best_placed(n, methods)
+    if least is None:
+        assert found.best is None
+        return
+    assert found.best is not None
+    assert Fraction(found.best.formula) == least
+    order = found.best.candidate.placement or range(found.best.candidate.workers)
+    assert step(n | {"order": order}, way_of(found.best.candidate), found.best.bounds) == least
+
+
 def compare(n, methods=None, *, empty=False):
     found = search(problem(n, methods or ("all",)))
     looked, least = best(n, methods) if methods else best(n)
@@ -205,10 +239,13 @@ def compare(n, methods=None, *, empty=False):
         return
     assert found.best is not None
     assert Fraction(found.best.formula) == least
-    c = found.best.candidate
-    way = (
+    assert step(n, way_of(found.best.candidate), found.best.bounds) == least
+    assert max(found.best.bytes) <= n["memory"]
+
+
+def way_of(c):
+    """A candidate as brute force names it."""
+    return (
         c.pipeline, c.mesh.data, c.mesh.tensor, c.method, c.microbatches, c.recompute, shard_name(c.shard), c.losses,
         c.mesh.space,
     )  # fmt: skip
-    assert step(n, way, found.best.bounds) == least
-    assert max(found.best.bytes) <= n["memory"]

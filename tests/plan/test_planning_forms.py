@@ -48,6 +48,16 @@ def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
         assert list(timeline.peak_graphs) == held
 
 
+@pytest.mark.parametrize("ahead", [1, 3, 20])
+@pytest.mark.parametrize("name", [name for name in catalogue() if planned(name).planning.ahead])
+def test_micro_batches_held_by_workers_that_run_ahead(name, ahead):
+    c = candidate(name, 3, 6)._replace(ahead=ahead)
+    schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
+    held = [c.planning.held(c.stage_at(s)) for s in range(c.stages)]
+    by_worker = [sum(held[w :: c.pipeline]) for w in range(c.pipeline)]
+    assert list(simulate(schedule, rules, 2).peak_activations) == by_worker
+
+
 @pytest.mark.parametrize("name", [name for name in catalogue() if planned(name).drains and planned(name).suits(2)])
 def test_stages_that_recompute(name):
     c = candidate(name, 3, 6)._replace(recompute=True)

@@ -7,12 +7,12 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from stretto.cost import Cluster, Device, Group, Link
-from stretto.cost.step_prediction import forecast
+from stretto.cost.step_prediction import forecast, turn_seconds
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.methods import method
 from stretto.plan import Problem, search
-from stretto.plan.refine import refined, terms
+from stretto.plan.refine import pricer_of, refined, terms
 
 WIDTH, BATCH = 32, 16
 METHODS = (
@@ -103,3 +103,39 @@ def test_what_replicas_and_parts_tell_each_other_is_simulated_too():
         made = terms(plan, found.prices)
         assert (made["all-reduce"] > 0) == (mesh[0] > 1)
         assert (made["inside stages"] > 0) == (mesh[1] > 1)
+
+
+def jittery(workers, memory=1e9):
+    link = Link(latency=1e-4, bandwidth=1e9, late_share=0.15, late_seconds=2e-2)
+    device = Device(memory=memory, memory_bandwidth=1e10, peak={"float32": 1e9})
+    group = Group(nodes=1, workers=workers, device="d", within="l")
+    return Cluster(name="c", groups=(group,), devices={"d": device}, links={"l": link})
+
+
+def jittery_problem(cluster):
+    layers, x = [nn.Linear(256, 256) for _ in range(8)], torch.zeros(2, 256)
+    costs = layer_costs(layers, x, loss=mse_loss, target=x)
+    return Problem(
+        costs=costs, cluster=cluster, workers=2, batch_sizes=(256,), methods=("1f1b",), all_workers=True,
+        optimizer="sgd", microbatches=(8,), pipelines=(2,), recompute=(False,), tensors=(1,),
+    )  # fmt: skip
+
+
+def test_plans_run_ahead_of_late_messages_as_far_as_memory_allows():
+    found = search(jittery_problem(jittery(2)))
+    (plan,) = found.plans
+    (best,) = refined([plan], found.prices)
+    assert best.candidate.ahead > 0
+    assert f"ahead={best.candidate.ahead}" in str(best.candidate)
+    usual = turn_seconds(pricer_of(plan, found.prices))
+    assert best.seconds < 0.95 * usual
+    assert best.seconds == turn_seconds(pricer_of(best, found.prices))  # the same draws in each call
+    assert max(best.bytes) > max(plan.bytes)
+    small = jittery_problem(jittery(2, max(plan.bytes) * 1.01))
+    (fitting,) = refined(search(small).plans, search(small).prices)
+    assert fitting.candidate.ahead == 0
+
+
+def test_plans_do_not_run_ahead_where_no_message_is_late():
+    found = search(linear_problem(None, "1f1b").but(microbatches=(8,), pipelines=(3,)))
+    assert all(plan.candidate.ahead == 0 for plan in refined(found.plans, found.prices))

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.nursery import Forked
 from stretto.errors import UsageError
-from stretto.runtime.world import difference, first_host, from_slurm, join
+from stretto.runtime.world import difference, first_host, from_slurm, join, take_place
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,29 @@ trainer.step(torch.randn(6, 4), torch.randint(2, (6,)))
 trainer.flush()
 print("trained")
 """
+
+
+@pytest.mark.parametrize(
+    ("placement", "ranks", "local"), [((1, 0), ["1", "0"], ["0", "1"]), ((5, 2), ["1", "0"], ["2", "5"])]
+)
+def test_a_process_takes_the_place_of_its_worker(monkeypatch, placement, ranks, local):
+    """Ranks are places in the placement; a launcher's processes are its workers in ascending order."""
+    for started in (0, 1):
+        given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": str(started), "LOCAL_RANK": str(started)}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        take_place(placement)
+        assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == (ranks[started], local[started])
+
+
+def test_places_that_cannot_be_taken(monkeypatch):
+    take_place((1,))  # alone
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "far"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="placement=1,0,2, but 2 processes have been started: start 3"):
+        take_place((1, 0, 2))
+    with pytest.raises(UsageError, match="placement=1,0: process 0 has to run where this launcher expects rank 0"):
+        take_place((1, 0))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    take_place((1, 0))
+    assert os.environ["RANK"] == "1"

@@ -26,6 +26,11 @@ PICTURES = {
 2 ..01..aa2bb3cc4dd5ee.ff....
 1 .012....aa3bb4cc5dd.ee.ff..
 0 0123......aa4bb5cc.dd.ee.ff""",
+    (one_f_one_b, "one_f_one_b", (4, 4, 6, 1), 1): """\
+3 ...0aa1bb2cc3dd4ee5ff......
+2 ..012.aa3bb4cc5dd.ee.ff....
+1 .01234..aa5bb.cc.dd.ee.ff..
+0 012345....aa.bb.cc.dd.ee.ff""",
     (interleaved, "interleaved", (4, 2, 4), 1): """\
 1:3 .  0aa1bb      2cc3dd    ..
 1:1 .01      2aa3bb      ccdd..

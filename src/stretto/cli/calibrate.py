@@ -121,7 +121,9 @@ def tell_machine(findings: "Findings", out: Path, *, json: bool, quiet: bool) ->
         print_json({"out": str(out), "noise": findings.noise, "load": findings.load, "cluster": to_dict(cluster)})
     elif not quiet:
         doubts = [f"doubtful: {doubt}; measure again while nothing else runs" for doubt in cluster.doubts]
-        print("\n".join([cluster_in_words(cluster), "", cluster.sources["devices.cpu"], *doubts, f"written to {out}"]))
+        speeds = [cluster.sources["groups.speeds"]] if "groups.speeds" in cluster.sources else []
+        how = [cluster.sources["devices.cpu"], *speeds, *doubts]
+        print("\n".join([cluster_in_words(cluster), "", *how, f"written to {out}"]))
 
 
 def cluster_in_words(cluster: "Cluster") -> str:

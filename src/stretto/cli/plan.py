@@ -123,7 +123,8 @@ def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, 
     if settings.layers == "measured" and not measurable:
         raise UsageError(
             f"layers='measured': layers of {settings.model} are measured on the machine that stretto calibrate has "
-            f"measured, and cluster {cluster.name!r} is another one, or stretto train cannot train the model"
+            f"measured, and cluster {cluster.name!r} is another one or has unequal workers, or stretto train cannot "
+            "train the model"
         )
     if settings.layers == "counted" or not measurable:
         return model

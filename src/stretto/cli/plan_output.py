@@ -81,7 +81,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
     from stretto.plan.plan_file import script
     from stretto.plan.ways import ways_of
 
-    facts = {
+    facts: dict[str, Any] = {
         "plan": str(out),
         "kept": file["kept"],
         "predicted_seconds": best.seconds,
@@ -96,6 +96,8 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "doubts": doubts_of(best, found),
         "between_stages": model.passed(best.bounds),
     }
+    if found.prices.problem.cluster.is_uneven:
+        facts["places"] = places_of(best, found.prices)
     trained = {} if model.trained is None else model.trained
     texts = [(key, text) for key, value in trained.items() for text in (value if isinstance(value, list) else [value])]
     functions = [(key, text) for key, text in texts if isinstance(text, str) and is_function(text)]
@@ -109,6 +111,19 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         ]
         facts["command"] = shlex.join(words)
     return facts if model.positions is None else facts | {"script": script(best, file["plan"]["bounds"])}
+
+
+def places_of(best: "Plan", prices: "Prices") -> list[dict[str, Any]]:
+    """For each worker of the pipeline, its stages and the workers of the cluster that hold them, as plain data."""
+    c, kinds = best.candidate, prices.problem.cluster.kinds
+    return [
+        {
+            "stages": [s for s in range(c.stages) if c.worker_of(s) == worker],
+            "workers": list(ranks),
+            "devices": [str(kind) for kind in dict.fromkeys(kinds[rank] for rank in ranks)],
+        }
+        for worker, ranks in enumerate(prices.places_of(c).workers.ranks)
+    ]
 
 
 def doubts_of(best: "Plan", found: "Found") -> list[str]:
@@ -178,7 +193,9 @@ def shown(value: Any) -> str:
 
 def in_words(facts: Mapping[str, Any]) -> str:
     """What `stretto plan` prints: the plan, a step's time and memory, and what was asked for beside them."""
-    lines = [aligned([*rows_of(facts["chosen"], facts["predicted"]), *passed_rows(facts["between_stages"])])]
+    plan_rows = rows_of(facts["chosen"], facts["predicted"])
+    plan_rows[3:3] = place_rows(facts.get("places", ()))
+    lines = [aligned([*plan_rows, *passed_rows(facts["between_stages"])])]
     lines += [f"doubtful: {doubt}" for doubt in facts["doubts"]]
     if "tried" in facts:
         lines += ["", trials_in_words(facts)]
@@ -195,7 +212,8 @@ def in_words(facts: Mapping[str, Any]) -> str:
         lines += ["", f"{facts['command']}, or" if "script" in facts else facts["command"]]
     if "script" in facts:
         processes = facts["chosen"]["workers"]
-        lines += ["", f"torchrun --nproc-per-node {processes} your script, with", facts["script"]]
+        placed = ", rank by rank on the workers above" if facts["chosen"].get("placement") else ""
+        lines += ["", f"torchrun --nproc-per-node {processes} your script{placed}, with", facts["script"]]
     searched = f"{facts['candidates']} candidates, {facts['priced']} priced, in {facts['search_seconds']:.2f} s"
     former = "" if facts["kept"] is None else f"; the former {facts['plan']} is kept as {facts['kept']}"
     return "\n".join([*lines, "", f"{searched}; written to {facts['plan']}{former}"])
@@ -222,6 +240,19 @@ def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tup
         ),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
     ]
+
+
+def place_rows(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """A row for each worker of the pipeline: its stages, and which workers of the cluster hold them."""
+
+    def listed(noun: str, numbers: Sequence[int]) -> str:
+        return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+    return [
+        ("" if index else "placement",
+         f"{listed('stage', each['stages'])} on {listed('worker', each['workers'])} ({', '.join(each['devices'])})")
+        for index, each in enumerate(places)
+    ]  # fmt: skip
 
 
 def passed_rows(passed: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:

@@ -3,9 +3,10 @@
 import math
 import shutil
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -121,16 +122,29 @@ class Prices:
     prediction: "RunPrediction | None" = None
     batch_size: int | None = None
 
-    def simulate(self, layout: Layout) -> "Timeline":
-        """The timeline of all micro-batches."""
+    @property
+    def draws(self) -> int:
+        """How many simulations are averaged: several where messages are late at random."""
+        from stretto.simulate.network import LATE_DRAWS
+
+        network = None if self.prediction is None else self.prediction.network
+        return LATE_DRAWS if network is not None and network.is_late else 1
+
+    def makespans(self, layout: Layout) -> list[float]:
+        """The time of all micro-batches in each draw of late messages."""
+        return [self.simulate(layout, seed).makespan / self.scale for seed in range(self.draws)]
+
+    def simulate(self, layout: Layout, seed: int = 0) -> "Timeline":
+        """The timeline of all micro-batches; `seed` decides which messages are late."""
         from stretto.simulate import simulate
         from stretto.simulate.network import no_bytes
 
         schedule, rules, turns, told = layout.schedule, layout.rules, layout.turns, self.prediction
         if told is None:
             return simulate(schedule, rules, turns, self.durations, latency=self.latency)
-        sizes = told.sizes or no_bytes
-        return simulate(schedule, rules, turns, self.durations, network=told.network, sizes=sizes)
+        sizes, network = told.sizes or no_bytes, told.network
+        network = None if network is None else replace(network, seed=seed)
+        return simulate(schedule, rules, turns, self.durations, network=network, sizes=sizes)
 
     def steady(self, layout: Layout) -> tuple[float, float]:
         """As `Layout.steady`; where messages have sizes, the mean of some turns."""
@@ -241,8 +255,10 @@ def megaflops(prepared: "Prepared") -> "Durations":
 
 
 def facts_of(layout: Layout, timeline: "Timeline", prices: Prices) -> dict[str, Any]:
-    """What the simulation came to, as plain data."""
+    """What the simulation came to, as plain data; times are means over draws where messages are late at random."""
     period, bubble = prices.steady(layout)
+    makespans = prices.makespans(layout) if prices.draws > 1 else [timeline.makespan / prices.scale]
+    drawn = {"late_draws": prices.draws, "makespans": makespans} if prices.draws > 1 else {}
     return {
         "method": str(layout.method),
         "stages": layout.schedule.num_stages,
@@ -251,7 +267,8 @@ def facts_of(layout: Layout, timeline: "Timeline", prices: Prices) -> dict[str, 
         "batch_size": prices.batch_size,
         "unit": prices.unit,
         "latency": prices.latency,
-        "makespan": timeline.makespan / prices.scale,
+        "makespan": fmean(makespans),
+        **drawn,
         "bubble": timeline.bubble,
         "steady_period": period / prices.scale,
         "steady_bubble": bubble,
@@ -280,12 +297,19 @@ def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any], prices
 
     makespan, period = prices.in_words(facts["makespan"]), prices.in_words(facts["steady_period"])
     examples = "" if prices.batch_size is None else f", {prices.batch_size} examples a minibatch"
+    late = ""
+    if "makespans" in facts:
+        least, most = (prices.in_words(pick(facts["makespans"])) for pick in (min, max))
+        late = (
+            f"some messages are late, at random: times above are means of {facts['late_draws']} draws, from {least} to "
+            f"{most}; drawing and table are the first draw's\n\n"
+        )
     idle, turn = f"{idle_share(facts['steady_bubble'], 1)} idle", f"a turn of {layout.schedule.per_turn}"
     return (
         f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, prices)}\n\n"
         f"{f'{layout.microbatches} micro-batches':<20} {makespan}, {idle_share(timeline.bubble, 1)} idle{examples}\n"
         f"{'steady state':<20} {period} {turn}, {idle}\n\n"
-        f"{table(facts['workers'], prices)}"
+        f"{late}{table(facts['workers'], prices)}"
     )
 
 

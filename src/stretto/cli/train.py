@@ -122,13 +122,14 @@ def train(
         fork_server.prepare()
     import torch
 
-    from stretto.runtime.world import place_in_job
+    from stretto.runtime.world import place_in_job, take_place
     from stretto.study.first_batches import refuse_other_sizes
     from stretto.study.first_evaluation import refuse_evaluation
     from stretto.study.prepare import prepare, prepare_trial, resolve
     from stretto.study.single_run import claim, default_folder
     from stretto.study.tracked_report import track_run
 
+    take_place(settings.placement)
     rank, launched = place_in_job()  # torchrun or srun may have started several
     if launched > 1:
         settings = replace(settings, workers=settings.workers or launched)
@@ -162,7 +163,11 @@ def train(
 
 
 def tell_axes(prepared: "Prepared", output: Output, *, nodes: int) -> None:
-    """Say which process does what, where a run has more axes than the pipeline."""
+    """Say which process does what, where a run has more axes than the pipeline, or its processes are placed."""
+    placement = prepared.settings.placement
+    if placement:
+        placed = (f"process {rank} is worker {worker}" for rank, worker in enumerate(placement))
+        output.say(", ".join(placed))
     if prepared.settings.mesh == Mesh():
         return
     output.say(prepared.trainer.placement.describe(prepared.trainer.schedule.worker_of))

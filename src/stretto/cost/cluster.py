@@ -6,7 +6,7 @@ Workers are numbered group by group, node by node. Times are in seconds, memory 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -54,6 +54,12 @@ class Rate:
         """Seconds of this much work, while the other workers of the node are idle."""
         return calls * self.per_call + flops * self.per_flop + num_bytes * self.per_byte
 
+    def at_speed(self, speed: float) -> "Rate":
+        """The rate of a worker that is `speed` times as fast."""
+        return replace(
+            self, per_call=self.per_call / speed, per_flop=self.per_flop / speed, per_byte=self.per_byte / speed
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -64,7 +70,8 @@ class Device:
     roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money,
     `watts` its power while it trains. `per_action` and `per_step` are the runtime's own seconds for each action and
     each step of several processes; `alone_per_action` and `alone_per_step` those of training in one process, where that
-    is known. Raises UsageError for numbers out of range.
+    is known. `speed` is how fast layers are that were measured on another device of the cluster: 0.5 takes twice their
+    time; the other figures are this device's own. Raises UsageError for numbers out of range.
     """
 
     memory: float
@@ -77,10 +84,11 @@ class Device:
     per_step: float = 0.0
     alone_per_action: float | None = None
     alone_per_step: float | None = None
+    speed: float = 1.0
     rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in ("memory", "memory_bandwidth", "reduction_bandwidth"):
+        for key in ("memory", "memory_bandwidth", "reduction_bandwidth", "speed"):
             check_positive(key, getattr(self, key), MEASURE)
         for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
@@ -104,6 +112,25 @@ class Device:
             )
         return self.peak[dtype]
 
+    def at_speed(self, speed: float) -> "Device":
+        """The device of a worker that computes `speed` times as fast, with the same memory, price and power."""
+        alone_per_action, alone_per_step = self.alone_per_action, self.alone_per_step
+        return replace(
+            self,
+            per_action=self.per_action / speed,
+            per_step=self.per_step / speed,
+            alone_per_action=None if alone_per_action is None else alone_per_action / speed,
+            alone_per_step=None if alone_per_step is None else alone_per_step / speed,
+            memory_bandwidth=self.memory_bandwidth * speed,
+            reduction_bandwidth=None if self.reduction_bandwidth is None else self.reduction_bandwidth * speed,
+            peak={dtype: peak * speed for dtype, peak in self.peak.items()},
+            speed=self.speed * speed,
+            rates={
+                operator: {direction: rate.at_speed(speed) for direction, rate in rates.items()}
+                for operator, rates in self.rates.items()
+            },
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
@@ -113,7 +140,8 @@ class Link:
     `send_per_byte` seconds a byte keep the sender from computing, `receive` and `receive_per_byte` the receiver.
     `travel` and `travel_per_byte` are the rest, which keeps neither busy; without them it follows from the others.
     `collectives` are those that were measured, by the names of `stretto.cost.collective`; others follow from latency
-    and bandwidth. Raises UsageError for numbers out of range.
+    and bandwidth. A share `late_share` of all messages, at random, comes `late_seconds` later: 0.05 and 0.02 mean that
+    one in twenty is late by 20 ms. Raises UsageError for numbers out of range.
     """
 
     latency: float
@@ -126,9 +154,19 @@ class Link:
     travel: float | None = None
     travel_per_byte: float | None = None
     residual: float | None = None
+    late_share: float | None = None
+    late_seconds: float | None = None
     collectives: Mapping[str, Collective] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        if (self.late_share is None) != (self.late_seconds is None):
+            raise UsageError(
+                f"late_share = {self.late_share}, late_seconds = {self.late_seconds}: give both, the share of messages "
+                "that are late and by how many seconds, or neither"
+            )
+        if self.late_share is not None and not 0 <= self.late_share <= 1:
+            raise UsageError(f"late_share = {self.late_share:g}: a share of all messages is from 0 to 1")
+        check_not_negative("late_seconds", self.late_seconds, "it is how much later than usual a late message comes")
         for key in ("latency", "send", "send_per_byte", "receive", "receive_per_byte", "travel", "travel_per_byte"):
             check_not_negative(key, getattr(self, key), MEASURE)
         if (self.travel is None) != (self.travel_per_byte is None):
@@ -146,8 +184,13 @@ class Link:
         """beta: seconds that a message takes for each of its bytes."""
         return 1 / self.bandwidth
 
+    @property
+    def lateness(self) -> float:
+        """Seconds by which a message is late, the mean over all messages."""
+        return (self.late_share or 0.0) * (self.late_seconds or 0.0)
+
     def seconds(self, num_bytes: float) -> float:
-        """Seconds of one message between idle workers: alpha + N beta."""
+        """Seconds of one message between idle workers that is not late: alpha + N beta."""
         return self.latency + num_bytes / self.bandwidth
 
     def or_slower(self, other: "Link") -> "Link":
@@ -157,8 +200,11 @@ class Link:
         travel: dict[str, float] = {}
         if self.travel is not None or other.travel is not None:
             travel = dict(zip(("travel", "travel_per_byte"), map(max, self.transit, other.transit), strict=True))
+        late = max(self, other, key=lambda link: link.lateness)
         return Link(
             **travel,
+            late_share=late.late_share,
+            late_seconds=late.late_seconds,
             collectives=slower(self.collectives, other.collectives),
             latency=max(self.latency, other.latency),
             bandwidth=min(self.bandwidth, other.bandwidth),
@@ -200,11 +246,16 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Equal nodes of `workers` devices each; `within` and `between` name the links in a node and between nodes."""
+    """Equal nodes of `workers` devices each; `within` and `between` name the links in a node and between nodes.
+
+    `speeds` has for each worker of a node how fast it computes, in figures of the device: 0.5 takes twice its time.
+    Without it all are as fast as the device. Raises UsageError for numbers that do not fit.
+    """
 
     nodes: int
     workers: int
     device: str
+    speeds: tuple[float, ...] | None = None
     within: str | None = None
     between: str | None = None
 
@@ -216,6 +267,14 @@ class Group:
             raise UsageError(f"within is missing: name the link between the {self.workers} workers of a node")
         if self.nodes > 1 and self.between is None:
             raise UsageError(f"between is missing: name the link between the {self.nodes} nodes")
+        if self.speeds is not None and len(self.speeds) != self.workers:
+            raise UsageError(
+                f"speeds = {list(self.speeds)}: give one for each of the {self.workers} workers of a node, 1.0 for "
+                "those as fast as the device; or leave it out"
+            )
+        for speed in self.speeds or ():
+            if not 0 < speed < math.inf:
+                raise UsageError(f"speeds lists {speed:g}: a speed is more than 0; 0.5 takes twice the device's time")
 
 
 class WorkerPlace(NamedTuple):
@@ -223,6 +282,16 @@ class WorkerPlace(NamedTuple):
 
     group: int
     node: int  # numbered through all groups
+
+
+class WorkerKind(NamedTuple):
+    """What workers that compute alike have in common: the name of the device, and their speed."""
+
+    device: str
+    speed: float = 1.0
+
+    def __str__(self) -> str:
+        return self.device if self.speed == 1 else f"{self.device} at {self.speed:.2g} of its speed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,9 +349,32 @@ class Cluster:
             )
         return self.places[worker]
 
+    @cached_property
+    def kinds(self) -> tuple[WorkerKind, ...]:
+        """The kind of each worker."""
+        kinds: list[WorkerKind] = []
+        for group in self.groups:
+            speeds = group.speeds or (1.0,) * group.workers
+            kinds += group.nodes * [WorkerKind(group.device, speed) for speed in speeds]
+        return tuple(kinds)
+
+    @cached_property
+    def is_uneven(self) -> bool:
+        """Whether some workers compute otherwise than others."""
+        return len({*self.kinds}) > 1
+
+    @cached_property
+    def devices_by_kind(self) -> Mapping[WorkerKind, Device]:
+        """The device of each kind of worker, at its speed."""
+        return {
+            kind: self.devices[kind.device] if kind.speed == 1 else self.devices[kind.device].at_speed(kind.speed)
+            for kind in dict.fromkeys(self.kinds)
+        }
+
     def device(self, worker: int) -> Device:
-        """The device of a worker."""
-        return self.devices[self.groups[self.place(worker).group].device]
+        """The device of a worker, at the worker's speed."""
+        self.place(worker)  # raises for a worker that there is not
+        return self.devices_by_kind[self.kinds[worker]]
 
     def link(self, a: int, b: int) -> Link:
         """The link between two workers."""

@@ -67,6 +67,9 @@ def to_toml(cluster: Cluster) -> str:
 def to_dict(cluster: Cluster) -> dict[str, Any]:
     """The cluster as nested dicts for TOML and JSON, without fields that are None, and without collectives of none."""
     content: dict[str, Any] = without_none(asdict(cluster))
+    for device in content["devices"].values():
+        if device["speed"] == 1:
+            del device["speed"]
     for link in content["links"].values():
         if not link["collectives"]:
             del link["collectives"]
@@ -96,7 +99,7 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
     """The cluster that `to_dict` turned into `content`."""
     return build(Cluster, "", content, {
         "groups": lambda place, value: tuple(
-            build(Group, f"{place}[{i}]", group) for i, group in enumerate(listed(place, value))
+            build(Group, f"{place}[{i}]", group, {"speeds": numbers}) for i, group in enumerate(listed(place, value))
         ),
         "devices": lambda place, value: each_of(place, value, device_of),
         "links": lambda place, value: each_of(place, value, link_of),
@@ -170,6 +173,13 @@ def texts(place: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise UsageError(f"{place} = {value!r}: a list of texts belongs here")
     return tuple(value)
+
+
+def numbers(place: str, value: Any) -> tuple[float, ...]:
+    """The value as numbers; raises UsageError for anything else."""
+    if not isinstance(value, list):
+        raise UsageError(f"{place} = {value!r}: a list of numbers belongs here")
+    return tuple(checked(f"{place}[{i}]", number, "float") for i, number in enumerate(value))
 
 
 def each_of(place: str, value: Any, read: Callable[[str, Any], T]) -> dict[str, T]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from stretto.cost.cluster import Cluster, Device
+from stretto.cost.cluster import Cluster, Device, WorkerKind
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work
 from stretto.errors import UsageError
 from stretto.optimizers import optimizer_of
@@ -54,9 +54,9 @@ def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: floa
     if line is None or layer.measured is None:
         return predicted(machine.crowded)
     if layer.measured.contention is not None:
-        return line.at(examples) * slowdown(layer.measured, machine)
+        return line.at(examples) * slowdown(layer.measured, machine) / machine.device.speed
     slowed = machine.crowded and not layer.measured.crowded and layer.works(kind)
-    return line.at(examples) * (predicted(True) / predicted(False) if slowed else 1)
+    return line.at(examples) * (predicted(True) / predicted(False) if slowed else 1) / machine.device.speed
 
 
 def slowdown(measured: Measured, machine: Machine) -> float:
@@ -76,7 +76,7 @@ def measured_line(layer: LayerCost, kind: Kind) -> Affine | None:
 def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
     """Seconds of an optimizer step on a layer's parameters."""
     if layer.measured is not None and layer.measured.update is not None:
-        return layer.measured.update * slowdown(layer.measured, machine)
+        return layer.measured.update * slowdown(layer.measured, machine) / machine.device.speed
     chosen, device = optimizer_of(optimizer), machine.device
     moved = chosen.accesses * layer.gradient_bytes
     rate = device.rates.get(chosen.family, {}).get("update")
@@ -88,7 +88,7 @@ def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
 def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
     """Seconds to add a micro-batch's gradients to those of earlier micro-batches."""
     if layer.measured is not None and layer.measured.accumulate is not None:
-        return layer.measured.accumulate * slowdown(layer.measured, machine)
+        return layer.measured.accumulate * slowdown(layer.measured, machine) / machine.device.speed
     work = Work("elementwise", layer.parameter_tensors, Affine(), Affine(3 * layer.gradient_bytes))
     return work_seconds(work, "forward", machine, 0)
 
@@ -219,7 +219,11 @@ def stage_times(
     predicted = []
     for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
         bare = [summed(layer_speeds[worker][bounds[s] : bounds[s + 1]]) for worker in replicas]
-        replica_times = [with_starts(times, costs.start, costs.step) for times in bare]
+        speeds = [cluster.device(worker).speed for worker in replicas]
+        replica_times = [
+            with_starts(times, costs.start / speed, costs.step / speed)
+            for times, speed in zip(bare, speeds, strict=True)
+        ]
         compute = LayerTimes(*(max(column) for column in zip(*replica_times, strict=True)))
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
@@ -252,10 +256,10 @@ def speeds_of(
 ) -> dict[int, list[LayerTimes[float]]]:
     """The seconds of all layers on each worker, for `share` examples; equal workers share one list."""
     busy = sorted({worker for replicas in places for worker in replicas})
-    known: dict[tuple[str, bool], list[LayerTimes[float]]] = {}
+    known: dict[tuple[WorkerKind, bool], list[LayerTimes[float]]] = {}
     speeds = {}
     for worker, crowded in zip(busy, cluster.crowded(busy), strict=True):
-        key = (cluster.groups[cluster.place(worker).group].device, crowded)
+        key = (cluster.kinds[worker], crowded)
         if key not in known:
             known[key] = layer_times(costs, Machine(cluster.device(worker), dtype, crowded), share, optimizer=optimizer)
         speeds[worker] = known[key]

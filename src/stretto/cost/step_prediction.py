@@ -5,6 +5,7 @@ ones to graphs that use them; the runtime's own time; and the time of receiving 
 after it, which keeps the worker busy. The transit of a message keeps neither end busy.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,8 +19,11 @@ from stretto.cost.worker_places import Workers
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule
-from stretto.simulate import Transport, simulate_periodic
+from stretto.simulate import Transport, simulate, simulate_periodic
+from stretto.simulate.network import LATE_DRAWS
 
+FEWEST_LATE_TURNS, MOST_LATE_TURNS = 8, 64  # that are simulated of each draw of late messages,
+LATE_ACTIONS = 8000  # about so many actions
 TURNS = 1024  # the most turns to simulate before the schedule repeats
 Work = tuple[str, int, int]  # kind, stage, index of the micro-batch in its turn
 
@@ -78,10 +82,31 @@ def silent(rules: Rules, stages: int) -> set[int]:
 
 
 def turn_seconds(pricer: "Pricer") -> float:
-    """Seconds of a turn in the periodic part of a simulation; the mean over all turns if it is not periodic."""
-    transport = Transport(network=pricer.workers.network(), sizes=pricer.size)
+    """Seconds of a turn in the periodic part of a simulation; the mean over all turns if it is not periodic.
+
+    Where messages are late at random, the mean over LATE_DRAWS simulations, the same in each call.
+    """
+    network = pricer.workers.network()
+    if network.is_late:
+        return statistics.fmean(late_turn(pricer, seed) for seed in range(LATE_DRAWS))
+    transport = Transport(network=network, sizes=pricer.size)
     timeline = simulate_periodic(pricer.schedule, pricer.rules, TURNS, pricer.seconds, transport=transport)
     return timeline.makespan / TURNS if timeline.turn is None else timeline.turn
+
+
+def late_turn(pricer: "Pricer", seed: int) -> float:
+    """Seconds of a turn, the mean over many once the pipeline is full, with one draw of late messages."""
+    actions = sum(len(body) for body in pricer.schedule.body)
+    turns = min(MOST_LATE_TURNS, max(FEWEST_LATE_TURNS, LATE_ACTIONS // actions))
+    full = pricer.schedule.drain + 1
+    network = pricer.workers.network(seed=seed)
+
+    def makespan(number: int) -> float:
+        return simulate(
+            pricer.schedule, pricer.rules, number, pricer.seconds, network=network, sizes=pricer.size
+        ).makespan
+
+    return (makespan(full + turns) - makespan(full)) / turns
 
 
 class ActionSeconds(NamedTuple):

@@ -34,8 +34,8 @@ class Workers:
 
     def devices(self, worker: int) -> tuple[Device, ...]:
         """The different devices that a worker runs on."""
-        names = dict.fromkeys(self.cluster.groups[self.cluster.place(rank).group].device for rank in self.ranks[worker])
-        return tuple(self.cluster.devices[name] for name in names)
+        kinds = dict.fromkeys(self.cluster.kinds[rank] for rank in self.ranks[worker])
+        return tuple(self.cluster.devices_by_kind[kind] for kind in kinds)
 
     def per_action(self, worker: int) -> float:
         """The runtime's own seconds for each action."""
@@ -76,14 +76,21 @@ class Workers:
             return self.link(last, worker).receiving(SMALL)
         return sum(self.link(worker, to).sending(SMALL) for to in range(self.number) if to != worker)
 
-    def network(self, unit: float = 1.0) -> Network:
-        """The transit of messages between workers, for `simulate`; a second has `unit` units of its time."""
+    def network(self, unit: float = 1.0, *, seed: int = 0) -> Network:
+        """The transit of messages between workers, for `simulate`; a second has `unit` units of its time.
+
+        `seed` decides which messages are late.
+        """
 
         def simulated(link: Link) -> SimulatedLink:
             latency, per_byte = link.transit
-            return SimulatedLink(unit * latency, unit * per_byte, gap=unit * link.gap)
+            return SimulatedLink(
+                unit * latency, unit * per_byte, gap=unit * link.gap,
+                late_share=link.late_share or 0.0, late_time=unit * (link.late_seconds or 0.0),
+            )  # fmt: skip
 
-        return Network(between={pair: simulated(self.link(*pair)) for pair in permutations(range(self.number), 2)})
+        pairs = permutations(range(self.number), 2)
+        return Network(between={pair: simulated(self.link(*pair)) for pair in pairs}, seed=seed)
 
     @property
     def silent(self) -> "Workers":

@@ -11,19 +11,22 @@ import torch
 import torch.distributed as dist
 
 from stretto.cost.cluster import Cluster, Device, Group, Link
+from stretto.cost.collective import GRADIENTS, HALO, TENSOR_GATHER, TENSOR_SUM, Collective
 from stretto.measure.all_reduce import adding, ping_pong
-from stretto.measure.collective_times import CollectiveTime, collectives_of, measure_collectives
+from stretto.measure.collective_times import WORK, CollectiveTime, collectives_of, measure_collectives
 from stretto.measure.collective_times import steps_of as steps_of_collectives
 from stretto.measure.fit import line
 from stretto.measure.messages import Passage, measure_passages
 from stretto.measure.overhead import Overhead, measure_overhead
 from stretto.measure.rates import MeasuredCase, measure_rates, rates_of, turns_of
+from stretto.measure.worker_speeds import Rounds, SpeedRounds, in_words, mean_time, speeds_of
 
 SIZES = tuple(1 << exponent for exponent in range(6, 25, 2))  # bytes of messages: 64 B to 16 MB
 QUICK_SIZES = (1 << 8, 1 << 14, 1 << 20)
 PASSED = tuple(1 << exponent for exponent in range(6, 24, 3))  # bytes of messages of the runtime: 64 B to 2 MB
 QUICK_PASSED = (1 << 6, 1 << 20)
 
+MORE_ROUNDS = 3  # of equal work, beside one after each step of a measurement
 NOISY, LOADED = 0.1, 0.5  # spread of repeats, and load of other programs, from which on figures are doubtful
 
 Times = tuple[tuple[int, float], ...]  # (bytes, seconds)
@@ -48,6 +51,7 @@ class Findings:
     load: float
     alone: Overhead | None = None  # overhead of training in one process
     collectives: tuple[CollectiveTime, ...] = ()
+    speed_rounds: Rounds = ()  # seconds of equal work on each worker
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Findings":
@@ -59,7 +63,9 @@ class Findings:
         points = tuple(MeasuredCase.of(each) for each in content["points"])
         alone = None if content["alone"] is None else Overhead(*content["alone"])
         collectives = tuple(CollectiveTime(*each) for each in content["collectives"])
-        own = {"points": points, "overhead": Overhead(*content["overhead"]), "collectives": collectives, "alone": alone}
+        rounds = tuple(tuple(each) for each in content["speed_rounds"])
+        own = {"points": points, "overhead": Overhead(*content["overhead"]), "collectives": collectives, "alone": alone,
+               "speed_rounds": rounds}  # fmt: skip
         return cls(**{**content, **times, **passages, **own})
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,6 +77,11 @@ class Findings:
         """The median over cases of how far their repeats lie apart, as a share."""
         return statistics.median(point.noise for point in self.points)
 
+    @property
+    def speeds(self) -> tuple[float, ...] | None:
+        """The speed of each worker in that of the first; None if all are as fast."""
+        return speeds_of(self.speed_rounds)
+
 
 def measure_machine(*, per_node: int, quick: bool, load: float, tell: Callable[[], object]) -> Findings:
     """Measure among all processes of the job, of which each node has `per_node`; the same result on all of them.
@@ -80,7 +91,13 @@ def measure_machine(*, per_node: int, quick: bool, load: float, tell: Callable[[
     world = dist.group.WORLD
     assert isinstance(world, dist.ProcessGroup), "whoever calls this has started several processes"
     sizes, passed = (QUICK_SIZES, QUICK_PASSED) if quick else (SIZES, PASSED)
-    points = measure_rates(world, quick=quick, tell=tell)
+    speeds = SpeedRounds(world, quick=quick)
+
+    def tell_after_round() -> None:
+        speeds.measure()
+        tell()
+
+    points = measure_rates(world, quick=quick, tell=tell_after_round)
     within = messages(0, 1, sizes) if per_node > 1 else ()
     within_passages = passages(0, 1, passed) if per_node > 1 else ()
     tell()
@@ -91,11 +108,13 @@ def measure_machine(*, per_node: int, quick: bool, load: float, tell: Callable[[
     tell()
     additions = tuple((size, adding(world, size)) for size in sizes)
     tell()
-    collectives = measure_collectives(world, quick=quick, tell=tell)
+    collectives = measure_collectives(world, quick=quick, tell=tell_after_round)
+    for _ in range(MORE_ROUNDS):
+        speeds.measure()
     return Findings(
         workers=world.size(), per_node=per_node, points=tuple(points), within=within, between=between,
         within_passages=within_passages, between_passages=between_passages, additions=additions, overhead=overhead,
-        collectives=collectives, load=load,
+        collectives=collectives, load=load, speed_rounds=speeds.times,
     )  # fmt: skip
 
 
@@ -158,23 +177,47 @@ def cluster_of(findings: Findings) -> Cluster:
     if findings.between:
         links["between"] = link_of(findings.between, findings.between_passages)
     slowest = "between" if findings.between else "within"  # all processes took part
-    links[slowest] = replace(links[slowest], collectives=collectives_of(findings.collectives, findings.workers))
+    collectives = collectives_of(findings.collectives, findings.workers)
+    if findings.speeds is not None:
+        collectives = without_waits(collectives, findings.speeds)
+    links[slowest] = replace(links[slowest], collectives=collectives)
     name = platform.node() or "this machine"
-    group = Group(
-        nodes=findings.workers // findings.per_node,
-        workers=findings.per_node,
-        device="cpu",
-        within="within" if findings.within else None,
-        between="between" if findings.between else None,
-    )
     how = (
         f"measured by stretto calibrate: {findings.workers} processes of one thread, medians of interleaved repeats, "
         f"which lie {100 * findings.noise:.0f} % apart; load of others when it began: {findings.load:.1f}"
     )
+    groups = groups_of(findings)
+    speeds = {"groups.speeds": in_words(findings.speed_rounds)} if len(findings.speed_rounds) > 1 else {}
     return Cluster(
-        name=name, groups=(group,), devices={"cpu": device_of(findings)}, links=links, sources={"devices.cpu": how},
+        name=name, groups=groups, devices={"cpu": device_of(findings)}, links=links,
+        between="between" if len(groups) > 1 else None, sources={"devices.cpu": how, **speeds},
         doubts=doubts_of(findings),
     )  # fmt: skip
+
+
+def groups_of(findings: Findings) -> tuple[Group, ...]:
+    """One group of equal nodes; where workers differ and nodes do too, a group for each node."""
+    size, speeds = findings.per_node, findings.speeds
+    nodes: list[tuple[float, ...] | None] = [
+        None if speeds is None else speeds[first : first + size] for first in range(0, findings.workers, size)
+    ]
+    group = Group(
+        nodes=1, workers=size, device="cpu", speeds=nodes[0], within="within" if findings.within else None,
+        between="between" if findings.between else None,
+    )  # fmt: skip
+    if len({*nodes}) == 1:
+        return (replace(group, nodes=len(nodes)),)
+    return tuple(replace(group, speeds=node) for node in nodes)
+
+
+def without_waits(collectives: Mapping[str, Collective], speeds: Sequence[float]) -> dict[str, Collective]:
+    """The collectives without the time that fast workers wait for slow ones in a round: work has a price of its own."""
+    waits = WORK * (max(1 / speed for speed in speeds) / mean_time(speeds) - 1)
+    beside_work = (GRADIENTS, TENSOR_SUM, TENSOR_GATHER, HALO)
+    return {
+        name: replace(each, per_call=max(0.0, each.per_call - waits)) if name in beside_work else each
+        for name, each in collectives.items()
+    }
 
 
 def doubts_of(findings: Findings) -> tuple[str, ...]:
@@ -188,19 +231,30 @@ def doubts_of(findings: Findings) -> tuple[str, ...]:
 
 
 def device_of(findings: Findings) -> Device:
-    """What one process computes with. Peaks are the fastest that was seen, memory is shared by those of a node."""
-    rates = rates_of(findings.points)
+    """What the first process computes with. Peaks are the fastest that was seen, memory is shared by those of a node.
+
+    Where workers differ, what all measured together is that of the slowest, or a mean.
+    """
+    speeds = findings.speeds or (1.0,)
+    slowest, mean = max(1 / speed for speed in speeds), mean_time(speeds)
+    rates = {
+        operator: {
+            direction: replace(rate, contention=max(1.0, rate.contention / slowest))
+            for direction, rate in passes.items()
+        }
+        for operator, passes in rates_of(findings.points).items()
+    }
     peak = max(point.amounts[1] / point.alone for point in findings.points)
     copies = [point for point in findings.points if point.operator == "copy"]
     largest = max(copies, key=lambda point: point.amounts[2])
-    gamma = line(findings.additions).rates[1]
+    gamma = line(findings.additions).rates[1] / slowest
     return Device(
         memory=memory() / findings.per_node,
         memory_bandwidth=largest.amounts[2] / largest.alone,
         peak={"float32": peak},
         reduction_bandwidth=1 / gamma if gamma else None,
-        per_action=findings.overhead.per_action,
-        per_step=findings.overhead.per_step,
+        per_action=findings.overhead.per_action / mean,
+        per_step=findings.overhead.per_step / mean,
         alone_per_action=None if findings.alone is None else findings.alone.per_action,
         alone_per_step=None if findings.alone is None else findings.alone.per_step,
         rates=rates,

@@ -15,11 +15,15 @@ Waits = Literal["chunk", "hop"]
 
 
 class StageAt(NamedTuple):
-    """Stage `stage` of `stages`, with the number of micro-batches of a turn."""
+    """Stage `stage` of `stages`, with the number of micro-batches of a turn.
+
+    `ahead` are forwards before the first backward beyond the method's own, for each worker above.
+    """
 
     stage: int
     stages: int
     microbatches: int = 1
+    ahead: int = 0
 
     @property
     def above(self) -> int:
@@ -32,7 +36,8 @@ class Planning:
     """The closed forms of a method's schedule.
 
     cut: the option for the number of micro-batches of a turn; None where a turn is one micro-batch. losses: the option
-    for the number of chunks of stages with a loss each, if there is one.
+    for the number of chunks of stages with a loss each, if there is one. ahead: the option for more forwards before
+    the first backward, if there is one; plans try it where messages are late at random.
     allows(microbatches, workers): whether the closed forms hold, and the schedule exists, for so many micro-batches.
     workers: the fewest and the most (None: any) workers of a pipeline for which the method is tried. On one stage every
     method is plain training, so only some are tried on one worker.
@@ -52,6 +57,7 @@ class Planning:
 
     cut: str | None = None
     losses: str | None = None
+    ahead: str | None = None
     allows: Callable[[int, int], bool] = lambda microbatches, workers: True
     workers: tuple[int, int | None] = (2, None)
     variants: tuple[str, ...] = ("",)

@@ -8,6 +8,7 @@ They give plain training's gradients and differ in bubble, memory and messages: 
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from stretto.errors import UsageError
 from stretto.methods.definition import Method, one_each
@@ -30,6 +31,12 @@ def check_count(name: str, option: str, value: int | None, most: int | None = MO
     if value is not None and (not is_whole(value) or value < 1 or (most is not None and value > most)):
         upper = "" if most is None else f" (and at most {most:,})"
         raise UsageError(f"{name}({option}={shown(value)}): a whole number of at least 1{upper}")
+
+
+def check_ahead(name: str, value: int) -> None:
+    """Raise UsageError for anything but a whole number from 0 to MOST."""
+    if not is_whole(value) or not 0 <= value <= MOST:
+        raise UsageError(f"{name}(ahead={shown(value)}): a whole number of at least 0 (and at most {MOST:,})")
 
 
 def check_flag(name: str, option: str, value: object) -> None:
@@ -74,10 +81,18 @@ def gpipe(*, microbatches: int | None = None) -> Method:
     return synchronous("gpipe", "all forwards, then all backwards", gpipe_schedule, microbatches, planning)
 
 
-def one_f_one_b(*, microbatches: int | None = None) -> Method:
-    """After a warm-up one forward, one backward: GPipe's bubble with the activations of S micro-batches at most."""
-    planning = Planning(workers=(1, None), held=lambda at: min(at.microbatches, at.above + 1))
-    return synchronous("1f1b", "one forward, one backward, then a flush", one_f_one_b_schedule, microbatches, planning)
+def one_f_one_b(*, microbatches: int | None = None, ahead: int = 0) -> Method:
+    """After a warm-up one forward, one backward: GPipe's bubble with the activations of S micro-batches at most.
+
+    `ahead` are more forwards before a worker's first backward, for each worker above it: each keeps the activations of
+    one more micro-batch, and lets messages be later before a worker waits for them. ahead=1 is known as eager 1F1B.
+    """
+    check_ahead("1f1b", ahead)
+    planning = Planning(
+        workers=(1, None), held=lambda at: min(at.microbatches, at.above * (1 + at.ahead) + 1), ahead="ahead"
+    )
+    lay = partial(one_f_one_b_schedule, ahead=ahead)
+    return synchronous("1f1b", "one forward, one backward, then a flush", lay, microbatches, planning)
 
 
 def interleaved(*, microbatches: int | None = None) -> Method:

@@ -95,12 +95,12 @@ class Bounds:
         self.static = lru_cache(maxsize=64)(self._static)
         self.kept = lru_cache(maxsize=64)(self._kept)
 
-    def _axes(self, mesh: Mesh, pipeline: int) -> MeshSummary:
-        place = self.prices.places(mesh, pipeline)
+    def _axes(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...]) -> MeshSummary:
+        place = self.prices.places(mesh, pipeline, placement)
         seconds_per_byte = [max(map(least_seconds_per_byte, links), default=0.0) for links in place.replicas]
         kinds = tuple(sorted({kind for machines in place.machines for kind in machines}))
         inside = [(*weights, None, *slabs) for weights, slabs in zip(place.weights, place.slabs, strict=True)]
-        devices = [self.prices.problem.cluster.devices[kind.device] for kind in kinds]
+        devices = [self.prices.problem.cluster.devices_by_kind[kind.worker] for kind in kinds]
         return MeshSummary(
             kinds,
             sum(place.memory),
@@ -130,11 +130,13 @@ class Bounds:
             share(input_gradients, forward + np.where(has_weights, least_backward, 0.0)),
         )  # fmt: skip
 
-    def _messages(self, mesh: Mesh, pipeline: int, examples: float) -> LeastMessages:
-        axes, place = self.axes(mesh, pipeline), self.prices.places(mesh, pipeline)
+    def _messages(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], examples: float) -> LeastMessages:
+        axes, place = self.axes(mesh, pipeline, placement), self.prices.places(mesh, pipeline, placement)
         inside = 0.0
         if mesh.inside > 1:
-            communication = (self.prices.intra_stage(mesh, pipeline, worker, examples) for worker in axes.workers)
+            communication = (
+                self.prices.intra_stage(mesh, pipeline, placement, worker, examples) for worker in axes.workers
+            )
             inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
         sizes, links = self.prices.sizes(mesh.tensor, mesh.space, examples), place.ahead[:-1]
         least_bytes = np.array([min(sizes.output[1:].min(), sizes.input[:-1].min())])
@@ -148,9 +150,9 @@ class Bounds:
 
     def seconds(self, c: Candidate) -> float:
         """A lower bound of a step's seconds, from sums over all layers: as if they divided evenly among stages."""
-        mesh, planning, axes, stages = c.mesh, c.planning, self.axes(c.mesh, c.pipeline), c.stages
+        mesh, planning, axes, stages = c.mesh, c.planning, self.axes(c.mesh, c.pipeline, c.placement), c.stages
         least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
-        inside, transit, _ = self.messages(mesh, c.pipeline, c.examples)
+        inside, transit, _ = self.messages(mesh, c.pipeline, c.placement, c.examples)
         whole, parts = (least.whole if all_receive_gradients(c) else least.separate) + inside, float(stages)
         overhead = self.overhead(c, axes)
         if planning.split and stages > 1:
@@ -175,7 +177,7 @@ class Bounds:
 
     def overhead(self, c: Candidate, axes: MeshSummary) -> float:
         """The least seconds of the runtime and of sending and receiving for a micro-batch, summed over all stages."""
-        message_overhead = self.messages(c.mesh, c.pipeline, c.examples).overhead
+        message_overhead = self.messages(c.mesh, c.pipeline, c.placement, c.examples).overhead
         directions = 2 if all_receive_gradients(c) else 1
         return 2 * c.stages * axes.per_action + directions * c.planning.stages_per_worker * message_overhead
 
@@ -187,12 +189,14 @@ class Bounds:
 
     def tighter(self, c: Candidate) -> float:
         """A tighter bound of a step's seconds: from the exact bottleneck of computation over all partitions."""
-        mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline)
+        mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
         least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
-        inside, transit, _ = self.messages(mesh, c.pipeline, c.examples)
+        inside, transit, _ = self.messages(mesh, c.pipeline, c.placement, c.examples)
         whole: Passes = "whole" if all_receive_gradients(c) else "weights"
         passes: Passes = "split" if c.planning.split and c.stages > 1 else whole
-        bottleneck = self.bottleneck(axes.kinds, mesh.tensor, mesh.space, c.examples, c.stages, passes, c.recompute)
+        machines = self.prices.places_of(c).machines
+        kinds = tuple(machines[c.worker_of(s)] for s in range(c.stages))
+        bottleneck = self.bottleneck(kinds, mesh.tensor, mesh.space, c.examples, passes, c.recompute)
         bottleneck += 2 * axes.per_action
         load = turns_of(c) * bottleneck
         if c.planning.fills_bubble and c.stages > 1:
@@ -200,21 +204,22 @@ class Bounds:
         return (self.fill(c, least.whole + inside + self.overhead(c, axes), transit) + load) * SLACK
 
     def _bottleneck(
-        self, kinds: tuple[DeviceKind, ...], tensor: int, space: tuple[int, int], examples: float, stages: int,
+        self, kinds: tuple[tuple[DeviceKind, ...], ...], tensor: int, space: tuple[int, int], examples: float,
         passes: Passes, recomputes: bool,
     ) -> float:  # fmt: skip
-        times = [self.prices.times(kind, tensor, space, examples) for kind in kinds]
-        forward, backward, inputs, weights = (
-            np.minimum.reduce([kind_times[i] for kind_times in times]) for i in range(4)
-        )
-        first = np.where(self.prices.valid, forward + backward, np.inf)
-        seconds = {"whole": forward + backward, "split": forward + inputs + weights, "weights": forward + weights}[
-            passes
-        ]
-        others = np.where(self.prices.valid, seconds, np.inf)
-        recompute = forward if recomputes else np.zeros_like(forward)
-        tables = [first + recompute, *[others + recompute] * (stages - 2), others]
-        return least_bottleneck(tables[-stages:] if stages > 1 else [first]) or 0.0
+        known: dict[tuple[tuple[DeviceKind, ...], bool, bool], Table] = {}
+        last = len(kinds) - 1
+        stages = [(machines, s == 0, recomputes and s < last) for s, machines in enumerate(kinds)]
+        for machines, is_first, again in dict.fromkeys(stages):
+            times = [self.prices.times(kind, tensor, space, examples) for kind in machines]
+            forward, backward, inputs, weights = (
+                np.maximum.reduce([kind_times[i] for kind_times in times]) for i in range(4)
+            )
+            seconds = {"whole": forward + backward, "split": forward + inputs + weights, "weights": forward + weights}[
+                "whole" if is_first else passes
+            ]
+            known[machines, is_first, again] = np.where(self.prices.valid, seconds + forward * again, np.inf)
+        return least_bottleneck([known[stage] for stage in stages]) or 0.0
 
     def ends(self, c: Candidate, axes: MeshSummary, least: LeastWork) -> float:
         """The least seconds of updates and all-reduces of all stages, without latencies."""
@@ -228,7 +233,7 @@ class Bounds:
 
     def fits(self, c: Candidate) -> bool:
         """Whether weights, gradients and optimizer state fit if divided evenly among all workers."""
-        return self.bytes(c) * SLACK <= self.axes(c.mesh, c.pipeline).memory
+        return self.bytes(c) * SLACK <= self.axes(c.mesh, c.pipeline, c.placement).memory
 
     def bytes(self, c: Candidate) -> float:
         """Bytes of weights, gradients and optimizer state of all stages."""

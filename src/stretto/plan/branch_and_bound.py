@@ -119,13 +119,19 @@ def within_least_memory(c: Candidate, prices: Prices, rows: list[Row]) -> list[R
     return [row._replace(load=np.where(row.bytes <= limit, row.load, np.inf)) for row in rows]
 
 
+def bytes_of_workers(c: Candidate, bounds: tuple[int, ...], rows: list[Row]) -> list[float]:
+    """The bytes on each worker of the pipeline."""
+    worker_bytes = [0.0] * c.pipeline
+    for s, row in enumerate(rows):
+        worker_bytes[c.worker_of(s)] += float(row.bytes[bounds[s], bounds[s + 1]])
+    return worker_bytes
+
+
 def planned(
     c: Candidate, bounds: tuple[int, ...], seconds: float, rows: list[Row], aim: Objective, prices: Prices
 ) -> Plan:
     """The plan of a candidate with these bounds, and its costs."""
-    worker_bytes = [0.0] * c.pipeline
-    for s, row in enumerate(rows):
-        worker_bytes[c.worker_of(s)] += float(row.bytes[bounds[s], bounds[s + 1]])
+    worker_bytes = bytes_of_workers(c, bounds, rows)
     price, seconds = prices.places_of(c).price, seconds * prices.correction(c)
     value = max(worker_bytes) if aim.goal == "memory" else seconds * aim.factor(c, price)
     return Plan(

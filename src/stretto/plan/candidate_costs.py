@@ -164,8 +164,8 @@ class Prices:
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
-    def _places(self, mesh: Mesh, pipeline: int) -> Places:
-        return Places.of(self.problem.cluster, mesh, pipeline)
+    def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
+        return Places.of(self.problem.cluster, mesh, pipeline, placement)
 
     def correction(self, c: Candidate) -> float:
         """What the seconds of a candidate's step are multiplied by, as whole steps were measured; 1 if none were."""
@@ -173,7 +173,7 @@ class Prices:
 
     def places_of(self, c: Candidate) -> Places:
         """The devices and links that a candidate runs on."""
-        return self.places(c.mesh, c.pipeline)
+        return self.places(c.mesh, c.pipeline, c.placement)
 
     def _layers(self, tensor: int, space: tuple[int, int]) -> list[LayerCost]:
         counted = self.problem.tensor_costs.get(tensor)
@@ -183,7 +183,7 @@ class Prices:
     def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
         costs, cluster = ModelCosts(tuple(layers), self.dtype), self.problem.cluster
-        machines = [Machine(cluster.devices[kind.device], self.dtype, kind.crowded) for kind in kinds]
+        machines = [Machine(cluster.devices_by_kind[kind.worker], self.dtype, kind.crowded) for kind in kinds]
         times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
         rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
         rows[:, UPDATE] *= 2 if self.problem.masters else 1  # also updates float32 master weights
@@ -194,6 +194,7 @@ class Prices:
 
     def _times(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Times:
         layers, costs = LayerTimes(*self.layer_rows(kind, tensor, space, examples).T), self.problem.costs
+        speed = self.problem.cluster.devices_by_kind[kind.worker].speed
         weight_gradient = weight_gradients_of(layers.weight_gradient, layers.backward)
         backward, input_gradient = range_sums(layers.backward), range_sums(layers.input_gradient)
         backward[0], input_gradient[0] = weight_gradient[0], 0.0  # stage 0 computes no gradient of its input
@@ -203,10 +204,10 @@ class Prices:
 
         return Times(
             forward=range_sums(layers.forward),
-            backward=plus(backward, costs.start),
-            input_gradient=plus(input_gradient, costs.start),
-            weight_gradient=plus(weight_gradient, costs.start),
-            update=plus(range_sums(layers.update), costs.step),
+            backward=plus(backward, costs.start / speed),
+            input_gradient=plus(input_gradient, costs.start / speed),
+            weight_gradient=plus(weight_gradient, costs.start / speed),
+            update=plus(range_sums(layers.update), costs.step / speed),
             accumulate=range_sums(layers.accumulate),
         )
 
@@ -216,8 +217,8 @@ class Prices:
         times = [self.times(kind, c.mesh.tensor, c.mesh.space, c.examples) for kind in kinds]
         return times[0] if len(times) == 1 else Times(*map(np.maximum.reduce, zip(*times, strict=True)))
 
-    def _loss_seconds(self, mesh: Mesh, pipeline: int, last: int) -> tuple[float, ...]:
-        workers = self.places(mesh, pipeline).workers
+    def _loss_seconds(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], last: int) -> tuple[float, ...]:
+        workers = self.places(mesh, pipeline, placement).workers
         return tuple(workers.losses(worker, last) for worker in range(pipeline))
 
     def _sizes(self, tensor: int, space: tuple[int, int], examples: float) -> Sizes:
@@ -241,8 +242,10 @@ class Prices:
             np.concatenate([[0.0], amounts("output")]),
         )
 
-    def _intra_stage(self, mesh: Mesh, pipeline: int, worker: int, examples: float) -> tuple[Numbers, Numbers]:
-        layers, place = self.layers(mesh.tensor, mesh.space), self.places(mesh, pipeline)
+    def _intra_stage(
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, examples: float
+    ) -> tuple[Numbers, Numbers]:
+        layers, place = self.layers(mesh.tensor, mesh.space), self.places(mesh, pipeline, placement)
         forward, backward = self.tensor_seconds(mesh, layers, place.weights[worker], examples, place.gamma)
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, place.slabs[worker], examples)
@@ -281,7 +284,7 @@ class Prices:
             head = self.head(c, worker)
             times = with_head(times, head.times)
             static, gradients, held = static + head.static, gradients + head.gradients, held + head.held
-        intra = self.intra_stage(c.mesh, c.pipeline, worker, c.examples)
+        intra = self.intra_stage(c.mesh, c.pipeline, c.placement, worker, c.examples)
         intra_forward, intra_backward = (range_sums(values) for values in intra)
         backward = times.input_gradient + times.weight_gradient if c.planning.split and s else times.backward
         if c.microbatches > 1:
@@ -289,7 +292,7 @@ class Prices:
         zeros = np.zeros_like(intra_forward)
         recompute = times.forward + intra_forward if c.recomputes(s) else zeros
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
-        losses = self.loss_seconds(c.mesh, c.pipeline, c.worker_of(c.stages - 1))[worker]
+        losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
             forward=times.forward + intra_forward,
             backward=backward + intra_backward + recompute,
@@ -401,7 +404,7 @@ class Prices:
         """The row of every stage; loads are infinite where the worker's memory is too small."""
         place, method, heads, rows = self.places_of(c), c.planned, c.gradients.heads, []
         planning, last = method.planning, c.stages - 1
-        losses = self.loss_seconds(c.mesh, c.pipeline, c.worker_of(last))
+        losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(last))
         known: dict[Hashable, tuple[StageTable, Table, Table]] = {}
         for s in range(c.stages):
             worker, stage_at = c.worker_of(s), c.stage_at(s)

@@ -41,7 +41,9 @@ def alternatives(problem: Problem, aim: Objective, best: Plan, prices: Prices) -
         for value, group in groupby(differing, key=lambda c: choices(c)[key]):
             compared.append(alternative(f"{key} {value}", list(group), aim, best, prices))
     others = [c for c in all_candidates if choices(c) == chosen and c.microbatches != best.candidate.microbatches]
-    compared += [alternative(f"micro-batches {c.microbatches}", [c], aim, best, prices) for c in others]
+    for count in dict.fromkeys(c.microbatches for c in others):
+        on_any_workers = [c for c in others if c.microbatches == count]
+        compared.append(alternative(f"micro-batches {count}", on_any_workers, aim, best, prices))
     return sorted(
         compared, key=lambda other: (other.plan is None, other.plan.value if other.plan else 0.0, other.choice)
     )
@@ -203,7 +205,9 @@ def grown(cluster: Cluster, workers: int) -> Cluster:
         grown_last = replace(last, nodes=last.nodes + -(-missing // last.workers))
     else:
         within = last.within or next(iter(cluster.links), None)
-        grown_last = replace(last, workers=last.workers + -(-missing // last.nodes), within=within)
+        more = -(-missing // last.nodes)
+        speeds = None if last.speeds is None else (*last.speeds, *last.speeds[-1:] * more)
+        grown_last = replace(last, workers=last.workers + more, speeds=speeds, within=within)
     return replace(cluster, groups=(*others, grown_last))
 
 

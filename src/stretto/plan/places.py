@@ -1,13 +1,14 @@
 """The devices and links that a plan's stages run on: a cluster's workers, placed as a mesh places processes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cost.cluster import Cluster, Link
+from stretto.cost.cluster import Cluster, Link, WorkerKind
 from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM
 from stretto.cost.layer_table import Work, Works
 from stretto.cost.worker_places import Workers
@@ -17,9 +18,9 @@ Numbers = NDArray[np.float64]
 
 
 class DeviceKind(NamedTuple):
-    """A device by its name, and whether other workers of its node compute at the same time."""
+    """A kind of worker, and whether other workers of its node compute at the same time."""
 
-    device: str
+    worker: WorkerKind
     crowded: bool
 
 
@@ -43,27 +44,32 @@ class Places:
     gamma: float  # seconds to add a byte
 
     @classmethod
-    def of(cls, cluster: Cluster, mesh: Mesh, pipeline: int) -> "Places":
-        """The places of a mesh of pipelines on the first workers of a cluster."""
+    def of(cls, cluster: Cluster, mesh: Mesh, pipeline: int, placed: Sequence[int] = ()) -> "Places":
+        """The places of a mesh of pipelines: process p is the worker placed[p] of a cluster, or worker p."""
         placement = Placement(mesh, pipeline)
-        busy = range(placement.size)
-        crowded = cluster.crowded(busy)
+        busy = placed or range(placement.size)
+        crowded = dict(zip(busy, cluster.crowded(busy), strict=True))
+
+        def on(processes: Sequence[int]) -> list[int]:
+            return [busy[process] for process in processes]
+
+        replicas = [
+            [on(placement.replicas_of(worker, part)) for part in range(mesh.inside)] for worker in range(pipeline)
+        ]
         ranks = tuple(
-            tuple(rank for replica in range(mesh.data) for rank in placement.parts_of(replica, worker))
+            tuple(rank for replica in range(mesh.data) for rank in on(placement.parts_of(replica, worker)))
             for worker in range(pipeline)
         )
         workers = Workers(cluster, ranks)
-        replicas = [[placement.replicas_of(worker, part) for part in range(mesh.inside)] for worker in range(pipeline)]
 
         def inside(groups_of: Callable[[int, int], list[list[int]]]) -> list[list[list[int]]]:
             return [
-                [ranks for replica in range(mesh.data) for ranks in groups_of(replica, worker)]
+                [on(group) for replica in range(mesh.data) for group in groups_of(replica, worker)]
                 for worker in range(pipeline)
             ]
 
         def kinds(worker_ranks: Sequence[int]) -> tuple[DeviceKind, ...]:
-            names = (cluster.groups[cluster.place(rank).group].device for rank in worker_ranks)
-            return tuple(dict.fromkeys(map(DeviceKind, names, (crowded[rank] for rank in worker_ranks))))
+            return tuple(dict.fromkeys(DeviceKind(cluster.kinds[rank], crowded[rank]) for rank in worker_ranks))
 
         def links_within(groups: Sequence[Sequence[int]]) -> tuple[Link, ...]:
             return distinct(link for group in groups for link in cluster.links_among(group))
@@ -80,6 +86,15 @@ class Places:
             max(cluster.device(rank).reduction_seconds_per_byte for rank in busy),
         )
 
+    @property
+    def facts(self) -> Hashable:
+        """All that prices depend on: equal for two placements if every plan costs the same on both."""
+        between = tuple(self.workers.link(*pair) for pair in permutations(range(self.workers.number), 2))
+        axes = (self.replicas, self.weights, self.slabs)
+        inside = tuple(tuple(frozenset(map(id, links)) for links in groups) for groups in axes)
+        kinds = tuple(map(frozenset, self.machines))
+        return kinds, self.memory, self.price, between, inside, self.gamma
+
 
 def distinct(links: Iterable[Link]) -> tuple[Link, ...]:
     """The links without repetitions."""
@@ -87,11 +102,11 @@ def distinct(links: Iterable[Link]) -> tuple[Link, ...]:
 
 
 def message(link: Link | None, num_bytes: Numbers) -> Numbers:
-    """Seconds of a message that keep neither end busy, while both compute; 0 without a link."""
+    """Seconds of a message that keep neither end busy, while both compute, lateness included; 0 without a link."""
     if link is None:
         return np.zeros_like(num_bytes)
     latency, per_byte = link.transit
-    return latency + num_bytes * per_byte
+    return latency + link.lateness + num_bytes * per_byte
 
 
 def sending(link: Link | None, num_bytes: Numbers) -> Numbers:
@@ -108,7 +123,9 @@ def gathering(links: Sequence[Link], processes: int, num_bytes: Numbers) -> Numb
     """Seconds of a ring all-gather: P - 1 messages of N / P bytes on the slowest link; 0 for no bytes."""
     if processes == 1 or not links:
         return np.zeros_like(num_bytes)
-    times = [(processes - 1) * (link.latency + num_bytes / processes / link.bandwidth) for link in links]
+    times = [
+        (processes - 1) * (link.latency + link.lateness + num_bytes / processes / link.bandwidth) for link in links
+    ]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
 
 
@@ -122,7 +139,7 @@ def gradient_sum(links: Sequence[Link], processes: int, num_bytes: Numbers, tens
     if processes == 1 or not links:
         return np.zeros_like(num_bytes)
     times = [
-        link.collectives[GRADIENTS].seconds(processes, num_bytes, tensors=tensors)
+        link.collectives[GRADIENTS].seconds(processes, num_bytes, tensors=tensors) + waits(link, processes)
         if GRADIENTS in link.collectives else all_reduce([link], processes, num_bytes, gamma)
         for link in links
     ]  # fmt: skip
@@ -136,8 +153,17 @@ def measured_seconds(
     """Seconds of a collective on the slowest of some links, 0 for no bytes; None where it was not measured on all."""
     if not links or not all(name in link.collectives for link in links):
         return None
-    times = [link.collectives[name].seconds(processes, num_bytes, calls=calls, tensors=tensors) for link in links]
+    times = [
+        link.collectives[name].seconds(processes, num_bytes, calls=calls, tensors=tensors)
+        + calls * waits(link, processes)
+        for link in links
+    ]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
+
+
+def waits(link: Link, processes: int) -> float:
+    """Seconds by which late messages make a measured collective longer: those of a ring, one after the other."""
+    return 2 * (processes - 1) * link.lateness
 
 
 def exchange_seconds(works: Works, links: Sequence[Link], processes: int, examples: float, gamma: float) -> float:
@@ -151,7 +177,7 @@ def exchange_on(link: Link, work: Work, processes: int, examples: float, gamma: 
     is_sum, num_bytes = work.operator == TENSOR_SUM, work.bytes.at(examples)
     measured = link.collectives.get(TENSOR_SUM if is_sum else TENSOR_GATHER)
     if measured is not None:
-        return measured.seconds(processes, num_bytes, calls=work.calls)
+        return measured.seconds(processes, num_bytes, calls=work.calls) + work.calls * waits(link, processes)
     each = np.array(num_bytes / work.calls)
     if is_sum:
         return work.calls * float(all_reduce([link], processes, each, gamma))

@@ -10,6 +10,7 @@ from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
+from stretto.simulate.network import LATE_DRAWS
 
 TRAIN, PLAN, PREDICTED, MEASURED = "train", "plan", "predicted", "measured"
 
@@ -41,6 +42,7 @@ def content(
             "space": list(c.mesh.space),
             "stages": c.stages,
             "bounds": list(plan.bounds),
+            **({"placement": placement_of(plan)} if problem.cluster.is_uneven else {}),
             "microbatches": c.microbatches,
             "recompute": c.recompute,
             "sharding": c.shard,
@@ -50,7 +52,7 @@ def content(
         },
         PREDICTED: {
             "seconds_per_step": plan.seconds,
-            "by": "simulation" if plan.simulated else "closed form",
+            "by": predicted_by(plan, prices),
             "closed_form_seconds": plan.formula,
             "bytes_per_worker": [round(num_bytes) for num_bytes in plan.bytes],
             "memory_per_worker": [round(num_bytes) for num_bytes in prices.places_of(c).memory],
@@ -73,6 +75,20 @@ def content(
     return known
 
 
+def predicted_by(plan: Plan, prices: Prices) -> str:
+    """How a plan's seconds were predicted, in words."""
+    if not plan.simulated:
+        return "closed form"
+    if any(link.lateness for link in prices.places_of(plan.candidate).ahead):
+        return f"simulation, mean of {LATE_DRAWS} draws of late messages"
+    return "simulation"
+
+
+def placement_of(plan: Plan) -> list[int]:
+    """The worker of the cluster that each process is."""
+    return list(plan.candidate.placement or range(plan.candidate.workers))
+
+
 def training(plan: Plan, trained: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with which `stretto train` runs a plan; `trained` are those of its model."""
     return {**trained, **settings(plan)}
@@ -85,8 +101,9 @@ def settings(plan: Plan) -> dict[str, Any]:
     used_axes = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
     shard = {} if c.shard == "none" else {"sync": c.shard}
     workers = {"workers": c.workers} if c.workers > 1 else {}
+    placed = {"placement": list(c.placement)} if c.workers > 1 and c.placement else {}
     return {
-        "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **used_axes, **shard,
+        "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes, **shard,
         "batch_size": c.batch,
     }  # fmt: skip
 

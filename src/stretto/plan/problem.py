@@ -36,7 +36,7 @@ def family_of(word: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A model to train on the first `workers` of a cluster, and the choices that a plan may make.
+    """A model to train on at most `workers` of a cluster, and the choices that a plan may make.
 
     `batch_sizes` are numbers of examples of a step. `methods` are names, families ("synchronous", "asynchronous",
     "local") or "all". `recompute`, `shards` and `spaces` list the values to try. `pipelines` (workers of a replica's
@@ -49,8 +49,9 @@ class Problem:
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
     processes that share weights, where they have been counted; others follow from `costs`. `ratios` are measured over
     predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`. With `all_workers`, every
-    plan uses all workers. With `trained`, there are only plans that `stretto train` can run. Raises UsageError for
-    values that no plan can have.
+    plan uses all workers. With `trained`, there are only plans that `stretto train` can run. Where workers differ,
+    plans choose among them and place processes, unless `places_workers` is false; else they take the first ones in their
+    order. Raises UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -77,6 +78,7 @@ class Problem:
     ratios: Mapping[str, float] = field(default_factory=dict)
     all_workers: bool = False
     trained: bool = False
+    places_workers: bool = True
 
     def __post_init__(self) -> None:
         optimizer_of(self.optimizer)

@@ -1,24 +1,48 @@
 """Predict the best few plans again: by simulating their schedules instead of closed forms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 
 from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.methods import method
-from stretto.plan.branch_and_bound import Plan
+from stretto.plan.branch_and_bound import Plan, bytes_of_workers
 from stretto.plan.candidate_costs import TERMS, Prices, StageTable
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import layer_parts
 
+AHEAD = (1, 2, 3, 4, 6, 8)  # forwards that plans may run ahead for each worker above
 MOST = 4000  # actions of a turn; the simulation of so many takes no longer than a search
 
 
 def refined(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
-    """The plans by their simulated seconds, best first; unchanged if a schedule has more than MOST actions."""
+    """The plans by their simulated seconds, best first; unchanged if a schedule has more than MOST actions.
+
+    Where messages are late at random, each plan with the number of forwards ahead that is fastest.
+    """
     if any(actions(plan) > MOST for plan in plans):
         return tuple(plans)
-    return tuple(sorted((simulated(plan, prices) for plan in plans), key=lambda plan: (plan.value, plan.formula)))
+    best = (
+        min((simulated(variant, prices) for variant in running_ahead(plan, prices)), key=lambda each: each.value)
+        for plan in plans
+    )
+    return tuple(sorted(best, key=lambda plan: (plan.value, plan.formula)))
+
+
+def running_ahead(plan: Plan, prices: Prices) -> Iterator[Plan]:
+    """The plan, and the same with more forwards ahead, as far as they fit into memory; only if messages are late."""
+    yield plan
+    c = plan.candidate
+    late = any(link.lateness for link in prices.places_of(c).ahead)
+    if c.planning.ahead is None or not late:
+        return
+    for ahead in (count for count in AHEAD if count < c.microbatches):
+        chosen = c._replace(ahead=ahead)
+        rows = prices.tables(chosen)
+        if all(row.load[i, j] < inf for row, (i, j) in zip(rows, pairwise(plan.bounds), strict=True)):
+            yield replace(plan, candidate=chosen, bytes=tuple(bytes_of_workers(chosen, plan.bounds, rows)))
 
 
 def actions(plan: Plan) -> int:

@@ -1,5 +1,6 @@
 """Throughput by number of workers and utilisation by batch size: the best plan of each way of training at each."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -140,9 +141,5 @@ def flops(problem: Problem, batch: int) -> float:
 
 def peak(problem: Problem, dtype: str) -> float:
     """FLOP/s of all workers of a problem."""
-    left, total = problem.workers, 0.0
-    for group in problem.cluster.groups:
-        used = min(left, group.nodes * group.workers)
-        total += used * problem.cluster.devices[group.device].peak_of(dtype)
-        left -= used
-    return total
+    used = Counter(problem.cluster.kinds[: problem.workers])
+    return sum(count * problem.cluster.devices_by_kind[kind].peak_of(dtype) for kind, count in used.items())

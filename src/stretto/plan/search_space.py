@@ -7,6 +7,7 @@ from typing import NamedTuple
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
+from stretto.plan.placements import IN_ORDER, placements
 from stretto.plan.places import Places
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
 from stretto.plan.problem import Problem, usual_tensors
@@ -16,7 +17,9 @@ class Candidate(NamedTuple):
     """One way to train, before its layers are divided among stages.
 
     `pipeline` is the number of workers in a replica's pipeline, `batch` the number of examples a step, `microbatches`
-    the number a turn. The model is trained by `losses` losses, each of which trains one chunk of the stages.
+    the number a turn. The model is trained by `losses` losses, each of which trains one chunk of the stages. Process p
+    is the worker `placement[p]` of the cluster; worker p if that is empty. `ahead` is the number of forwards before the
+    first backward beyond the method's own, for each worker above.
     """
 
     pipeline: int
@@ -27,6 +30,8 @@ class Candidate(NamedTuple):
     recompute: bool = False
     shard: str = "none"
     losses: int = 1
+    placement: tuple[int, ...] = ()
+    ahead: int = 0
 
     @property
     def planned(self) -> PlannedMethod:
@@ -65,7 +70,7 @@ class Candidate(NamedTuple):
 
     def stage_at(self, stage: int) -> StageAt:
         """The stage, as an argument of the method's closed forms."""
-        return StageAt(stage, self.stages, self.microbatches)
+        return StageAt(stage, self.stages, self.microbatches, self.ahead)
 
     def worker_of(self, stage: int) -> int:
         """The worker of the pipeline that holds a stage."""
@@ -101,6 +106,7 @@ class Candidate(NamedTuple):
         """The method with its options, as `stretto.method` reads it."""
         chosen = {self.planning.cut: self.microbatches, self.planning.losses: self.losses}
         options = [f"{option}={value}" for option, value in chosen.items() if option is not None]
+        options += [f"{self.planning.ahead}={self.ahead}"] if self.ahead else []
         return self.planned.written(*options, *(["recompute=True"] if self.recompute else []))
 
 
@@ -110,12 +116,19 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
     for workers in counts:
         for tensor, space in inner_axes(problem, workers):
             outer = workers // (tensor * space[0] * space[1])
-            for pipeline, batch in product(divisors(outer), problem.batch_sizes):
+            for pipeline in divisors(outer):
                 data = outer // pipeline
-                named = allows(problem.pipelines, pipeline) and allows(problem.data_parallels, data)
-                if named and batch % data == 0:
-                    mesh = Mesh(data=data, tensor=tensor, space=space)
-                    yield from methods_on(problem, Candidate(pipeline, mesh, batch))
+                if not (allows(problem.pipelines, pipeline) and allows(problem.data_parallels, data)):
+                    continue
+                mesh = Mesh(data=data, tensor=tensor, space=space)
+                batches = [batch for batch in problem.batch_sizes if batch % data == 0]
+                for batch, placement in product(batches, placements_of(problem, mesh, pipeline)):
+                    yield from methods_on(problem, Candidate(pipeline, mesh, batch, placement=placement))
+
+
+def placements_of(problem: Problem, mesh: Mesh, pipeline: int) -> Sequence[tuple[int, ...]]:
+    """The placements that a problem tries on given axes."""
+    return placements(problem.cluster, mesh, pipeline) if problem.places_workers else (IN_ORDER,)
 
 
 def allows(limit: Sequence[int] | None, value: int) -> bool:

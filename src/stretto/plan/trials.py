@@ -8,6 +8,7 @@ take further turns.
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from stretto.errors import StrettoError, UsageError
 from stretto.mesh import Mesh
@@ -15,6 +16,7 @@ from stretto.methods import BASELINE
 from stretto.plan.branch_and_bound import Plan, plan_of, search
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
+from stretto.plan.placements import IN_ORDER, placements
 from stretto.plan.problem import Problem
 from stretto.plan.refine import MOST, actions, simulated
 from stretto.plan.search_space import Candidate, candidates
@@ -85,12 +87,12 @@ def trials_of(problem: Problem, objective: Objective, prices: Prices, number: in
     The single worker is left out where it does not fit into memory.
     """
     single = single_worker(problem, objective, prices)
-    plain = None if single is None else single.candidate
-    allowed = any(candidate == plain for candidate in candidates(problem))
+    plain = None if single is None else single.candidate._replace(placement=IN_ORDER)
+    allowed = any(candidate._replace(placement=IN_ORDER) == plain for candidate in candidates(problem))
 
     def another(c: Candidate) -> bool:
         """Whether it is another plan: the single worker is no faster if it accumulates gradients of micro-batches."""
-        return c != plain and (not allowed or c.workers > 1 or c.method == BASELINE)
+        return c._replace(placement=IN_ORDER) != plain and (not allowed or c.workers > 1 or c.method == BASELINE)
 
     others = search(problem, objective, keep=POOL, prices=prices, among=another).plans
     exact = [predicted(plan, prices) for plan in promising(others, 2 * number)]
@@ -107,7 +109,10 @@ def predicted(plan: Plan, prices: Prices) -> Plan:
 
 def single_worker(problem: Problem, objective: Objective, prices: Prices) -> Plan | None:
     """Plain training on one worker, with the best of the batch sizes; None if it does not fit into memory."""
-    plans = (plan_of(Candidate(1, Mesh(), batch, BASELINE), objective, prices) for batch in problem.batch_sizes)
+    plans = (
+        plan_of(Candidate(1, Mesh(), batch, BASELINE, placement=placement), objective, prices)
+        for batch, placement in product(problem.batch_sizes, placements(problem.cluster, Mesh(), 1))
+    )
     return min((plan for plan in plans if plan is not None), key=lambda plan: plan.value, default=None)
 
 

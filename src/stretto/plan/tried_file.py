@@ -56,6 +56,8 @@ def row(plan: Plan) -> dict[str, Any]:
         "recompute": c.recompute,
         "batch_size": c.batch,
         "losses": c.losses,
+        "placement": list(c.placement),
+        "ahead": c.ahead,
         "planned_method": c.method,
         "predicted_seconds": plan.seconds,
     }
@@ -67,7 +69,8 @@ def candidate_of(tried: Tried) -> Candidate:
     mesh = Mesh(data=tried["data_parallel"], tensor=tried["tensor"], space=(height, width))
     return Candidate(
         tried["pipeline"], mesh, tried["batch_size"], tried["planned_method"], tried["microbatches"],
-        tried["recompute"], tried["sharding"], tried["losses"],
+        tried["recompute"], tried["sharding"], tried["losses"], tuple(tried.get("placement", ())),
+        tried.get("ahead", 0),
     )  # fmt: skip
 
 

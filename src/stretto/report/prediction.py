@@ -5,7 +5,7 @@ with the durations that its actions had; of the prediction, by simulating it wit
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -225,7 +225,21 @@ def busy_of(schedule: Schedule, worker: int, prediction: RunPrediction) -> float
 
 
 def period_of(schedule: Schedule, rules: Rules, prediction: RunPrediction) -> float:
-    """The predicted seconds of a turn once the pipeline is full, waits for links included."""
+    """The predicted seconds of a turn once the pipeline is full, waits for links included.
+
+    Where messages are late at random, the mean over LATE_DRAWS simulations.
+    """
+    from stretto.simulate.network import LATE_DRAWS
+
+    network = prediction.network
+    if network is None or not network.is_late:
+        return drawn_period(schedule, rules, prediction)
+    draws = (replace(prediction, network=replace(network, seed=seed)) for seed in range(LATE_DRAWS))
+    return fmean(drawn_period(schedule, rules, draw) for draw in draws)
+
+
+def drawn_period(schedule: Schedule, rules: Rules, prediction: RunPrediction) -> float:
+    """As `period_of`, with one draw of late messages."""
     from stretto.simulate import simulate
     from stretto.simulate.network import no_bytes
 

@@ -7,7 +7,7 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -158,6 +158,30 @@ def place_in_job(environment: Mapping[str, str] | None = None) -> tuple[int, int
     """This process's rank among those that a launcher has started, and how many they are; (0, 1) where it is alone."""
     given = variables(environment)
     return whole("RANK", given) or 0, whole("WORLD_SIZE", given) or 1
+
+
+def take_place(placement: Sequence[int]) -> None:
+    """Give this process the rank at which `placement` lists it as a worker; to be called once, before it joins.
+
+    Workers are numbered in the order of the launcher's ranks; where only some of a cluster's are listed, the launcher
+    has started these. Raises UsageError if it has started another number of them, or if ranks cannot be changed.
+    """
+    given = variables(None)
+    rank, size = place_in_job(given)
+    if not placement or size == 1:
+        return
+    listed = ",".join(map(str, placement))
+    if len(placement) != size:
+        raise UsageError(f"placement={listed}, but {size} processes have been started: start {len(placement)}")
+    near = is_one_machine(given) or given.get("MASTER_ADDR") in ("127.0.0.1", "localhost")
+    if not near and given.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and placement[0] != min(placement):
+        raise UsageError(
+            f"placement={listed}: process 0 has to run where this launcher expects rank 0, as the others meet there. "
+            "Start the processes in the order of the placement and leave it out, or use torchrun"
+        )
+    worker = sorted(placement)[rank]
+    local = {"LOCAL_RANK": str(worker)} if is_one_machine(given) else {}  # whose accelerator it takes
+    os.environ.update({**given, "RANK": str(list(placement).index(worker)), **local})
 
 
 def variables(environment: Mapping[str, str] | None) -> dict[str, str]:

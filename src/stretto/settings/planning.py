@@ -24,7 +24,8 @@ class PlanSettings:
     """What is planned, on which devices, and what the plan is to be best in."""
 
     workers: Annotated[int | None, WHOLE] = None
-    """Devices of the cluster that may be used, its first ones; all unless said otherwise. Fewer if that is better."""
+    """Devices of the cluster that may be used: its first ones, or any if they differ; all unless said otherwise. Fewer
+    if that is better."""
     cluster: str | None = None
     """A cluster's name, or its file, which stretto calibrate writes."""
     model: str = "mlp"

@@ -136,7 +136,8 @@ class Settings:
 
     def to_show(self) -> dict[str, Any]:
         """As `to_json`, with `where` the run computes if that was said: settings that can be given back."""
-        chosen = {name: getattr(self, name) for name in self.where if getattr(self, name) != getattr(Settings, name)}
+        own = type(self)
+        chosen = {name: getattr(self, name) for name in own.where if getattr(self, name) != getattr(own, name)}
         return self.to_json() | as_lists(chosen)
 
     @property
@@ -210,6 +211,8 @@ def with_direction(text: str, higher: bool) -> str:
 class TrainSettings(Settings):
     """The settings of one run."""
 
+    where: ClassVar[tuple[str, ...]] = (*Settings.where, "placement")
+
     method: str = "backprop"
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
     sequence, language, two-layer, auglocal, infopro, solo, as in "greedy(head=two-layer)"; or a function of your own,
@@ -222,6 +225,9 @@ class TrainSettings(Settings):
     """Decides initial weights, heads, the order of the data and dropout."""
     bounds: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Where stages begin, and the number of blocks: 0,2,5 (a plan's); cut evenly unless said otherwise."""
+    placement: Annotated[tuple[int, ...], WHOLES] = ()
+    """Which worker of the cluster is process 0, process 1, ...: 1,0 (a plan's, for unequal workers). Workers have the
+    order in which a launcher starts them. In that order unless said otherwise."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
     """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
     where gradients are delayed."""
@@ -328,7 +334,22 @@ def check(settings: Settings) -> None:
             at_least_one("batch_size", settings.batch_size)
         if settings.checkpoint_every is not None:
             at_least_one("checkpoint_every", settings.checkpoint_every)
+        check_placement(settings)
         positive_rates([] if settings.lr is None else [settings.lr])
+
+
+def check_placement(settings: TrainSettings) -> None:
+    """Raise UsageError for a placement that does not have another worker for each process."""
+    placement = settings.placement
+    listed = ",".join(map(str, placement))
+    if placement and len(placement) != settings.workers:
+        given = "no workers" if settings.workers is None else f"workers={settings.workers}"
+        raise UsageError(
+            f"placement={listed} with {given}: it has the worker of each of {len(placement)} processes; give "
+            f"--workers {len(placement)}, or another placement"
+        )
+    if min(placement, default=0) < 0 or len({*placement}) < len(placement):
+        raise UsageError(f"placement={listed}: give another worker for each process, numbered from 0")
 
 
 def check_trackers(settings: Settings) -> None:

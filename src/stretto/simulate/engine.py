@@ -25,7 +25,7 @@ class Transfers:
 
     hold: Floats  # how long it occupies lanes and links
     gap: Floats  # how long no other message can begin there: `hold` or more
-    latency: Floats
+    latency: Floats  # (values, 1), or (values, turns) where some messages are late
     queue: Whole  # (values, 3): the numbers of its queues at send lane, link, receive lane; -1 where it never waits
     num_queues: int
     rendezvous: bool = False  # whether a send begins only once its receiver waits
@@ -53,14 +53,15 @@ class SimulatedTimes:
         return self.starts + self.durations
 
 
-def transfers(lowered: Lowered, transport: Transport) -> Transfers:
-    """The times and queues of every value.
+def transfers(lowered: Lowered, transport: Transport, turns: int = 1) -> Transfers:
+    """The times and queues of every value; of late messages for each of `turns` minibatches.
 
     A queue is left out where no message ever waits: where its messages take no time, or where all come from one send
     lane, in order, which already keeps them as far apart as this queue would.
     """
     size = len(lowered.passings)
-    hold, gap, latency = np.zeros(size), np.zeros(size), np.zeros(size)
+    hold, gap, latency = np.zeros(size), np.zeros(size), np.zeros((size, 1))
+    late_share, late_time = np.zeros(size), np.zeros(size)
     numbers: dict[tuple[str, object], int] = {}
     senders: dict[int, set[int]] = {}  # of each queue
     queue = np.full((size, 3), -1, np.int64)
@@ -71,14 +72,18 @@ def transfers(lowered: Lowered, transport: Transport) -> Transfers:
         link = transport.network[pair]
         num_bytes = transport.sizes(passing.edge)
         hold[value], latency[value] = num_bytes * link.seconds_per_byte, link.latency
+        late_share[value], late_time[value] = link.late_share, link.late_time
         gap[value] = num_bytes * max(link.seconds_per_byte, link.gap)
         for column, key in enumerate((("send", pair[0]), ("link", link.shared), ("receive", pair[1]))):
             if key[1] != "":
                 queue[value, column] = numbers.setdefault(key, len(numbers))
                 senders.setdefault(int(queue[value, column]), set()).add(pair[0])
+    if (late_share * late_time).any():  # a row of draws for each minibatch: more of them leave the others as they are
+        draws = np.random.default_rng(transport.network.seed).random((turns, size)).T
+        latency = latency + np.where(draws < late_share[:, None], late_time[:, None], 0.0)
     for number in range(len(numbers)):
         entries = queue == number
-        one_sender = len(senders[number]) == 1 and not entries[:, 0].any()
+        one_sender = len(senders[number]) == 1 and not entries[:, 0].any() and latency.shape[1] == 1
         if one_sender or not gap[entries.any(axis=1)].any():
             queue[entries] = -1
     return Transfers(hold, gap, latency, queue, len(numbers), transport.sends == RENDEZVOUS)
@@ -152,7 +157,9 @@ def program_of(lowered: Lowered, turns: int, durations: Floats, transfer_times: 
         **tables(lowered),
         hold=transfer_times.hold,
         gap=transfer_times.gap,
-        latency=transfer_times.latency,
+        latency_row=transfer_times.latency.shape[1],
+        latency_column=int(transfer_times.latency.shape[1] > 1),
+        latency=np.ascontiguousarray(transfer_times.latency).ravel(),
         queue=transfer_times.queue.ravel(),
     )
 

@@ -38,6 +38,8 @@ class Program(NamedTuple):
     sender: Any  # of each value: the worker that sends it, or -1 where it stays
     hold: Any  # of each value: how long it takes on lanes and links
     gap: Any  # of each value: how long no other can begin there
+    latency_row: int  # the latency of value v for minibatch g stands at v * latency_row + g * latency_column
+    latency_column: int
     latency: Any
     queue: Any  # of each value three: the number of its queue at the send lane, link, receive lane, or -1
 
@@ -68,7 +70,8 @@ def run(program: Program, state: State) -> int:
     This is one function, because a call with all these arrays takes longer than an action.
     """
     turns, span, size, rendezvous, firsts, lasts, lates, row_stride, stride, durations = program[:10]
-    need_at, needs, make_at, backs, sources, users, senders, holds, gaps, latencies, queues = program[10:]
+    need_at, needs, make_at, backs, sources, users, senders, holds, gaps = program[10:19]
+    latency_row, latency_column, latencies, queues = program[19:]
     turn_of, action_of, clock_of, waiting, reached, free, starts, ranks, posted, sent, linked, arrivals = state[:12]
     times, codes, ready = state[12:]
     pending, waking, done = 0, len(firsts), 0
@@ -168,7 +171,7 @@ def run(program: Program, state: State) -> int:
                 elif place == LINK:
                     linked[at] = time
                 if place != RECEIVE and following == RECEIVE:
-                    time += latencies[value]
+                    time += latencies[value * latency_row + group * latency_column]
                 if place != following and queues[3 * value + following] >= 0:
                     code = code_of(senders[value], group + lates[sources[value]], value, following, span, size)
                     pending = push(times, codes, pending, time, code)

@@ -10,6 +10,7 @@ from stretto.schedule import Edge
 
 Sizes = Callable[[Edge], float]  # the bytes of a value; its micro-batch is an offset
 BUFFERED, RENDEZVOUS = "buffered", "rendezvous"
+LATE_DRAWS = 8  # simulations, each with another draw of late messages, that predictions average
 
 
 def no_bytes(edge: Edge) -> float:
@@ -25,29 +26,43 @@ class Link:
 
     A message begins to arrive `latency` after it was sent; this time occupies no lane. Pairs of workers whose links
     have the same name in `shared` share one link, and contend for it; without a name every pair, in each direction, has
-    its own. Raises UsageError for a time below 0.
+    its own. A share `late_share` of the messages, drawn at random, arrives `late_time` later: this is jitter. Raises
+    UsageError for a time below 0, and for a share that is none.
     """
 
     latency: float = 0.0
     seconds_per_byte: float = 0.0
     shared: str = ""
     gap: float = 0.0
+    late_share: float = 0.0
+    late_time: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("latency", self.latency), ("seconds_per_byte", self.seconds_per_byte), ("gap", self.gap)):
-            if not 0 <= value < math.inf:
-                raise UsageError(f"{name}={value:g} of a link: a time is 0 or more")
+        for name in ("latency", "seconds_per_byte", "gap", "late_time"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name}={getattr(self, name):g} of a link: a time is 0 or more")
+        if not 0 <= self.late_share <= 1:
+            raise UsageError(f"late_share={self.late_share:g} of a link: a share is from 0 to 1")
 
 
 @dataclass(frozen=True)
 class Network:
-    """The link from each worker to each other: `between[from, to]` if there is one, otherwise `link`."""
+    """The link from each worker to each other: `between[from, to]` if there is one, otherwise `link`.
+
+    `seed` decides which messages are late: the same seed, the same ones.
+    """
 
     link: Link = Link()
     between: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    seed: int = 0
 
     def __getitem__(self, pair: tuple[int, int]) -> Link:
         return self.between.get(pair, self.link)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether some messages are late."""
+        return any(link.late_share * link.late_time for link in (self.link, *self.between.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

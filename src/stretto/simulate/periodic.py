@@ -110,9 +110,12 @@ def simulate_periodic(
 
     The result equals that of simulating all turns with the same times, which are rounded so that their sums are exact
     (`engine.rounded`). All turns are simulated where nothing repeats soon enough, or where parts of the pipeline run at
-    different paces. Raises ScheduleError at a deadlock.
+    different paces, or where messages are late at random. Raises ScheduleError at a deadlock.
     """
     lowered = lower(schedule, rules, overlap=overlap)
+    if transport.network.is_late:
+        drawn = transfers(lowered, transport, turns)
+        return PeriodicTimeline(run_to_end(lowered, rules, turns, table_of(lowered, durations), drawn), None)
     table, transfer_times = rounded(
         turns + max(lowered.late), table_of(lowered, durations), transfers(lowered, transport)
     )

@@ -56,7 +56,7 @@ def simulate(
     table = np.array(times, np.float64).reshape(len(times), turns)
     if noise is not None:
         table = table * noise.factors(lowered, turns)
-    return run_to_end(lowered, rules, turns, table, transfers(lowered, transport))
+    return run_to_end(lowered, rules, turns, table, transfers(lowered, transport, turns))
 
 
 def run_to_end(lowered: Lowered, rules: Rules, turns: int, table: Floats, transfer_times: Transfers) -> Timeline:

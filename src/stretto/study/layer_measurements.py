@@ -34,14 +34,18 @@ LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
 
 
 def is_measurable(model: Costed, cluster: Cluster) -> bool:
-    """Whether `stretto plan` can measure the layers: the cluster is this machine, and their copies are small."""
+    """Whether `stretto plan` can measure the layers: the cluster is this machine, and their copies are small.
+
+    Not on unequal workers: a launcher has made them so, and the processes that measure are none of its.
+    """
     weights = sum(layer.parameter_bytes for layer in model.costs.layers)
     return is_here(cluster) and model.resolved is not None and weights <= LARGEST
 
 
 def is_here(cluster: Cluster) -> bool:
-    """Whether the cluster is this machine, as `stretto calibrate` has measured it."""
-    return cluster.name == platform.node() and len(cluster.groups) == 1 and cluster.groups[0].nodes == 1
+    """Whether the cluster is this machine, as `stretto calibrate` has measured it, with equal workers."""
+    here = cluster.name == platform.node() and len(cluster.groups) == 1 and cluster.groups[0].nodes == 1
+    return here and not cluster.is_uneven
 
 
 def with_measured_layers(

@@ -20,6 +20,7 @@ from stretto.files.temporary_folders import scratch
 from stretto.measure import Costs
 from stretto.options.given_objects import read_objects
 from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch
+from stretto.runtime.world import take_place
 from stretto.settings.runs import TrainSettings
 from stretto.study.disk_errors import FullDiskError
 from stretto.study.store import discard, refuse_busy
@@ -123,6 +124,7 @@ def listen(end: int, on_step: OnStep, done: threading.Event) -> None:
 def work(job: Job) -> None:
     """Make this process's part of a run."""
     read_objects(job.objects)
+    take_place(job.settings.placement)
     torch.set_num_threads(job.settings.threads)  # as in emulation, so that the numbers are the same
     with job.progress.open("w", encoding="ascii") as pipe:
         first, last = os.environ.get("RANK") == "0", 0.0

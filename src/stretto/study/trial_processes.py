@@ -167,11 +167,13 @@ def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
     """
     import torch
 
+    from stretto.runtime.world import take_place
     from stretto.study.first_batches import refuse_other_sizes
     from stretto.study.prepare import prepare, resolve
     from stretto.study.training_loop import training_batches
 
     requested = settings_of(training)
+    take_place(requested.placement)
     torch.set_num_threads(requested.threads)  # as train does in its processes
     prepared = prepare(resolve(requested), TIMEOUT)
     refuse_other_sizes(prepared)

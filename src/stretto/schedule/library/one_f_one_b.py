@@ -7,7 +7,13 @@ Time runs to the right, one row a worker, F = 1, B = 2, updates take no time; di
     1 .012....aa3bb4cc5dd.ee.ff..
     0 0123......aa4bb5cc.dd.ee.ff
 
-Bubble (S-1)/(M+S-1); stage s holds the activations of min(M, S-s) micro-batches.
+Bubble (S-1)/(M+S-1); stage s holds the activations of min(M, S-s) micro-batches. With one more forward before the first
+backward for each worker above (`ahead=1`) it holds min(M, 2(S-s)-1), and waits less for messages:
+
+    3 ...0aa1bb2cc3dd4ee5ff......
+    2 ..012.aa3bb4cc5dd.ee.ff....
+    1 .01234..aa5bb.cc.dd.ee.ff..
+    0 012345....aa.bb.cc.dd.ee.ff
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +27,8 @@ from stretto.schedule.schedule import Schedule
 T = TypeVar("T")
 
 
-def one_f_one_b(num_stages: int, num_workers: int, microbatches: int) -> Schedule:
-    """As many forwards ahead as there are workers above, then one forward and one backward in turn.
+def one_f_one_b(num_stages: int, num_workers: int, microbatches: int, ahead: int = 0) -> Schedule:
+    """As many forwards ahead as there are workers above, and `ahead` more for each; then one forward, one backward.
 
     Several stages on a worker run a micro-batch one after the other, forward ascending and backward descending.
     Raises UsageError for counts that cannot be.
@@ -32,7 +38,7 @@ def one_f_one_b(num_stages: int, num_workers: int, microbatches: int) -> Schedul
     def body(worker: int, stages: range) -> tuple[Action, ...]:
         ups = [forward(stages, m) for m in range(microbatches)]
         downs = [backward(stages, m) for m in range(microbatches)]
-        order = alternate(ups, downs, ahead=num_workers - 1 - worker)
+        order = alternate(ups, downs, (num_workers - 1 - worker) * (1 + ahead))
         return (*chain.from_iterable(order), *updates(stages, microbatches))
 
     cut = contiguous(num_stages, num_workers)

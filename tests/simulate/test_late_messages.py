@@ -1,0 +1,84 @@
+"""Messages that are late now and then, and forwards that run ahead against it."""
+
+from statistics import fmean
+
+import pytest
+
+from stretto.errors import UsageError
+from stretto.methods import method
+from stretto.schedule import check
+from stretto.simulate import Link, Network, simulate
+
+JITTER = Link(0.1, late_share=0.1, late_time=4.0)
+
+
+def makespan(name, stages, link, turns=1, seed=0, workers=None):
+    schedule, rules = method(name).plan(stages, workers)
+    return simulate(schedule, rules, turns, network=Network(link, seed=seed)).makespan
+
+
+def test_the_same_seed_makes_the_same_messages_late():
+    name = "1f1b(microbatches=8)"
+    seconds = [makespan(name, 4, JITTER, 5, seed) for seed in range(8)]
+    assert seconds == [makespan(name, 4, JITTER, 5, seed) for seed in range(8)]
+    assert len({*seconds}) > 4
+
+
+def test_more_turns_leave_the_first_ones_as_they_are():
+    schedule, rules = method("1f1b(microbatches=4)").plan(3)
+    few, many = (simulate(schedule, rules, turns, network=Network(JITTER, seed=3)) for turns in (3, 9))
+    assert few.spans == many.spans[: len(few.spans)]
+
+
+def test_all_late_is_a_longer_latency_and_none_late_is_none():
+    for name in ("1f1b(microbatches=5)", "pb", "gpipe(microbatches=3)"):
+        all_late = makespan(name, 3, Link(0.5, late_share=1.0, late_time=2.0), 4)
+        assert all_late == pytest.approx(makespan(name, 3, Link(2.5), 4))
+        assert makespan(name, 3, Link(0.5, late_share=0.0, late_time=2.0), 4) == makespan(name, 3, Link(0.5), 4)
+
+
+def test_the_share_of_late_messages():
+    """One message a turn upwards and one back, of which each makes a turn of the only micro-batch longer."""
+    turns, seeds = 200, range(20)
+    mean = fmean(makespan("1f1b(microbatches=1)", 2, JITTER, turns, seed) for seed in seeds) / turns
+    on_time = makespan("1f1b(microbatches=1)", 2, Link(0.1), turns) / turns
+    assert mean - on_time == pytest.approx(2 * 0.1 * 4.0, rel=0.05)
+
+
+def test_links_that_cannot_be():
+    with pytest.raises(UsageError, match="late_time=-1 of a link: a time is 0 or more"):
+        Link(late_share=0.5, late_time=-1)
+    with pytest.raises(UsageError, match="late_share=2 of a link: a share is from 0 to 1"):
+        Link(late_share=2)
+
+
+SHAPES = [(2, 4), (3, 8), (4, 6), (4, 16), (5, 5), (8, 24)]
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
+@pytest.mark.parametrize("latency", [0.0, 0.5, 2.0, 7.0])
+def test_running_ahead_is_never_slower_on_equal_stages(stages, microbatches, latency):
+    seconds = [
+        makespan(f"1f1b(microbatches={microbatches}, ahead={ahead})", stages, Link(latency)) for ahead in range(5)
+    ]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_running_ahead_holds_as_many_more():
+    """For each worker above, and no more than all micro-batches."""
+    for ahead in range(5):
+        schedule, rules = method(f"1f1b(microbatches=6, ahead={ahead})").plan(4)
+        check(schedule, rules)
+        assert simulate(schedule, rules, 1).peak_activations == tuple(
+            min(6, (3 - s) * (1 + ahead) + 1) for s in range(4)
+        )
+
+
+def test_running_ahead_pays_where_messages_are_late_now_and_then():
+    """One in ten messages late by more than a forward and a backward: 4 stages, 16 micro-batches, mean of 20 draws."""
+    means = [
+        fmean(makespan(f"1f1b(microbatches=16, ahead={ahead})", 4, JITTER, 6, seed) for seed in range(20))
+        for ahead in (0, 1, 2)
+    ]
+    assert means == sorted(means, reverse=True)
+    assert means[2] < 0.8 * means[0]
