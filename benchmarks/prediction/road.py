@@ -200,7 +200,7 @@ def remember(training: Mapping[str, Any], folder: Path) -> None:
 
 
 def evaluated(rows: Mapping[Case, Row]) -> dict[str, Any]:
-    """Predicted beside measured, and the figures that have bars."""
+    """Predicted beside measured seconds, and the figures that have bars."""
     known: dict[str, dict[str, Any]] = {}
     for case, row in rows.items():
         measured = statistics.median(row.seconds)
@@ -211,12 +211,9 @@ def evaluated(rows: Mapping[Case, Row]) -> dict[str, Any]:
             "error": row.predicted / measured - 1,
             "noise": another(row.seconds),
             "runs ms": [1e3 * seconds for seconds in row.seconds],
-            "predicted MB": row.bytes / 1e6,
-            "memory error": None if row.peak is None else row.bytes / row.peak - 1,
         }
     limited = [each for case, each in zip(rows, known.values(), strict=True) if case.configuration not in CHOICES]
     errors = [abs(each["error"]) for each in limited]
-    remembered = [abs(each["memory error"]) for each in limited if each["memory error"] is not None]
     networks = [[(case.configuration, row) for case, row in rows.items() if case.network == network]
                 for network in dict.fromkeys(case.network for case in rows)]  # fmt: skip
     return {"cases": known, "summary": {
@@ -224,10 +221,20 @@ def evaluated(rows: Mapping[Case, Row]) -> dict[str, Any]:
         "rank": statistics.fmean(map(rank, networks)),
         "regret": max(regret(each, "chosen") for each in networks),
         "regret of trials": max(regret(each, "tried") for each in networks),
-        "memory": max(remembered, default=0.0),
         "noise": statistics.fmean(each["noise"] for each in limited),
         "noise, worst": max(each["noise"] for each in limited),
     }}  # fmt: skip
+
+
+def remembered(rows: Mapping[Case, Row]) -> dict[str, Any]:
+    """Predicted beside measured bytes of the fullest worker."""
+    known: dict[str, dict[str, Any]] = {
+        str(case): {"way": row.way, "predicted MB": row.bytes / 1e6, "measured MB": row.peak / 1e6,
+                    "error": row.bytes / row.peak - 1}
+        for case, row in rows.items() if row.peak is not None
+    }  # fmt: skip
+    errors = [abs(each["error"]) for each in known.values()]
+    return {"cases": known, "summary": {"memory, mean": statistics.fmean(errors), "memory": max(errors)}}
 
 
 def another(seconds: Sequence[float]) -> float:
@@ -262,11 +269,11 @@ def say(text: str) -> None:
 def tell(result: Mapping[str, Any]) -> None:
     """Print the table and the summary."""
     for name, row in result["cases"].items():
-        bytes_told = "" if row["memory error"] is None else f"{row['memory error']:+7.1%}"
-        print(
-            f"{name:<34} {row['predicted ms']:9.2f} {row['measured ms']:9.2f} {row['error']:+7.1%} {row['noise']:6.1%}"
-            f" {bytes_told}  {row['way'] if name.split(', ')[-1] in CHOICES else ''}"
-        )
+        unit = "ms" if "measured ms" in row else "MB"
+        noise = f"{row['noise']:6.1%}" if "noise" in row else ""
+        chosen = row["way"] if name.split(", ")[-1] in CHOICES else ""
+        predicted, measured = row[f"predicted {unit}"], row[f"measured {unit}"]
+        print(f"{name:<34} {predicted:9.2f} {measured:9.2f} {row['error']:+7.1%} {noise} {chosen}")
     for case, reason in result["refused"].items():
         print(f"{case:<30} no plan: {reason}")
     for key, value in result["summary"].items():
@@ -282,12 +289,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a pattern that cases must match: network, configuration")
     parser.add_argument("--cluster", type=Path, help="a calibration of this machine; made anew unless it is given")
     parser.add_argument("--layers", default="auto", choices=("auto", "counted"), help="counted: by calibration alone")
-    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument(
+        "--memory", action="store_true", help="compare bytes instead of seconds, under torch's profiler"
+    )
     parser.add_argument("--out", type=Path, default=None)
     chosen = parser.parse_args()
     fork_server.prepare()
     networks = HELD_OUT if chosen.held_out else LOOKED_AT
-    out = chosen.out or HERE / ("road-held-out.json" if chosen.held_out else "road.json")
+    name = f"road{'-held-out' if chosen.held_out else ''}{'-memory' if chosen.memory else ''}.json"
+    out = chosen.out or HERE / name
     load, begin = os.getloadavg()[0], time.perf_counter()
     rows: dict[Case, Row] = {}
     refused: dict[str, str] = {}
@@ -306,11 +316,12 @@ def main() -> None:
                     rows, refused = rows | planned, refused | none
                 for case in [case for case in rows if case.network == network]:
                     say(f"round {turn + 1} of {chosen.rounds}: {case}")
-                    train(case, rows[case], words, folder)
-                    if turn == 0 and not chosen.no_memory:
+                    if chosen.memory:
                         rows[case].peak = memory(rows[case])
+                    else:
+                        train(case, rows[case], words, folder)
             facts = {"load when it began": load, "seconds": time.perf_counter() - begin, "rounds": turn + 1}
-            result = {"machine": facts, **evaluated(rows), "refused": refused}
+            result = {"machine": facts, **(remembered if chosen.memory else evaluated)(rows), "refused": refused}
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     tell(result)
 

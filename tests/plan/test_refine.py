@@ -12,7 +12,7 @@ from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.methods import method
 from stretto.plan import Problem, search
-from stretto.plan.refine import pricer_of, refined, terms
+from stretto.plan.refine import LaidOut, pricer_of, refined, terms
 
 WIDTH, BATCH = 32, 16
 METHODS = (
@@ -28,6 +28,10 @@ def calibrated(workers):
     link = Link(latency=2e-4, bandwidth=1e9, contention=1.1, send=3e-5, send_per_byte=1e-10, receive=7e-5)
     group = Group(nodes=1, workers=workers, device="d", within="l")
     return Cluster(name="c", groups=(group,), devices={"d": device}, links={"l": link})
+
+
+def pricer(plan, prices):
+    return pricer_of(plan, prices, LaidOut.of(plan, prices))
 
 
 def linear_problem(heads, *names):
@@ -127,9 +131,9 @@ def test_plans_run_ahead_of_late_messages_as_far_as_memory_allows():
     (best,) = refined([plan], found.prices)
     assert best.candidate.ahead > 0
     assert f"ahead={best.candidate.ahead}" in str(best.candidate)
-    usual = turn_seconds(pricer_of(plan, found.prices))
+    usual = turn_seconds(pricer(plan, found.prices))
     assert best.seconds < 0.95 * usual
-    assert best.seconds == turn_seconds(pricer_of(best, found.prices))  # the same draws in each call
+    assert best.seconds == turn_seconds(pricer(best, found.prices))  # the same draws in each call
     assert max(best.bytes) > max(plan.bytes)
     small = jittery_problem(jittery(2, max(plan.bytes) * 1.01))
     (fitting,) = refined(search(small).plans, search(small).prices)

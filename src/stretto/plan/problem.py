@@ -50,8 +50,8 @@ class Problem:
     processes that share weights, where they have been counted; others follow from `costs`. `ratios` are measured over
     predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`. With `all_workers`, every
     plan uses all workers. With `trained`, there are only plans that `stretto train` can run. Where workers differ,
-    plans choose among them and place processes, unless `places_workers` is false; else they take the first ones in their
-    order. Raises UsageError for values that no plan can have.
+    plans choose among them and place processes, unless `places_workers` is false; else they take the first ones in
+    their order. Raises UsageError for values that no plan can have.
     """
 
     costs: ModelCosts

@@ -4,14 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
+from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
-from stretto.methods import method
+from stretto.cost.worker_memory import peak_bytes
+from stretto.methods import Method, method
 from stretto.plan.branch_and_bound import Plan, bytes_of_workers
 from stretto.plan.candidate_costs import TERMS, Prices, StageTable
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import layer_parts
+from stretto.schedule import Rules, Schedule
 
 AHEAD = (1, 2, 3, 4, 6, 8)  # forwards that plans may run ahead for each worker above
 MOST = 4000  # actions of a turn; the simulation of so many takes no longer than a search
@@ -51,40 +55,86 @@ def actions(plan: Plan) -> int:
 
 
 def simulated(plan: Plan, prices: Prices) -> Plan:
-    """The plan with the simulated seconds of a turn in the long run."""
-    seconds = turn_seconds(pricer_of(plan, prices)) * prices.correction(plan.candidate)
+    """The plan with the simulated seconds of a turn in the long run, and the bytes of a walk through its actions."""
+    laid = LaidOut.of(plan, prices)
+    seconds = turn_seconds(pricer_of(plan, prices, laid)) * prices.correction(plan.candidate)
     ratio = seconds / plan.formula
     money = None if plan.money is None else plan.money * ratio
     value = plan.value if plan.value == max(plan.bytes) else plan.value * ratio
-    return replace(plan, seconds=seconds, value=value, money=money, simulated=True)
+    num_bytes = peaks(plan, prices, laid)
+    return replace(plan, seconds=seconds, value=value, money=money, bytes=num_bytes, simulated=True)
 
 
-def pricer_of(plan: Plan, prices: Prices) -> Pricer:
+class LaidOut(NamedTuple):
+    """A plan's method, schedule and rules, and the costs of its layers to each process that shares them.
+
+    `ends` are the stages' bounds, the loss in the last one; `heads` has the row of the head behind each stage.
+    """
+
+    chosen: Method
+    schedule: Schedule
+    rules: Rules
+    costs: ModelCosts
+    ends: Sequence[int]
+    tied: Mapping[tuple[int, int], float]
+    heads: Sequence[LayerCost | None]
+
+    @classmethod
+    def of(cls, plan: Plan, prices: Prices) -> "LaidOut":
+        """What a plan is laid out as."""
+        c, problem = plan.candidate, prices.problem
+        chosen, costs = method(str(c)), problem.costs
+        ends = [*plan.bounds[:-1], len(costs.layers)]
+        tied = costs.tied(ends)
+        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
+        sides = (*prices.sides, *[0] * (len(costs.layers) - len(prices.sides)))
+        counted = problem.tensor_costs.get(c.mesh.tensor)
+        shared = None if counted is None else counted.layers
+        rows = replace(
+            counted or costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides, shared))
+        )
+        has_head, heads = set(rules.reach.heads[:-1]), problem.heads_of(c.method)
+        behind = [heads[end - 1] if heads and s in has_head else None for s, end in enumerate(plan.bounds[1:])]
+        return cls(chosen, schedule, rules, rows, ends, tied, behind)
+
+
+def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
+    """The peak bytes of tensors on each worker of the pipeline, sharded among replicas as the plan says.
+
+    Those of closed forms where float32 masters are kept, which the walk does not know.
+    """
+    c, problem = plan.candidate, prices.problem
+    if problem.masters:
+        return plan.bytes
+    whole = peak_bytes(
+        laid.chosen, laid.schedule, laid.rules, laid.costs, laid.ends, c.examples,
+        optimizer=problem.optimizer, heads=laid.heads,
+    )  # fmt: skip
+    if c.shard == "none":
+        return whole
+    sizes, saved = prices.sizes(c.mesh.tensor, c.mesh.space, c.examples), [0.0] * c.pipeline
+    for s, (i, j) in enumerate(pairwise(plan.bounds)):
+        weights, gradients, state = (float(table[i, j]) for table in (sizes.parameters, sizes.gradients, sizes.state))
+        again = c.shard == "fully-shard(reshard=True)"
+        beside = 2 * float(sizes.largest[i, j]) - weights - gradients + gradients / c.mesh.data if again else 0.0
+        saved[c.worker_of(s)] += state - (weights + state) / c.mesh.data - beside
+    return tuple(num_bytes - less for num_bytes, less in zip(whole, saved, strict=True))
+
+
+def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     """The Pricer of a plan: as in `forecast`, with the communication of replicas and of parts of stages added."""
     c, problem = plan.candidate, prices.problem
-    workers, chosen, costs = prices.places_of(c).workers, method(str(c)), problem.costs
-    ends = [*plan.bounds[:-1], len(costs.layers)]  # the last stage holds the loss
-    tied = costs.tied(ends)
-    schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
-    sides = (*prices.sides, *[0] * (len(costs.layers) - len(prices.sides)))
-    counted = problem.tensor_costs.get(c.mesh.tensor)
-    shared = None if counted is None else counted.layers
-    rows = replace(
-        counted or costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides, shared))
-    )
-    has_head, heads = set(rules.reach.heads[:-1]), problem.heads_of(c.method)
+    workers = prices.places_of(c).workers
     times = stage_times(
-        rows, ends, problem.cluster, c.examples * len(workers.ranks[0]),
-        workers=[workers.ranks[schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
-        optimizer=problem.optimizer,
-        heads=[heads[end - 1] if heads and s in has_head else None for s, end in enumerate(plan.bounds[1:])],
-        silent=silent(rules, c.stages),
+        laid.costs, laid.ends, problem.cluster, c.examples * len(workers.ranks[0]),
+        workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
+        optimizer=problem.optimizer, heads=laid.heads, silent=silent(laid.rules, c.stages),
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
     stages = [
         with_parts(seconds, table, c, masters=problem.masters) for seconds, table in zip(times, tables, strict=True)
     ]
-    return Pricer(chosen, schedule, rules, workers, stages, tied)
+    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.tied)
 
 
 def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, masters: bool) -> StageTimes:
@@ -108,7 +158,7 @@ def terms(plan: Plan, prices: Prices) -> Mapping[str, float]:
     """
     if not plan.simulated:
         return prices.terms(plan.candidate, plan.bounds)
-    pricer = pricer_of(plan, prices)
+    pricer = pricer_of(plan, prices, LaidOut.of(plan, prices))
     without_messages = turn_seconds(replace(pricer, workers=pricer.workers.silent))
     stages = prices.stages_at(plan.candidate, plan.bounds)
     workloads = [work_terms(worker, pricer, stages) for worker in range(pricer.workers.number)]
