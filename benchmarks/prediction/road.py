@@ -1,6 +1,6 @@
 """What `stretto plan` promises beside what `stretto train --plan` takes, as a user meets both: see README.md here.
 
-OMP_NUM_THREADS=1 python benchmarks/prediction/road.py [--held-out] [--rounds 3] [--only PATTERN] [--layers counted]
+OMP_NUM_THREADS=1 python benchmarks/prediction/road.py [--held-out] [--rounds 3] [--only PATTERN] [--memory]
     [--out road.json]
 """
 
@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import statistics
@@ -101,10 +102,15 @@ class Case(NamedTuple):
 
 @dataclass
 class Row:
-    """What was promised of a case, and what runs took; bytes of the fullest worker. `way` is what a choice chose."""
+    """What was promised of a case, and what runs took; bytes of the fullest worker. `way` is what a choice chose.
+
+    `layers` is what measured layers promise without whole steps, `rates` what the calibration promises alone.
+    """
 
     file: Path
     predicted: float
+    layers: float
+    rates: float
     bytes: float
     doubts: Sequence[str]
     way: str
@@ -139,23 +145,28 @@ def promised(
     rows: dict[Case, Row] = {}
     refused = {}
     limited = {name: [*options_of(limits), "--all-workers"] for name, limits in CONFIGURATIONS.items()}
-    for name, options in (limited | CHOICES).items():
+    for name, options in (limited if chosen.memory else limited | CHOICES).items():
         case = Case(network, name)
         if not re.search(chosen.only, str(case)):
             continue
         file = folder / f"{network} {name}.toml"
-        status, told, said = in_this_process(
-            "plan", *words, *options, "--workers", 1 if name == "one worker" else 2, "--layers", chosen.layers,
-            "--cluster", folder / "cluster.toml", "--out", file, "--json",
-        )  # fmt: skip
+        workers = 1 if name == "one worker" else 2
+        asked = ["plan", *words, *options, "--workers", workers, "--cluster", folder / "cluster.toml", "--json"]
+        asked += ["--layers", "counted"] if chosen.memory else []  # times do not matter
+        status, told, said = in_this_process(*asked, "--out", file)
         if status:
             refused[str(case)] = said.strip()
             continue
         facts = json.loads(told)
         predicted = facts.get("measured_seconds", facts["predicted_seconds"])
+        layers = facts["predicted_seconds"] / math.prod(facts["corrections"].values())
+        rates = layers
+        if name not in CHOICES and not chosen.memory:
+            _, told, _ = in_this_process(*asked, "--layers", "counted", "--out", folder / "counted.toml")
+            rates = json.loads(told)["predicted_seconds"]
         axes = "pipeline {pipeline}, data {data}, tensor {tensor}, space {space}, {sharding}".format(**facts["chosen"])
         way = f"{facts['chosen']['method']}, {axes}"
-        rows[case] = Row(file, predicted, max(facts["predicted_bytes"]), facts["doubts"], way)
+        rows[case] = Row(file, predicted, layers, rates, max(facts["predicted_bytes"]), facts["doubts"], way)
         say(f"planned: {case}")
     return rows, refused
 
@@ -209,6 +220,8 @@ def evaluated(rows: Mapping[Case, Row]) -> dict[str, Any]:
             "predicted ms": 1e3 * row.predicted,
             "measured ms": 1e3 * measured,
             "error": row.predicted / measured - 1,
+            "error without whole steps": row.layers / measured - 1,
+            "error of rates": row.rates / measured - 1,
             "noise": another(row.seconds),
             "runs ms": [1e3 * seconds for seconds in row.seconds],
         }
@@ -217,6 +230,8 @@ def evaluated(rows: Mapping[Case, Row]) -> dict[str, Any]:
     networks = [[(case.configuration, row) for case, row in rows.items() if case.network == network]
                 for network in dict.fromkeys(case.network for case in rows)]  # fmt: skip
     return {"cases": known, "summary": {
+        "mean of rates": statistics.fmean(abs(each["error of rates"]) for each in limited),
+        "mean without whole steps": statistics.fmean(abs(each["error without whole steps"]) for each in limited),
         "mean": statistics.fmean(errors), "median": statistics.median(errors), "worst": max(errors),
         "rank": statistics.fmean(map(rank, networks)),
         "regret": max(regret(each, "chosen") for each in networks),
@@ -279,7 +294,7 @@ def tell(result: Mapping[str, Any]) -> None:
     for key, value in result["summary"].items():
         bar = BARS.get(key)
         met = "" if bar is None else f"bar {bar:g}: {'met' if (value >= bar) == (key == 'rank') else 'MISSED'}"
-        print(f"{key:<16} {value:.3f}  {met}")
+        print(f"{key:<24} {value:.3f}  {met}")
 
 
 def main() -> None:
@@ -288,7 +303,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, choices=range(1, 20), metavar="1..19")
     parser.add_argument("--only", default="", help="a pattern that cases must match: network, configuration")
     parser.add_argument("--cluster", type=Path, help="a calibration of this machine; made anew unless it is given")
-    parser.add_argument("--layers", default="auto", choices=("auto", "counted"), help="counted: by calibration alone")
     parser.add_argument(
         "--memory", action="store_true", help="compare bytes instead of seconds, under torch's profiler"
     )

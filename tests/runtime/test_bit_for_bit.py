@@ -98,9 +98,11 @@ def test_a_stage_given_as_a_function_is_built_only_where_it_lives():
 
 def test_each_process_needs_only_the_data_that_it_reads():
     told = launch(2, "runtime.scripts:parted_data", "1f1b")
-    *wanted, weights = scripts.parted_data("1f1b", workers=2)
+    *wanted, weights, pace = scripts.parted_data("1f1b", workers=2)
     assert all(list(each[:2]) == wanted for each in told)
     assert same(told[0][2], weights)
+    assert pace == 1.0
+    assert [each[3] for each in told] == [2.0, 2.0], "the first process knows that of the slowest"
 
 
 def test_a_checkpoint_goes_on_with_any_number_of_workers(tmp_path):

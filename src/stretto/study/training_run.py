@@ -243,7 +243,7 @@ def run_json(
 
 
 def make_record(prepared: Prepared, costs: Costs, progress: Progress) -> Record:
-    """The record of the run, as the report and `--json` show it."""
+    """The record of the run, as the report and `--json` show it; a collective, as the slowest process sets the pace."""
     settings, steps = prepared.settings, progress.steps
     steady = progress.step_seconds[known(settings.stages) :]  # with a full pipeline
     rate = {} if settings.lr is None else {"lr": settings.lr}
@@ -262,7 +262,7 @@ def make_record(prepared: Prepared, costs: Costs, progress: Progress) -> Record:
         total_flops=steps * known(settings.batch_size) * costs.total,
         serial_flops=costs.serial_after(steps),
         seconds=sum(progress.step_seconds),
-        seconds_per_step=statistics.median(steady or progress.step_seconds),
+        seconds_per_step=prepared.trainer.slowest(statistics.median(steady or progress.step_seconds)),
         device=name_of(prepared.trainer.device),
         threads=torch.get_num_threads(),
         higher_is_better=tuple(name for name, _, higher in named if higher),

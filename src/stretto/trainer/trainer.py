@@ -638,6 +638,16 @@ class Trainer:
             told = self._backend.collect(torch.tensor(-1 if most is None else most))
         return [int(each) for each in told] if told else None
 
+    def slowest(self, seconds: float) -> float:
+        """The most seconds that a process gives, on rank 0; its own elsewhere. A collective.
+
+        Where stages do not wait for the ones above them, the first process alone may be fast: it runs ahead.
+        """
+        self._pause()
+        with self._backend.together():
+            told = self._backend.collect(torch.tensor(seconds, dtype=torch.float64))
+        return max((float(each) for each in told), default=seconds)
+
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
 
