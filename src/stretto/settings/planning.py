@@ -69,9 +69,10 @@ class PlanSettings:
     microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of micro-batches to choose from."""
     layers: str = "auto"
-    """Seconds of layers: measured among processes of this machine, which takes some seconds, or counted, by the
-    cluster's rates; auto measures where the cluster is this machine, once for a model and a calibration, and keeps it
-    beside the cluster's file (cluster.layers.json)."""
+    """Seconds of layers, and of whole steps on each axis: measured among processes of this machine, which takes half a
+    minute, or counted, by the rates of a calibration. auto measures where the cluster is this machine, once for each
+    calibration, and keeps it beside the cluster's file (cluster.layers.json, cluster.steps.json); measured does so
+    anew."""
     objective: str = "step"
     """step (time an example), money, memory, or loss (time to a loss: needs --critical-batch, or --measured)."""
     critical_batch: Annotated[float | None, NUMBER] = None
