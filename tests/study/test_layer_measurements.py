@@ -70,7 +70,7 @@ def test_layers_are_measured_once_and_cut_ones_follow(here, model, monkeypatch):
 
 def test_other_machines_cannot_be_measured_on_demand(capsys):
     assert main(["plan", "--model", "mlp", "--cluster", "16-workstations", "--layers", "measured"]) == 2
-    assert "is another one, or stretto train cannot" in capsys.readouterr().err
+    assert "is another one or has unequal workers, or stretto train cannot" in capsys.readouterr().err
     assert main(["plan", "--model", "mlp", "--cluster", "16-workstations", "--layers", "guessed"]) == 2
     assert "Choose from auto, counted, measured" in capsys.readouterr().err
 
