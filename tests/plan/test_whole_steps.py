@@ -11,7 +11,7 @@ from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.refine import refined, terms
 from stretto.plan.ways import WAYS, correction, ways_of
-from stretto.plan.whole_steps import probes, side_by_side
+from stretto.plan.whole_steps import memory_groups, probes
 
 RATIOS = {way: 1 + number / 8 for number, way in enumerate(WAYS)}
 
@@ -80,9 +80,9 @@ SHARDINGS = ("fully-shard", "fully-shard(reshard=True)")
 def test_what_does_not_fit_beside_others_is_measured_after_them():
     plans = probes(linear_problem(None, "1f1b").but(batch_sizes=(12,)), 3)
     needed = {way: max(plan.bytes) for way, plan in plans.items()}
-    assert [list(group) for group in side_by_side(plans, sum(needed.values()))] == [list(plans)]
-    assert [list(group) for group in side_by_side(plans, 1.0)] == [[way] for way in plans]
-    halves = side_by_side(plans, sum(needed.values()) / 2)
+    assert [list(group) for group in memory_groups(plans, sum(needed.values()))] == [list(plans)]
+    assert [list(group) for group in memory_groups(plans, 1.0)] == [[way] for way in plans]
+    halves = memory_groups(plans, sum(needed.values()) / 2)
     assert len(halves) > 1
     assert [way for group in halves for way in group] == list(plans)
     assert all(sum(needed[way] for way in group) <= sum(needed.values()) / 2 for group in halves)

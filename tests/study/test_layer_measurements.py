@@ -1,12 +1,10 @@
 """Layers measured for a plan: which sizes, where, once for a calibration, and what a damaged file says."""
 
 import json
-import platform
 
 import pytest
 import torch
 
-from cluster_text import cluster_text
 from stretto.cli.program import main
 from stretto.cost import find_cluster
 from stretto.cost.layer_table import Affine, Measured
@@ -14,19 +12,6 @@ from stretto.errors import UsageError
 from stretto.study import layer_measurements
 from stretto.study.layer_measurements import is_measurable, read, repeated, sizes_of, with_measured_layers
 from stretto.study.model_costs import costed
-
-
-@pytest.fixture
-def here(tmp_path):
-    """A cluster file of this machine."""
-    file = tmp_path / "cluster.toml"
-    file.write_text(cluster_text(platform.node()))
-    return file
-
-
-@pytest.fixture(scope="module")
-def model():
-    return costed("mlp", {}, "digits", {}, "sgd", sharing=(2,))
 
 
 def test_sizes_are_a_minibatch_and_parts_of_it():

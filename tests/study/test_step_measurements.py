@@ -1,32 +1,16 @@
 """Whole steps measured for a plan: once for a calibration, together, and what is said of those that fail."""
 
 import json
-import platform
 
 import pytest
 
-from cluster_text import cluster_text
 from stretto.cli.program import main
 from stretto.cost import find_cluster
 from stretto.errors import UsageError
 from stretto.plan import Problem, search
 from stretto.plan.trials import TrialFailedError
-from stretto.study import step_measurements
-from stretto.study.model_costs import costed
+from stretto.study import plan_trials
 from stretto.study.step_measurements import ROUNDS, read, with_measured_steps
-
-
-@pytest.fixture
-def here(tmp_path):
-    """A cluster file of this machine."""
-    file = tmp_path / "cluster.toml"
-    file.write_text(cluster_text(platform.node()))
-    return file
-
-
-@pytest.fixture(scope="module")
-def model():
-    return costed("mlp", {}, "digits", {}, "sgd", sharing=(2,))
 
 
 @pytest.fixture
@@ -55,7 +39,7 @@ def groups(monkeypatch):
             asked.append(("turn", self.name))
             return 0.01 * len([each for each in asked if each == ("turn", self.name)])
 
-    monkeypatch.setattr(step_measurements, "TrialGroup", Group)
+    monkeypatch.setattr(plan_trials, "TrialGroup", Group)
     return asked
 
 

@@ -8,8 +8,8 @@ from cyclopts import Parameter
 from stretto.cli.output import print_json
 from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of
 from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
-from stretto.cli.plan_trials import check_trials, rising, tried_or_kept
-from stretto.cli.progress import progress
+from stretto.cli.plan_trials import check_trials, tried_or_kept
+from stretto.cli.progress import progress, rising
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
 from stretto.options.checks import one_of
@@ -98,13 +98,12 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
     """What the model costs, heads included if some method has any, and parts of it that workers may share."""
     from stretto.plan.planned_methods import names_of, planned
     from stretto.settings.runs import DEFAULTS
-    from stretto.study.layer_measurements import is_here
     from stretto.study.model_costs import costed
 
     model = settings.model
     usual = DEFAULTS[model].data if model in DEFAULTS else None
     heads = {planned(name).method.head: None for name in names_of(methods) if planned(name).family == "local"}
-    if settings.layers != "counted" and is_here(cluster):  # steps with heads are measured whatever the methods are
+    if measures_on(cluster, settings):  # steps with heads are measured whatever the methods are
         heads |= {"auto": None}
     return costed(
         model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
@@ -126,7 +125,7 @@ def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, 
             f"measured, and cluster {cluster.name!r} is another one or has unequal workers, or stretto train cannot "
             "train the model"
         )
-    if settings.layers == "counted" or not measurable:
+    if not (measures_on(cluster, settings) and measurable):
         return model
     batch = largest_batch(settings, model)
     with progress("measuring layers", 1 + BLOCKS, silent=silent) as bar:
@@ -141,7 +140,7 @@ def with_steps(problem: "Problem", model: "Costed", settings: PlanSettings, *, s
     from stretto.study.layer_measurements import is_measurable, key_of
     from stretto.study.step_measurements import ROUNDS, with_measured_steps
 
-    if settings.layers == "counted" or not is_measurable(model, problem.cluster):
+    if not (measures_on(problem.cluster, settings) and is_measurable(model, problem.cluster)):
         return problem
     assert model.trained is not None, "what can be measured can be trained"
     fork_server.prepare()
@@ -149,6 +148,13 @@ def with_steps(problem: "Problem", model: "Costed", settings: PlanSettings, *, s
     with progress("measuring steps", ROUNDS, silent=silent) as bar:
         file, anew = file_beside(settings.cluster or "", ".steps.json"), settings.layers == "measured"
         return with_measured_steps(problem, model.trained, key, rising(bar.advance, ROUNDS), file=file, anew=anew)
+
+
+def measures_on(cluster: "Cluster", settings: PlanSettings) -> bool:
+    """Whether a plan for the cluster measures models on this machine, those that it can."""
+    from stretto.study.layer_measurements import is_here
+
+    return settings.layers != "counted" and is_here(cluster)
 
 
 def largest_batch(settings: PlanSettings, model: "Costed") -> int:
@@ -162,7 +168,8 @@ def sharing_workers(settings: PlanSettings, cluster: "Cluster") -> tuple[int, ..
 
     workers = settings.workers or cluster.num_workers
     fitting = (parts for parts in usual_tensors(cluster) if workers % parts == 0)
-    measured = (cluster.num_workers,) if cluster.num_workers in usual_tensors(cluster) else ()
+    steps_on = cluster.num_workers  # of which steps are measured, whatever the choices are
+    measured = (steps_on,) if measures_on(cluster, settings) and steps_on in usual_tensors(cluster) else ()
     return tuple(dict.fromkeys(parts for parts in (*(settings.tensor or fitting), *measured) if parts > 1))
 
 

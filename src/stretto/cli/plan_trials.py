@@ -1,13 +1,13 @@
 """stretto plan --try: plans that are trained for some seconds before one is chosen, and what is kept of that."""
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import aligned, check_file, writing_to
-from stretto.cli.progress import progress
+from stretto.cli.progress import progress, rising
 from stretto.errors import UsageError
 from stretto.settings.planning import PlanSettings
 
@@ -106,19 +106,6 @@ def tried(
             keep(file, key_of(problem, settings.objective, model), about | record)
         facts["tried_file"] = str(file)
     return Choice(found.outcome.chosen.plan, found.measured, facts)
-
-
-def rising(advance: Callable[[int], object], most: int) -> Callable[[int], None]:
-    """Call `advance` with what is new of a number that rises up to `most`, wherever a larger one is told."""
-    done = 0
-
-    def tell(number: int) -> None:
-        nonlocal done
-        if (now := min(number, most)) > done:
-            advance(now - done)
-            done = now
-
-    return tell
 
 
 def kept(

@@ -1,7 +1,7 @@
 """Progress on stderr: a live bar where there is a terminal, a line now and then where there is none."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -87,3 +87,16 @@ def progress(title: str, total: int, *, done: int = 0, silent: bool = False) -> 
                     bar.update(task, note=text)
 
             yield Bar()
+
+
+def rising(advance: Callable[[int], object], most: int) -> Callable[[int], None]:
+    """Call `advance` with what is new of a number that rises up to `most`, wherever a larger one is told."""
+    done = 0
+
+    def tell(number: int) -> None:
+        nonlocal done
+        if (now := min(number, most)) > done:
+            advance(now - done)
+            done = now
+
+    return tell

@@ -19,6 +19,7 @@ from stretto.cost.collective import GRADIENTS, HALO, RESHARDING, SHARDING, TENSO
 from stretto.measure.fit import fit
 from stretto.measure.messages import agreed, reduced, seconds
 from stretto.measure.overhead import optimizer
+from stretto.measure.sample_work import SampleWork
 from stretto.mesh import Mesh
 from stretto.parallel.operator.axis import Axis
 from stretto.replicas.agreement import GradientSum
@@ -76,16 +77,8 @@ class BesideWork:
 
     def __init__(self, group: dist.ProcessGroup, blocks: int) -> None:
         self._group, self._blocks = group, blocks
-        self._layers = nn.Sequential(nn.Linear(192, 384), nn.GELU(), nn.Linear(384, 192), nn.LayerNorm(192))
-        self._x = torch.randn(64, 192)
-        self._work(10)
-        self._number = max(1, round(WORK / agreed(group, seconds(partial(self._work, 20)) / 20)))
-
-    def _work(self, number: int) -> None:
-        # Forwards and backwards, which use memory and caches as training does: products alone are too regular.
-        for _ in range(number):
-            self._layers.zero_grad()
-            self._layers(self._x).sum().backward()
+        self._work = SampleWork()
+        self._number = self._work.number_in(WORK, group, trials=20)
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Seconds that the call adds to a round, the median over blocks, of the mean over processes."""

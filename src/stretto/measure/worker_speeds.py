@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from stretto.measure.messages import agreed, seconds
+from stretto.measure.messages import seconds
+from stretto.measure.sample_work import SampleWork
 
 ROUND, QUICK_ROUND = 0.25, 0.1  # seconds of a round
 DIFFERENT = 1.15  # times as long as the fastest worker: from here on a worker is slower
@@ -28,17 +28,9 @@ class SpeedRounds:
 
     def __init__(self, group: dist.ProcessGroup, *, quick: bool) -> None:
         self._group = group
-        self._layers = nn.Sequential(nn.Linear(192, 384), nn.GELU(), nn.Linear(384, 192), nn.LayerNorm(192))
-        self._x = torch.randn(64, 192)
         self._times: list[tuple[float, ...]] = []
-        self._work(10)
-        one = agreed(group, seconds(partial(self._work, 50)) / 50)
-        self._number = max(1, round((QUICK_ROUND if quick else ROUND) / one))
-
-    def _work(self, number: int) -> None:
-        for _ in range(number):
-            self._layers.zero_grad()
-            self._layers(self._x).sum().backward()
+        self._work = SampleWork()
+        self._number = self._work.number_in(QUICK_ROUND if quick else ROUND, group, trials=50)
 
     def measure(self) -> None:
         """Measure a round; all processes must come here."""

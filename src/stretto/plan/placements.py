@@ -5,7 +5,7 @@ ones every placement is tried that may take another time, up to MANY arrangement
 kind stay together: kinds in every order, filled in replica by replica, or stage by stage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, permutations
 
 from stretto.cost.cluster import Cluster
@@ -23,21 +23,21 @@ def placements(cluster: Cluster, mesh: Mesh, pipeline: int) -> tuple[Workers, ..
     """The placements to try for pipelines of `pipeline` workers, those in order first."""
     if not cluster.is_uneven:
         return (IN_ORDER,)
-    size = Placement(mesh, pipeline).size
-    listed = list(islice(arrangements(cluster, size), MANY + 1))
-    if len(listed) <= MANY:
-        distinct = different(listed, cluster, mesh, pipeline)
-        if len(distinct) <= FEW:
-            return distinct
-    return different(list(by_kinds(cluster, mesh, pipeline)), cluster, mesh, pipeline)
+    return every(cluster, mesh, pipeline) or different(by_kinds(cluster, mesh, pipeline), cluster, mesh, pipeline)
 
 
 def is_exhaustive(cluster: Cluster, mesh: Mesh, pipeline: int) -> bool:
     """Whether `placements` has every placement that may take another time."""
-    if not cluster.is_uneven:
-        return False
+    return cluster.is_uneven and every(cluster, mesh, pipeline) is not None
+
+
+def every(cluster: Cluster, mesh: Mesh, pipeline: int) -> tuple[Workers, ...] | None:
+    """Every placement that may take another time; None if there are too many."""
     listed = list(islice(arrangements(cluster, Placement(mesh, pipeline).size), MANY + 1))
-    return len(listed) <= MANY and len(different(listed, cluster, mesh, pipeline)) <= FEW
+    if len(listed) > MANY:
+        return None
+    distinct = different(listed, cluster, mesh, pipeline)
+    return distinct if len(distinct) <= FEW else None
 
 
 def arrangements(cluster: Cluster, size: int, taken: Workers = ()) -> Iterator[Workers]:
@@ -74,7 +74,7 @@ def by_kinds(cluster: Cluster, mesh: Mesh, pipeline: int) -> Iterator[Workers]:
         yield tuple(worker_of[rank] for rank in range(placement.size))
 
 
-def different(listed: list[Workers], cluster: Cluster, mesh: Mesh, pipeline: int) -> tuple[Workers, ...]:
+def different(listed: Iterable[Workers], cluster: Cluster, mesh: Mesh, pipeline: int) -> tuple[Workers, ...]:
     """Of placements with the same devices and links, the first one."""
     first: dict[object, Workers] = {}
     for workers in listed:

@@ -112,13 +112,11 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
     )  # fmt: skip
     if c.shard == "none":
         return whole
-    sizes, saved = prices.sizes(c.mesh.tensor, c.mesh.space, c.examples), [0.0] * c.pipeline
-    for s, (i, j) in enumerate(pairwise(plan.bounds)):
-        weights, gradients, state = (float(table[i, j]) for table in (sizes.parameters, sizes.gradients, sizes.state))
-        again = c.shard == "fully-shard(reshard=True)"
-        beside = 2 * float(sizes.largest[i, j]) - weights - gradients + gradients / c.mesh.data if again else 0.0
-        saved[c.worker_of(s)] += state - (weights + state) / c.mesh.data - beside
-    return tuple(num_bytes - less for num_bytes, less in zip(whole, saved, strict=True))
+    peak = list(whole)
+    replicated = prices.stages_at(c._replace(shard="none"), plan.bounds)
+    for s, (one, sharded) in enumerate(zip(replicated, prices.stages_at(c, plan.bounds), strict=True)):
+        peak[c.worker_of(s)] -= float(one.static_bytes - sharded.static_bytes)
+    return tuple(peak)
 
 
 def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:

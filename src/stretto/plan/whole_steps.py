@@ -54,7 +54,7 @@ def nearest(fitting: list[Candidate], way: str, workers: int) -> Candidate | Non
     return min(same, key=lambda c: (abs(c.microbatches - wanted), c.stages), default=None)
 
 
-def side_by_side(plans: Mapping[str, Plan], memory: float) -> list[dict[str, Plan]]:
+def memory_groups(plans: Mapping[str, Plan], memory: float) -> list[dict[str, Plan]]:
     """The plans in groups that fit beside each other into the memory of a worker, in bytes."""
     groups: list[dict[str, Plan]] = [{}]
     free = memory

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,23 +88,28 @@ def try_plans(trials: Sequence[Trial], trained: Mapping[str, Any], on_round: Cal
     begin = time.perf_counter()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     remarks = doubts(max(trial.plan.candidate.workers for trial in trials), load or 0.0)
-    groups: dict[Trial, TrialGroup] = {}
 
     def turn(trial: Trial) -> float:
         on_round(1 + len(trial.choosing) + len(trial.reporting))
         return groups[trial].turn()
 
+    with ready(trials, trained) as groups:
+        outcome = contest(trials, turn)
+    return Tried(outcome, time.perf_counter() - begin, remarks, load)
+
+
+@contextlib.contextmanager
+def ready(trials: Sequence[Trial], trained: Mapping[str, Any]) -> Iterator[Mapping[Trial, TrialGroup]]:
+    """The processes of each trial that has not failed, with full pipelines; marks the trials whose processes fail."""
     with contextlib.ExitStack() as stack:
-        for trial in whole(trials):
-            groups[trial] = stack.enter_context(TrialGroup(training(trial.plan, trained)))
+        groups = {trial: stack.enter_context(TrialGroup(training(trial.plan, trained))) for trial in whole(trials)}
         for step in (TrialGroup.await_ready, TrialGroup.fill):
             for trial in whole(trials):
                 try:
                     step(groups[trial])
                 except TrialFailedError as error:
                     trial.failure = f"{error}"
-        outcome = contest(trials, turn)
-    return Tried(outcome, time.perf_counter() - begin, remarks, load)
+        yield groups
 
 
 def doubts(workers: int, load: float) -> tuple[str, ...]:

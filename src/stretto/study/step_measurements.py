@@ -1,6 +1,5 @@
 """Whole steps measured on this machine, of one plan for each way to divide the work; see `stretto.plan.whole_steps`."""
 
-import contextlib
 import os
 import statistics
 from collections.abc import Callable, Mapping
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stretto.plan import Plan, Problem, beside_cluster
-from stretto.plan.plan_file import training
-from stretto.plan.trials import TrialFailedError
+from stretto.plan.trials import Trial, play, whole
 from stretto.plan.tried_file import row
-from stretto.plan.whole_steps import probes, side_by_side
+from stretto.plan.whole_steps import memory_groups, probes
+from stretto.study.plan_trials import ready
 from stretto.study.trial_processes import TrialGroup
 
 ROUNDS = 6  # turns of each plan, by turns with the others; in the first the processes warm up
@@ -64,42 +63,21 @@ def measured(
     `tell` is called with the number of rounds that have ended.
     """
     found: dict[str, dict[str, Any]] = {}
-    groups = side_by_side(plans, memory)
-    for number, together in enumerate(groups):
+    together = memory_groups(plans, memory)
+    for number, group in enumerate(together):
+        trials = {way: Trial(plan) for way, plan in group.items()}
+        with ready([*trials.values()], trained) as processes:
 
-        def on_round(done: int, before: int = number) -> None:
-            tell((before * ROUNDS + done) // len(groups))
+            def turn(trial: Trial, of: Mapping[Trial, TrialGroup] = processes) -> float:
+                return of[trial].turn()
 
-        turns, failures = taken(together, trained, on_round)
-        for way, plan in together.items():
-            seconds = None if way in failures else statistics.median(turns[way][1:])
-            found[way] = {"plan": identity(plan), "seconds": seconds, "failure": failures.get(way, "")}
+            for done in range(1, ROUNDS + 1):
+                play(whole([*trials.values()]), turn, number=0)
+                tell((number * ROUNDS + done) // len(together))
+        for way, trial in trials.items():
+            seconds = None if trial.failure else statistics.median(trial.choosing[1:])
+            found[way] = {"plan": identity(trial.plan), "seconds": seconds, "failure": trial.failure}
     return found
-
-
-def taken(
-    plans: Mapping[str, Plan], trained: Mapping[str, Any], on_round: Callable[[int], object]
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """The seconds of a step in each turn of each plan, and why some cannot be trained."""
-    turns: dict[str, list[float]] = {way: [] for way in plans}
-    failures: dict[str, str] = {}
-
-    def each(act: Callable[[str], object]) -> None:
-        for way in plans:
-            if way not in failures:
-                try:
-                    act(way)
-                except TrialFailedError as error:
-                    failures[way] = f"{error}"
-
-    with contextlib.ExitStack() as stack:
-        groups = {way: stack.enter_context(TrialGroup(training(plan, trained))) for way, plan in plans.items()}
-        each(lambda way: groups[way].await_ready())
-        each(lambda way: groups[way].fill())
-        for number in range(ROUNDS):
-            each(lambda way: turns[way].append(groups[way].turn()))
-            on_round(number + 1)
-    return turns, failures
 
 
 def read(file: Path) -> dict[str, Any]:
