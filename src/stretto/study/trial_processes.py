@@ -224,7 +224,8 @@ def count_bytes(pipe: Connection, training: Mapping[str, Any]) -> None:
     with peak_memory() as peak:
         prepared = prepare(settings, TIMEOUT)
         batches = training_batches(prepared)
-        with prepared.trainer.together():
-            for _ in range(round(filling(settings)) + 1):
-                prepared.trainer.step(*next(batches))
+        for _ in range(round(filling(settings)) + 1):
+            prepared.trainer.step(*next(batches))
     pipe.send((float(peak.bytes), ""))
+    with contextlib.suppress(EOFError):  # others may still need what this process has to say
+        pipe.recv()
