@@ -25,7 +25,7 @@ class Dropout(nn.Dropout):
         """Drop elements in training."""
         if not self.training or self.p == 0:
             return x
-        dropped, _ = torch.native_dropout(x, self.p, True)
+        dropped: Tensor = torch.native_dropout(x, self.p, True)[0]
         return dropped
 
 
@@ -55,7 +55,7 @@ class CoreAttention(nn.Module):
         mask = self.mask[:length, :length]
         scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=head_width**-0.5)
         mixed = torch.bmm(self.dropout(scores.softmax(-1)), values)
-        return mixed.unflatten(0, query.shape[:2]).transpose(1, 2).flatten(2)
+        return mixed.view(*query.shape[:2], length, head_width).transpose(1, 2).flatten(2)
 
 
 class FusedAttention(nn.Module):
