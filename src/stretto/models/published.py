@@ -1,20 +1,19 @@
-"""Published networks to plan for, by name: sizes of `stretto.models.families`, and GPT-3 as it was."""
+"""Networks to plan for without data, by name: families with options, and published sizes without any.
+
+Some families have the name of a model that trains, whose shapes are those of a data set. Of such a name an option that
+the model lacks, which the data set would say (`side`, `classes`), asks for the network without data.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from stretto.errors import UsageError, nearest
-from stretto.models.families import alexnet, resnet, vgg
+from stretto.models.families import FAMILIES, alexnet, family_member, resnet, vgg
 from stretto.models.published_network import PublishedNetwork, token_loss, tokens
+from stretto.models.table import MODELS
 from stretto.models.transformer import language_model
 from stretto.options.checks import is_among, shown
-
-
-def published(name: str) -> PublishedNetwork:
-    """The published network of this name. Raises UsageError for an unknown one."""
-    if not is_among(name, PUBLISHED):
-        raise UsageError(f"unknown network {shown(name)}: {nearest(str(name), PUBLISHED)}")
-    return PUBLISHED[name]()
+from stretto.options.named import option_names
 
 
 def language(*, depth: int, width: int, heads: int, context: int, vocabulary: int) -> PublishedNetwork:
@@ -37,3 +36,34 @@ PUBLISHED: Mapping[str, Callable[[], PublishedNetwork]] = {
     "gpt3-small": partial(language, depth=12, width=768, heads=12, context=2048, vocabulary=50257),
     "gpt3-175b": partial(language, depth=96, width=12288, heads=96, context=2048, vocabulary=50257),
 }
+
+NETWORKS = tuple(dict.fromkeys((*FAMILIES, *PUBLISHED)))
+
+
+def published(name: str) -> PublishedNetwork:
+    """The published network of this name. Raises UsageError for an unknown one."""
+    if not is_among(name, PUBLISHED):
+        raise UsageError(f"unknown network {shown(name)}: {nearest(str(name), PUBLISHED)}")
+    return PUBLISHED[name]()
+
+
+def is_planned_only(name: str, options: Mapping[str, object]) -> bool:
+    """Whether a model's name and options are those of a network without data, which can only be planned for."""
+    if name in MODELS:
+        return name in FAMILIES and any(option in shape_options(name) for option in options)
+    return name in NETWORKS
+
+
+def shape_options(name: str) -> tuple[str, ...]:
+    """The options of a family that the model of the same name lacks, as its data set says them."""
+    known = option_names(MODELS[name])
+    return tuple(option for option in option_names(FAMILIES[name]) if option not in known)
+
+
+def planned_network(name: str, options: Mapping[str, object]) -> PublishedNetwork:
+    """A network without data. Raises UsageError for an unknown name, or options that do not fit."""
+    if name in FAMILIES:
+        return family_member(name, options)
+    if options:
+        raise UsageError(f"model_options: network {name!r} is as published and takes none")
+    return published(name)
