@@ -48,10 +48,37 @@ def published(name: str) -> PublishedNetwork:
 
 
 def is_planned_only(name: str, options: Mapping[str, object]) -> bool:
-    """Whether a model's name and options are those of a network without data, which can only be planned for."""
+    """Whether a model's name and options are those of a network without data, which can only be planned for.
+
+    Raises UsageError for an option that neither the network without data nor the model of the same name has.
+    """
+    if name not in MODELS:
+        return name in NETWORKS
+    if name not in FAMILIES:
+        return False
+    known, shapes = option_names(MODELS[name]), shape_options(name)
+    for option in options:
+        if option not in (*known, *shapes):
+            raise UsageError(
+                f"model {name!r} has no option {option!r}; {nearest(option, (*known, *shapes))}, of which "
+                f"{' and '.join(shapes)} give the shape of a network without data, which is only planned for"
+            )
+    return any(option in shapes for option in options)
+
+
+def refuse_planned_only(name: str, options: Mapping[str, object]) -> None:
+    """Raise UsageError for a network without data, where one is wanted that trains."""
+    if not is_planned_only(name, options):
+        return
     if name in MODELS:
-        return name in FAMILIES and any(option in shape_options(name) for option in options)
-    return name in NETWORKS
+        given = " and ".join(option for option in options if option in shape_options(name))
+        raise UsageError(
+            f"model_options: the data set says what {given} would: leave it out, or plan for model {name!r} without "
+            "data, with stretto plan"
+        )
+    raise UsageError(
+        f"model {name!r} has no data: stretto plan plans for it, and nothing trains it; choose from {', '.join(MODELS)}"
+    )
 
 
 def shape_options(name: str) -> tuple[str, ...]:
@@ -65,5 +92,7 @@ def planned_network(name: str, options: Mapping[str, object]) -> PublishedNetwor
     if name in FAMILIES:
         return family_member(name, options)
     if options:
-        raise UsageError(f"model_options: network {name!r} is as published and takes none")
+        raise UsageError(
+            f"model_options: network {name!r} is as published and takes none; other sizes have {', '.join(FAMILIES)}"
+        )
     return published(name)

@@ -84,6 +84,7 @@ def costed(
     from stretto.settings.runs import TrainSettings
 
     if is_planned_only(name, model_options):
+        refuse_data(name, data=data, data_options=data_options, loss=loss, metric=metric)
         return of_paper(name, model_options, optimizer, dtype=dtype, heads=heads, sharing=sharing)
     if (is_function(name) and data is not None) or name in MODELS:
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
@@ -212,6 +213,15 @@ def of_paper(
         network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
         tensors=tuple(map(len, features)), tensor_costs=parts, unshared=unshared, options=network.options,
     )  # fmt: skip
+
+
+def refuse_data(name: str, *, loss: str, **given: object) -> None:
+    """Raise UsageError for settings of data, beside a network that has none."""
+    for key, value in (given | ({} if loss == "auto" else {"loss": loss})).items():
+        if value:
+            raise UsageError(
+                f"{key}={value!r}: network {name!r} is planned for without data, and has its loss; leave it out"
+            )
 
 
 def parts_of(
