@@ -439,6 +439,8 @@ def plain(value: Any) -> Hashable:
         return type(value), value
     if isinstance(value, tuple):
         return tuple(plain(each) for each in value)
-    if isinstance(value, dict | set | list) and not value:
+    if isinstance(value, set):
+        return frozenset(plain(each) for each in value)
+    if isinstance(value, dict | list) and not value:
         return ()
     return "object", id(value)
