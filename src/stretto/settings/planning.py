@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, TEXTS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, PRODUCTS, TEXTS, WHOLE, WHOLES, Option
 
 PLAN = Path("plan.toml")
 LAYERS = ("auto", "measured", "counted")
@@ -65,8 +65,8 @@ class PlanSettings:
     """Parts of images along height and width to choose from: 2,1 1,1. 1,1 leaves images whole."""
     sharding: Annotated[tuple[str, ...] | None, TEXTS] = None
     """What replicas may do with weights: none (all have all), fully-shard, fully-shard(reshard=True)."""
-    stages: Annotated[tuple[int, ...] | None, WHOLES] = None
-    """Numbers of stages to choose from."""
+    stages: Annotated[tuple[int, ...] | None, PRODUCTS] = None
+    """Numbers of stages to choose from; 8x3 is three on each of eight workers."""
     microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of micro-batches to choose from."""
     layers: str = "auto"
