@@ -19,7 +19,8 @@ class Candidate(NamedTuple):
     `pipeline` is the number of workers in a replica's pipeline, `batch` the number of examples a step, `microbatches`
     the number a turn. The model is trained by `losses` losses, each of which trains one chunk of the stages. Process p
     is the worker `placement[p]` of the cluster; worker p if that is empty. `ahead` is the number of forwards before the
-    first backward beyond the method's own, for each worker above.
+    first backward beyond the method's own, for each worker above. `per_worker` is the number of stages of each worker
+    of the pipeline; 0 for the method's own.
     """
 
     pipeline: int
@@ -32,6 +33,7 @@ class Candidate(NamedTuple):
     losses: int = 1
     placement: tuple[int, ...] = ()
     ahead: int = 0
+    per_worker: int = 0
 
     @property
     def planned(self) -> PlannedMethod:
@@ -41,12 +43,12 @@ class Candidate(NamedTuple):
     @property
     def planning(self) -> Planning:
         """The closed forms of the method."""
-        return planned(self.method).planning
+        return planned(self.method).planning_of(self.per_worker)
 
     @property
     def gradients(self) -> GradientFlow:
         """Which stages have heads, and which get gradients from the stage above."""
-        return gradients(planned(self.method), self.pipeline, self.losses)
+        return gradients(planned(self.method), self.stages, self.losses)
 
     @property
     def workers(self) -> int:
@@ -70,7 +72,7 @@ class Candidate(NamedTuple):
 
     def stage_at(self, stage: int) -> StageAt:
         """The stage, as an argument of the method's closed forms."""
-        return StageAt(stage, self.stages, self.microbatches, self.ahead)
+        return StageAt(stage, self.stages, self.microbatches, self.ahead, self.planning.stages_per_worker)
 
     def worker_of(self, stage: int) -> int:
         """The worker of the pipeline that holds a stage."""
@@ -153,9 +155,9 @@ def tensors_of(problem: Problem) -> tuple[int, ...]:
 
 def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
     """The candidates on given axes: methods with all their options."""
-    for method in problem.names:
+    for method, per_worker in loops_on(problem, axes):
         tried = planned(method)
-        stages = axes.pipeline * tried.planning.stages_per_worker
+        stages = axes.pipeline * (per_worker or tried.planning.stages_per_worker)
         if stages > len(problem.layers) or not tried.suits(axes.pipeline):
             continue
         if not allows(problem.stages, stages):
@@ -166,11 +168,21 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
         # A single loss is backprop, one for each stage is greedy.
         chunks = range(2, stages) if tried.planning.losses else (1,)
         for count, losses in product(counts_of(problem, axes, method), chunks):
-            candidate = axes._replace(method=method, microbatches=count, losses=losses)
+            candidate = axes._replace(method=method, microbatches=count, losses=losses, per_worker=per_worker)
             can_recompute = tried.drains and candidate._replace(recompute=True).recomputes(0)
             for recompute, shard in product(problem.recompute, shards):
                 if can_recompute or not recompute:
                     yield candidate._replace(recompute=recompute, shard=shard)
+
+
+def loops_on(problem: Problem, axes: Candidate) -> Iterator[tuple[str, int]]:
+    """The methods of a problem, each with numbers of stages a worker: its own (0), and others that are named."""
+    for method in problem.names:
+        yield method, 0
+        planning = planned(method).planning
+        if planning.any_per_worker:
+            numbers = {stages // axes.pipeline for stages in problem.stages or () if stages % axes.pipeline == 0}
+            yield from ((method, number) for number in sorted(numbers - {0, 1, planning.stages_per_worker}))
 
 
 def shareable(mesh: Mesh, problem: Problem) -> bool:
