@@ -1,34 +1,13 @@
-"""Published networks to plan for: their layers and an example of their input, without data."""
+"""Published networks to plan for, by name: sizes of `stretto.models.families`, and GPT-3 as it was."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-
 from stretto.errors import UsageError, nearest
-from stretto.models.alexnet import SIDE, imagenet_alexnet
-from stretto.models.model import Loss, Recipe
-from stretto.models.resnet import imagenet_resnet
+from stretto.models.families import alexnet, resnet, vgg
+from stretto.models.published_network import PublishedNetwork, token_loss, tokens
 from stretto.models.transformer import language_model
-from stretto.models.vgg import imagenet_vgg
 from stretto.options.checks import is_among, shown
-
-
-@dataclass(frozen=True)
-class PublishedNetwork:
-    """A recipe for the layers; functions from a number of examples to an input batch and its target; and the loss."""
-
-    recipe: Recipe
-    example: Callable[[int], Tensor]
-    target: Callable[[int], Tensor]
-    loss: Loss
-
-    def layers(self) -> list[nn.Module]:
-        """Build the layers, on the default device; on 'meta' they take no memory."""
-        return [make() for make in self.recipe]
 
 
 def published(name: str) -> PublishedNetwork:
@@ -38,36 +17,22 @@ def published(name: str) -> PublishedNetwork:
     return PUBLISHED[name]()
 
 
-def images(recipe: Recipe, side: int) -> PublishedNetwork:
-    """A network that classifies images of `side` x `side` pixels."""
+def language(*, depth: int, width: int, heads: int, context: int, vocabulary: int) -> PublishedNetwork:
+    """A decoder-only language model, with fused attention and without dropout."""
+    recipe = language_model(vocabulary, context, depth=depth, width=width, heads=heads)
+    batch_size = 1536 if depth == 96 else 256
     return PublishedNetwork(
-        recipe,
-        lambda examples: torch.empty(examples, 3, side, side),
-        lambda examples: torch.zeros(examples, dtype=torch.int64),
-        cross_entropy,
+        recipe, tokens(context), tokens(context), token_loss, optimizer="adam", batch_size=batch_size
     )
 
 
-def language(*, depth: int, width: int, heads: int, context: int, vocabulary: int) -> PublishedNetwork:
-    """A decoder-only language model."""
-
-    def tokens(examples: int) -> Tensor:
-        return torch.zeros(examples, context, dtype=torch.int64)
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(output.flatten(0, 1), target.flatten())
-
-    recipe = language_model(vocabulary, context, depth=depth, width=width, heads=heads)
-    return PublishedNetwork(recipe, tokens, tokens, loss)
-
-
 PUBLISHED: Mapping[str, Callable[[], PublishedNetwork]] = {
-    "alexnet-227": lambda: images(imagenet_alexnet(), SIDE),
-    "vgg16": lambda: images(imagenet_vgg(depth=16), 224),
-    "resnet18": lambda: images(imagenet_resnet(depth=18), 224),
-    "resnet50": lambda: images(imagenet_resnet(depth=50), 224),
-    "resnet152": lambda: images(imagenet_resnet(depth=152), 224),
-    "resnet152-4096": lambda: images(imagenet_resnet(depth=152), 4096),
+    "alexnet-227": alexnet,
+    "vgg16": partial(vgg, depth=16),
+    "resnet18": partial(resnet, depth=18),
+    "resnet50": partial(resnet, depth=50),
+    "resnet152": partial(resnet, depth=152),
+    "resnet152-4096": partial(resnet, depth=152, side=4096),
     # Brown et al. 2020, table 2.1; dense attention everywhere
     "gpt3-small": partial(language, depth=12, width=768, heads=12, context=2048, vocabulary=50257),
     "gpt3-175b": partial(language, depth=96, width=12288, heads=96, context=2048, vocabulary=50257),
