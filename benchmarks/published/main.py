@@ -121,19 +121,30 @@ def plain(result: Result) -> dict[str, Any]:
 
 
 def ablate(rows: Sequence[Row], whole: Sequence[Result]) -> dict[str, Any]:
-    """For each term of the model, the errors without it; and how it changes each prediction."""
-    found: dict[str, Any] = {}
+    """For each term of the model, the errors without it, and by how much each prediction changes."""
+    found = {"bubble": changed(whole, [without_bubble(result) for result in whole])}
     with tempfile.TemporaryDirectory() as folder:
         for term in TERMS:
             results = [predict(row, without(term, row.options["cluster"], Path(folder))) for row in rows]
-            changes = {
-                result.row.name: result.seconds / before.seconds - 1
-                for result, before in zip(results, whole, strict=True)
-                if result.seconds is not None and before.seconds is not None
-            }
-            found[term] = summary(results)["error"] | {"changes": changes}
-            print(f"without {term}: {found[term]['mean']:.1%} mean, {found[term]['worst']:.1%} worst", flush=True)
+            found[term] = changed(whole, results)
+    for term, errors in found.items():
+        print(f"without {term}: {percent(errors['mean'])} mean, {percent(errors['worst'])} worst")
     return found
+
+
+def without_bubble(result: Result) -> Result:
+    """The same step without the seconds in which workers wait for each other."""
+    return result if result.seconds is None else result._replace(seconds=result.seconds - result.terms["bubble"])
+
+
+def changed(whole: Sequence[Result], results: Sequence[Result]) -> dict[str, Any]:
+    """The errors of results, and their seconds over those of the whole model, less 1."""
+    changes = {
+        result.row.name: result.seconds / before.seconds - 1
+        for result, before in zip(results, whole, strict=True)
+        if result.seconds is not None and before.seconds is not None
+    }
+    return {**(summary(results)["error"] or {}), "changes": changes}
 
 
 def main() -> None:
