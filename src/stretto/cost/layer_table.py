@@ -43,17 +43,44 @@ Amount = TypeVar("Amount", Affine, float)
 
 
 @dataclass(frozen=True)
+class ProductSizes:
+    """The sizes of matrix products: how many there are, and the rows, columns and inner size of each."""
+
+    number: Affine
+    rows: Affine
+    columns: Affine
+    inner: Affine
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """`count` equal kernels of a GPU: FLOPs and bytes of each, and its sizes if it is a matrix product."""
+
+    count: float
+    flops: Affine
+    bytes: Affine
+    product: ProductSizes | None = None
+
+
+@dataclass(frozen=True)
 class Work:
-    """The operators of one sort in one pass: their number, their FLOPs, and the bytes that they read and write."""
+    """The operators of one sort in one pass: their number, their FLOPs, and the bytes that they read and write.
+
+    `kernels` are what a GPU runs for them, one by one; empty where that is not known.
+    """
 
     operator: str
     calls: float
     flops: Affine
     bytes: Affine
+    kernels: tuple[Kernels, ...] = ()
 
     def __add__(self, other: "Work") -> "Work":
         assert self.operator == other.operator, "only work of the same sort of operator can be added"
-        return Work(self.operator, self.calls + other.calls, self.flops + other.flops, self.bytes + other.bytes)
+        kernels = self.kernels + other.kernels if self.kernels and other.kernels else ()
+        return Work(
+            self.operator, self.calls + other.calls, self.flops + other.flops, self.bytes + other.bytes, kernels
+        )
 
 
 Works = tuple[Work, ...]  # one for each sort of operator, sorted by it
@@ -306,11 +333,7 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
     for key in (field.name for field in fields(LayerCost)):
         value = content[key]
         if key in works:
-            read[key] = (
-                None
-                if value is None
-                else tuple(Work(w["operator"], w["calls"], Affine(**w["flops"]), Affine(**w["bytes"])) for w in value)
-            )
+            read[key] = None if value is None else tuple(map(work_of, value))
         elif key == "measured":
             read[key] = None if value is None else measured_of(value)
         elif key == "peaks":
@@ -320,6 +343,19 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
         else:
             read[key] = Affine(**value) if isinstance(value, Mapping) else value
     return LayerCost(**read)
+
+
+def work_of(content: Mapping[str, Any]) -> Work:
+    """Work from nested dicts."""
+    flops, num_bytes = Affine(**content["flops"]), Affine(**content["bytes"])
+    return Work(content["operator"], content["calls"], flops, num_bytes, tuple(map(kernels_of, content["kernels"])))
+
+
+def kernels_of(content: Mapping[str, Any]) -> Kernels:
+    """Equal kernels from nested dicts."""
+    sizes = content["product"]
+    product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
+    return Kernels(content["count"], Affine(**content["flops"]), Affine(**content["bytes"]), product)
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

@@ -1,18 +1,30 @@
 """What each layer of a model costs, read off the operators that torch really runs, on tensors that may be fake."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks, TiedLayers, Work, Works, highest
+from stretto.cost.layer_table import (
+    Affine,
+    Kernels,
+    LayerCost,
+    ModelCosts,
+    Peaks,
+    ProductSizes,
+    TiedLayers,
+    Work,
+    Works,
+    highest,
+)
 from stretto.errors import UsageError
-from stretto.measure.aten_costs import Operators
+from stretto.measure.aten_costs import Done, Operators
 from stretto.measure.image_windows import ImageWindows, SeenWindow, image_windows
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.nn import tied_weights
@@ -24,7 +36,6 @@ from stretto.options.checks import flag, function, of_kind, refuse, sequence
 Inputs = tuple[Tensor, ...]
 REMEDY = "Mend the layer or the example; give fake=False if its shapes depend on its numbers"
 Held = tuple[Sequence[int], ...]  # bytes moment by moment: of a forward, a backward, one that finds gradients
-Amounts = Mapping[str, Sequence[float]]  # of each sort of operator: calls, FLOPs, bytes
 
 
 def layer_costs(
@@ -53,10 +64,13 @@ def layer_costs(
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
         runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given)))
-    rows = [
-        row(name, module, Pair(given[0].shape[0], few, many))
-        for (name, module), few, many in zip([*named, *ends], *runs, strict=True)
-    ]
+    works: dict[tuple[int, int], PassWorks] = {}  # equal layers have the same object, so that they are priced once
+    rows = []
+    for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
+        pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
+        if key not in works:
+            works[key] = PassWorks(*map(pair.works, "FBIW"))
+        rows.append(row(name, module, pair, works[key]))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
 
 
@@ -107,7 +121,7 @@ class Loss(nn.Module):
 class LayerRun:
     """What one run of a layer did, and the bytes that it kept and handed on."""
 
-    passes: Mapping[str, Amounts]
+    passes: Mapping[str, Done]
     bytes: Mapping[str, int]
     held: Held
     differentiated: bool
@@ -139,17 +153,44 @@ class Pair:
 
     def works(self, kind: str) -> Works:
         """The work of a pass, by sort of operator."""
-        few, many = self.few.passes[kind], self.many.passes[kind]
-        none = (0, 0, 0)
+        few, many = self.few.passes[kind].sorts, self.many.passes[kind].sorts
+        none, kernels = (0, 0, 0), self.kernels(kind)
+
+        def line(operator: str, index: int) -> Affine:
+            return self.line(few.get(operator, none)[index], many.get(operator, none)[index])
+
         return tuple(
-            Work(operator, many.get(operator, none)[0], *(
-                self.line(few.get(operator, none)[i], many.get(operator, none)[i]) for i in (1, 2)
-            ))
+            Work(operator, many.get(operator, none)[0], line(operator, 1), line(operator, 2), kernels.get(operator, ()))
             for operator in sorted({*few, *many})
-        )  # fmt: skip
+        )
+
+    def kernels(self, kind: str) -> dict[str, tuple[Kernels, ...]]:
+        """The kernels of a pass by sort of operator, those that are alike together; none if their number depends on
+        the batch.
+        """
+        few, many = self.few.passes[kind].kernels, self.many.passes[kind].kernels
+        if [(x.sort, x.product is None) for x in few] != [(x.sort, x.product is None) for x in many]:
+            return {}
+        kernels: dict[str, tuple[Kernels, ...]] = {}
+        for (one, other), count in Counter(zip(few, many, strict=True)).items():
+            product = None
+            if one.product and other.product:
+                product = ProductSizes(*map(self.line, one.product, other.product))
+            alike = Kernels(count, self.line(one.flops, other.flops), self.line(one.bytes, other.bytes), product)
+            kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
+        return kernels
 
 
-def row(name: str, module: nn.Module, pair: Pair) -> LayerCost:
+class PassWorks(NamedTuple):
+    """The work of a forward, a backward, and of its halves."""
+
+    forward: Works
+    backward: Works
+    input_gradient: Works
+    weight_gradient: Works
+
+
+def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost:
     """A row of the table."""
     sizes: dict[str, Any] = {
         key: pair.bytes(key) for key in ("activation", "shared", "input", "output", "loose_input", "loose_output")
@@ -159,10 +200,7 @@ def row(name: str, module: nn.Module, pair: Pair) -> LayerCost:
     return LayerCost(
         name=name,
         type=type(module).__name__,
-        forward=pair.works("F"),
-        backward=pair.works("B"),
-        input_gradient=pair.works("I"),
-        weight_gradient=pair.works("W"),
+        **works._asdict(),
         differentiated=pair.few.differentiated,
         parameters=sum(p.numel() for p in parameters),
         parameter_tensors=len(trained),
@@ -284,7 +322,7 @@ def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
 class TracedLayer:
     """A layer's passes, and what its graph keeps: of its inputs, of its outputs, and `inside` bytes beside them."""
 
-    passes: Mapping[str, Amounts]
+    passes: Mapping[str, Done]
     inside: int
     keeps_input: tuple[bool, ...]
     keeps_output: tuple[bool, ...]
@@ -346,7 +384,7 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
         outputs = output_tensors(attempt(layer.call, f"layer {layer.name}", leaves, REMEDY))
-    passes = {"F": dict(operators.done)} | backwards(layer, leaves, outputs)
+    passes = {"F": operators.all} | backwards(layer, leaves, outputs)
     places, made = [storage(leaf) for leaf in leaves], [storage(output) for output in outputs]
     return TracedLayer(
         passes,
@@ -398,18 +436,18 @@ def freeing(layer: Runnable, leaves: Inputs, weights: set[int]) -> tuple[list[in
     return forward.held, backward.held
 
 
-def backwards(layer: Runnable, leaves: Inputs, outputs: Inputs) -> dict[str, Amounts]:
+def backwards(layer: Runnable, leaves: Inputs, outputs: Inputs) -> dict[str, Done]:
     """What the whole backward does, and each of its halves alone."""
     roots = [tensor for tensor in outputs if tensor.requires_grad]
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     trained = [parameter for parameter in layer.own if parameter.requires_grad]
     gradients = [torch.empty_like(root) for root in roots]
-    passes: dict[str, Amounts] = {}
+    passes: dict[str, Done] = {}
     for kind, wanted in (("B", [*trained, *inputs]), ("I", inputs), ("W", trained)):
         with Operators() as operators:
             if roots and wanted:
                 torch.autograd.grad(roots, wanted, gradients, retain_graph=True, allow_unused=True)
-        passes[kind] = dict(operators.done)
+        passes[kind] = operators.all
     return passes
 
 

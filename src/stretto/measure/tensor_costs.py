@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
-from stretto.cost.layer_table import EXCHANGES, LayerCost, ModelCosts, Works
+from stretto.cost.layer_table import EXCHANGES, ModelCosts, Works
 from stretto.measure.aten_costs import Operators
 from stretto.measure.layer_flops import Inputs, faking, layer_costs
 from stretto.parallel.operator.axis import Axis
@@ -75,8 +75,7 @@ def tensor_costs(
     with faking():
         numberless: dict[int, Any] = {id(own): like(own) for own in (*whole.parameters(), *whole.buffers())}
         cut = cut_module(copy.deepcopy(whole, numberless), CountedAxis.of_size(parts), {})
-        costs = layer_costs(list(cut.children()), example, loss=loss, target=target)
-    return replace(costs, layers=tuple(map(with_exchanges, costs.layers)))
+        return with_exchanges(layer_costs(list(cut.children()), example, loss=loss, target=target))
 
 
 def like(tensor: Tensor) -> Tensor:
@@ -85,21 +84,24 @@ def like(tensor: Tensor) -> Tensor:
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
-def with_exchanges(row: LayerCost) -> LayerCost:
-    """A row whose exchanges stand beside its other work."""
+def with_exchanges(costs: ModelCosts) -> ModelCosts:
+    """Rows whose exchanges stand beside their other work; equal works stay one object."""
+    known: dict[tuple[int, bool], Works] = {}
 
-    def divided(works: Works) -> tuple[Works, Works]:
-        sent = tuple(work for work in works if work.operator in EXCHANGES)
-        return tuple(work for work in works if work.operator not in EXCHANGES), sent
+    def divided(works: Works, *, sent: bool) -> Works:
+        chosen = tuple(work for work in works if (work.operator in EXCHANGES) == sent)
+        return known.setdefault((id(works), sent), chosen)
 
-    forward, forward_exchanges = divided(row.forward)
-    backward, backward_exchanges = divided(row.backward)
-    return replace(
-        row,
-        forward=forward,
-        backward=backward,
-        input_gradient=divided(row.input_gradient)[0],
-        weight_gradient=divided(row.weight_gradient)[0],
-        forward_exchanges=forward_exchanges,
-        backward_exchanges=backward_exchanges,
-    )
+    rows = [
+        replace(
+            row,
+            **{key: divided(getattr(row, key), sent=False) for key in PASSES},  # type: ignore[arg-type]
+            forward_exchanges=divided(row.forward, sent=True),
+            backward_exchanges=divided(row.backward, sent=True),
+        )
+        for row in costs.layers
+    ]
+    return replace(costs, layers=tuple(rows))
+
+
+PASSES = ("forward", "backward", "input_gradient", "weight_gradient")

@@ -280,7 +280,10 @@ def least(seconds: float, alone: float | None) -> float:
 
 def least_seconds_per_byte(link: Link) -> float:
     """Seconds a byte of a link in any collective at least: none where collectives were measured, at rates of theirs."""
-    return 0.0 if link.collectives else link.seconds_per_byte
+    if link.collectives:
+        return 0.0
+    ways = [*link.rings.values(), *([] if link.tree is None else [link.tree])]
+    return 1 / max((way.bandwidth for way in ways), default=link.bandwidth)
 
 
 def share(part: Numbers, whole: Numbers) -> float:

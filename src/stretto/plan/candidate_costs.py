@@ -350,7 +350,7 @@ class Prices:
         """The stage with weights, gradients and optimizer state sharded among replicas."""
         sizes = self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
         gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
-        update = stage.update / c.mesh.data
+        update = np.maximum(stage.update / c.mesh.data, self.launches(c, c.worker_of(s), sizes.tensors))
         if c.shard == "fully-shard":
             static = sizes.parameters + sizes.gradients + (sizes.parameters + sizes.state) / c.mesh.data
             return stage._replace(all_reduce=gather + scatter, update=update, static_bytes=static)
@@ -365,6 +365,11 @@ class Prices:
             update=update,
             static_bytes=(sizes.parameters + sizes.gradients + sizes.state) / c.mesh.data + 2 * sizes.largest,
         )
+
+    def launches(self, c: Candidate, worker: int, tensors: Table) -> Table:
+        """Seconds in which a worker's host starts the updates of so many tensors, however small their shards are."""
+        attained = [device.attained for device in self.places_of(c).workers.devices(worker)]
+        return tensors * max(0.0 if each is None else each.per_launch for each in attained)
 
     def sharding_messages(self, c: Candidate, worker: int, stage: StageTable) -> tuple[Table, Table]:
         """Seconds of gathering sharded weights once, and of scattering their gradients."""

@@ -138,7 +138,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
 def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, masters: bool) -> StageTimes:
     """The times of a stage with its replicas' all-reduce and the communication among processes that share it."""
     communication, bare = float(stage.intra_backward + stage.backward_gather), times.compute
-    update = bare.update * (2 if masters else 1) / (1 if c.shard == "none" else c.mesh.data)
+    update = bare.update * (2 if masters else 1) if c.shard == "none" else float(stage.update)
     compute = bare._replace(
         forward=bare.forward + float(stage.intra_forward + stage.forward_gather),
         backward=bare.backward + communication,
