@@ -11,7 +11,7 @@ from main import Result, percent, predict
 from rows import HERE, Row, read_rows
 
 DEPTHS = (6, 12)  # the layers of 22B fit in memory without recomputation; a layer is the difference, over six
-WORK = ("computing", "computing_again", "inside_stages")  # without the update
+WORK = ("computing", "below_peak", "memory_traffic", "launches", "computing_again", "inside_stages")  # not the update
 # table 4: milliseconds of a layer's forward and backward
 LAYER: Mapping[tuple[str, str], tuple[float, float]] = {
     ("none", "no"): (7.7, 11.9), ("none", "yes"): (7.2, 11.8), ("full", "no"): (7.7, 19.5),
