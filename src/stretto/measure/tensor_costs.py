@@ -4,7 +4,7 @@ No other process is there: an axis that only counts stands in for the real one, 
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.cost.layer_table import EXCHANGES, LayerCost, ModelCosts, Works
 from stretto.measure.aten_costs import Operators
-from stretto.measure.layer_flops import Inputs, faking, layer_costs
+from stretto.measure.layer_flops import Inputs, alike, faking, layer_costs
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.preparation import cut_module
+from stretto.parallel.operator.sequence import CutInput
+from stretto.parallel.operator.span import SequenceParts
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +68,44 @@ def tensor_costs(
     *,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     target: Tensor | None = None,
+    sequence: bool = False,
+    recompute: str = "none",
 ) -> ModelCosts:
     """The costs of `layers`, as one stage, to each of `parts` processes that share their weights; as `layer_costs`.
 
-    `forward_exchanges` and `backward_exchanges` of a row are what its processes send each other.
+    `forward_exchanges` and `backward_exchanges` of a row are what its processes send each other. With `sequence`
+    transformer blocks work on parts of the sequence outside their cut pairs, and pass them to each other. Raises
+    UsageError for layers that cannot be cut so.
     """
-    whole = nn.Sequential(*layers)
+    counted_as = representatives(layers)
+    indices = sorted(set(counted_as))
+    whole = nn.Sequential(*(layers[index] for index in indices))
     with faking():
         numberless: dict[int, Any] = {id(own): like(own) for own in (*whole.parameters(), *whole.buffers())}
-        cut = cut_module(copy.deepcopy(whole, numberless), CountedAxis.of_size(parts), {})
-        costs = layer_costs(list(cut.children()), example, loss=loss, target=target)
-    return replace(costs, layers=tuple(map(with_exchanges, costs.layers)))
+        cut = cut_module(copy.deepcopy(whole, numberless), CountedAxis.of_size(parts), {}, sequence=sequence)
+        for parts_of_sequence in {id(each): each for each in sequence_parts(cut)}.values():
+            parts_of_sequence.running = True  # layers run one by one, and not by their container
+        costs = layer_costs(list(cut.children()), example, loss=loss, target=target, recompute=recompute)
+    rows = dict(zip(indices, map(with_exchanges, costs.layers), strict=False))
+    each = [replace(rows[index], name=str(layer)) for layer, index in enumerate(counted_as)]
+    ends = map(with_exchanges, costs.layers[len(indices) :])  # the loss
+    return replace(costs, layers=(*each, *ends), ties=())
+
+
+def representatives(layers: Sequence[nn.Module]) -> list[int]:
+    """For each layer, one that costs the same: of three and more alike in a row, the second stands for all inside."""
+    keys = list(map(alike, layers))
+    inside = [0 < k < len(keys) - 1 and keys[k - 1] == keys[k] == keys[k + 1] for k in range(len(keys))]
+    found: list[int] = []
+    for layer, is_inside in enumerate(inside):
+        found.append(found[-1] if is_inside and inside[layer - 1] else layer)
+    return found
+
+
+def sequence_parts(module: nn.Module) -> Iterator[SequenceParts]:
+    """What the blocks of a module cut sequences with."""
+    for part in module.modules():
+        yield from (hook.parts for hook in part._forward_pre_hooks.values() if isinstance(hook, CutInput))
 
 
 def like(tensor: Tensor) -> Tensor:
