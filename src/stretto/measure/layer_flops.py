@@ -468,9 +468,9 @@ def plain(value: Any) -> Hashable:
         return type(value), value
     if isinstance(value, tuple):
         return tuple(plain(each) for each in value)
-    if isinstance(value, set):  # of names of buffers
-        return frozenset(map(plain, value))
-    if isinstance(value, dict | set | list) and not value:
+    if isinstance(value, set):
+        return frozenset(plain(each) for each in value)
+    if isinstance(value, dict | list) and not value:
         return ()
     if isinstance(value, OrderedDict):  # of hooks
         return tuple(plain(each) for each in value.values())
