@@ -96,17 +96,18 @@ def asked_beside(
 
 def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster") -> "Costed":
     """What the model costs, heads included if some method has any, and parts of it that workers may share."""
+    from stretto.models.published import is_planned_only
     from stretto.plan.planned_methods import names_of, planned
     from stretto.settings.runs import DEFAULTS
     from stretto.study.model_costs import costed
 
-    model = settings.model
-    usual = DEFAULTS[model].data if model in DEFAULTS else None
+    model, options = settings.model, settings.model_options or {}
+    usual = DEFAULTS[model].data if model in DEFAULTS and not is_planned_only(model, options) else None
     heads = {planned(name).method.head: None for name in names_of(methods) if planned(name).family == "local"}
     if measures_on(cluster, settings):  # steps with heads are measured whatever the methods are
         heads |= {"auto": None}
     return costed(
-        model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
+        model, options, settings.data or usual, settings.data_options or {}, settings.optimizer,
         loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=tuple(heads),
         sharing=sharing_workers(settings, cluster),
     )  # fmt: skip

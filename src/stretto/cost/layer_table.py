@@ -310,6 +310,13 @@ class ModelCosts:
         return dict(sorted(shared_bytes.items()))
 
     @property
+    def parameters(self) -> int:
+        """How many numbers the model has, those that several layers share once."""
+        each = max((row.parameter_bytes / row.parameters for row in self.layers if row.parameters), default=1.0)
+        shared = sum((len(tie.layers) - 1) * tie.bytes / each for tie in self.ties)
+        return sum(row.parameters for row in self.layers) - round(shared)
+
+    @property
     def whole(self) -> LayerCost:
         """The whole model as one layer."""
         return reduce(LayerCost.then, self.layers)

@@ -12,7 +12,7 @@ from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
 from stretto.simulate.network import LATE_DRAWS
 
-TRAIN, PLAN, PREDICTED, MEASURED = "train", "plan", "predicted", "measured"
+TRAIN, PLAN, PREDICTED, MEASURED, OPTIONS = "train", "plan", "predicted", "measured", "model_options"
 
 
 def content(
@@ -22,17 +22,20 @@ def content(
     *,
     model: str,
     trained: Mapping[str, Any] | None,
+    options: Mapping[str, Any] | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The contents of a plan's file. `trained` are the settings of its model, if `stretto train` can train it.
 
-    `measured` is what a trial of the plan came to, if there was one.
+    `options` are those of a network without data, which cannot be trained. `measured` is what a trial of the plan came
+    to, if there was one.
     """
     c, problem = plan.candidate, prices.problem
     penalty = aim.penalty(c)
     known: dict[str, Any] = {
         "model": model,
         "cluster": problem.cluster.name,
+        **({OPTIONS: dict(options)} if options else {}),
         PLAN: {
             "method": str(c),
             "workers": c.workers,

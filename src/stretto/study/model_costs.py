@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from stretto.models.model import Model
+    from stretto.models.published_network import PublishedNetwork
     from stretto.settings.runs import TrainSettings
     from stretto.splitting import Stages
 
@@ -31,7 +32,8 @@ class Costed:
     `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
     several where branches cross its end; empty where they are not counted. `tensor_costs` are the costs to
     each of several processes that share weights, by their number, and `unshared` the reasons why others cannot share
-    them; `resolved` are the settings, one stage, of a model that `stretto train` can train.
+    them; `resolved` are the settings, one stage, of a model that `stretto train` can train; `options` those of a
+    network that is planned for without data.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Costed:
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     unshared: Mapping[int, str] = field(default_factory=dict)
     resolved: "TrainSettings | None" = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def passed(self, cut: Sequence[int]) -> list[dict[str, float]]:
         """What passes from each stage to the next, as plain data: tensors, and bytes an example, all tensors together.
@@ -64,28 +67,25 @@ class Costed:
         return [bound if self.positions is None else self.positions[bound] for bound in cut]
 
 
-PAPERS = {
-    "gpt3-175b": (1536, "adam"),
-    "gpt3-small": (256, "adam"),
-}  # batch size (3.2 and 0.5 million tokens), optimizer
-
-
 def costed(
     name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
     *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32",
     heads: Sequence[str] = ("auto",), sharing: Sequence[int] = (),
 ) -> Costed:  # fmt: skip
-    """Count the costs of a model on its data, of a published network, or of the user's own (`file.py:function`).
+    """Count the costs of a model on its data, of a network without data, or of the user's own (`file.py:function`).
 
-    `sharing` are numbers of processes that may share the weights of a model that `stretto train` trains: the costs to
-    each of them are counted, too. Without `data` a user's own network is counted on its example, without a loss.
-    `metric` costs nothing. `dtype` concerns published networks only. `heads` are the names of those that are counted.
-    Raises UsageError for an unknown name.
+    `sharing` are numbers of processes that may share the weights of a model: the costs to each of them are counted,
+    too. Without `data` a user's own network is counted on its example, without a loss. `metric` costs nothing. `dtype`
+    concerns networks without data only. `heads` are the names of those that are counted. Raises UsageError for an
+    unknown name.
     """
-    from stretto.models.published import PUBLISHED
+    from stretto.models.published import NETWORKS, is_planned_only
     from stretto.models.table import MODELS
     from stretto.settings.runs import TrainSettings
 
+    if is_planned_only(name, model_options):
+        refuse_data(name, data=data, data_options=data_options, loss=loss, metric=metric)
+        return of_paper(name, model_options, optimizer, dtype=dtype, heads=heads, sharing=sharing)
     if (is_function(name) and data is not None) or name in MODELS:
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
         return trainable(
@@ -95,14 +95,10 @@ def costed(
         )
     if is_function(name):
         return of_user(name, model_options, optimizer, heads)
-    if name not in PUBLISHED:
-        raise UsageError(
-            f"unknown model {name!r}: {nearest(name, [*MODELS, *PUBLISHED])}; or write package.module:function or "
-            "path/to/file.py:function"
-        )
-    if model_options:
-        raise UsageError(f"model_options: network {name!r} is as published and takes none")
-    return of_paper(name, optimizer, dtype=dtype, heads=heads)
+    raise UsageError(
+        f"unknown model {name!r}: {nearest(name, [*MODELS, *NETWORKS])}; or write "
+        "package.module:function or path/to/file.py:function"
+    )
 
 
 def trainable(requested: "TrainSettings", heads: Sequence[str], sharing: Sequence[int] = ()) -> Costed:
@@ -186,14 +182,22 @@ def planned_optimizer(name: str) -> str:
     return "adam" if states > 1.5 * parameter.numel() else "sgd"
 
 
-def of_paper(name: str, optimizer: str, *, dtype: str, heads: Sequence[str]) -> Costed:
-    """Count the costs of a published network on the meta device, without memory for its parameters."""
+def of_paper(
+    name: str,
+    options: Mapping[str, Any],
+    optimizer: str,
+    *,
+    dtype: str,
+    heads: Sequence[str],
+    sharing: Sequence[int] = (),
+) -> Costed:
+    """Count the costs of a network without data on the meta device, without memory for its parameters."""
     import torch
 
     from stretto.measure.layer_flops import layer_costs
-    from stretto.models.published import published
+    from stretto.models.published import planned_network
 
-    network, kind = published(name), getattr(torch, dtype, None)
+    network, kind = planned_network(name, options), getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise UsageError(f"dtype={dtype!r}: choose float32 or bfloat16")
     with torch.device("meta"):
@@ -202,13 +206,38 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: Sequence[str]) -> 
     x = x.to(kind) if x.is_floating_point() else x
     costs = layer_costs(layers, x, loss=network.loss, target=y)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
-    batch, usual = PAPERS.get(name, (256, "sgd"))
+    parts, unshared = parts_of(network, layers, (x, y), costs, sharing)
     return Costed(
         name, costs, *heads_of(heads, features, network.loss, y),
-        sides([(x,), *features[:-1]] if features else []), batch,
-        usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
-        tensors=tuple(map(len, features)),
+        sides([(x,), *features[:-1]] if features else []), network.batch_size,
+        network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
+        tensors=tuple(map(len, features)), tensor_costs=parts, unshared=unshared, options=network.options,
     )  # fmt: skip
+
+
+def refuse_data(name: str, *, loss: str, **given: object) -> None:
+    """Raise UsageError for settings of data, beside a network that has none."""
+    for key, value in (given | ({} if loss == "auto" else {"loss": loss})).items():
+        if value:
+            raise UsageError(
+                f"{key}={value!r}: network {name!r} is planned for without data, and has its loss; leave it out"
+            )
+
+
+def parts_of(
+    network: "PublishedNetwork", layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, Tensor]", whole: ModelCosts,
+    sharing: Sequence[int],
+) -> tuple[dict[int, ModelCosts], dict[int, str]]:  # fmt: skip
+    """As `shared_costs`, of a network without data; nothing where parts follow from the whole."""
+    from stretto.measure.tensor_costs import published_tensor_costs
+
+    found, reasons = {}, {}
+    for parts in sharing if network.counts_parts else ():
+        try:
+            found[parts] = published_tensor_costs(network, layers, inputs, parts, whole)
+        except UsageError as error:  # too few heads for so many processes, say
+            reasons[parts] = str(error)
+    return found, reasons
 
 
 def of_user(name: str, model_options: Mapping[str, Any], optimizer: str, heads: Sequence[str]) -> Costed:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ def install(root: nn.Module, block: CutBlock, parts: SequenceParts, roles: Mappi
             draw_apart(layer, parts.axis, all_draw=False)
 
 
+@lru_cache(maxsize=None)  # layers of one class stay of one class
 def with_summed_gradients(norm_class: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     """A subclass whose parameters, when its forward reads them, have their gradients summed over processes.
 
