@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
-from stretto.cost.layer_table import EXCHANGES, ModelCosts, Works
+from stretto.cost.layer_table import EXCHANGES, LayerCost, ModelCosts, Works
 from stretto.measure.aten_costs import Operators
 from stretto.measure.layer_flops import Inputs, faking, layer_costs
 from stretto.models.published_network import PublishedNetwork
