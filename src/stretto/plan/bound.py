@@ -111,7 +111,7 @@ class Bounds:
         )
 
     def _least(self, kinds: tuple[DeviceKind, ...], tensor: int, space: tuple[int, int], examples: float) -> LeastWork:
-        rows = np.minimum.reduce([self.prices.layer_rows(kind, tensor, space, examples) for kind in kinds])
+        rows = np.minimum.reduce([self.prices.least_rows(kind, tensor, space, examples) for kind in kinds])
         forward, backward, inputs, weights = rows.T[:4]
         with_weights = np.flatnonzero(weights)
         lowest = int(with_weights[0]) if len(with_weights) else len(weights)

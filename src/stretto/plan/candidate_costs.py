@@ -158,6 +158,7 @@ class Prices:
         self.places = lru_cache(maxsize=None)(self._places)
         self.layers = lru_cache(maxsize=None)(self._layers)
         self.layer_rows = lru_cache(maxsize=None)(self._layer_rows)
+        self.least_rows = lru_cache(maxsize=None)(self._least_rows)
         self.intra_stage = lru_cache(maxsize=1024)(self._intra_stage)
         self.times = lru_cache(maxsize=256)(self._times)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
@@ -180,10 +181,16 @@ class Prices:
         shared = None if counted is None else merged(counted.layers)
         return layer_parts(self.problem.layers, tensor, space, self.sides, shared)
 
-    def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float) -> Table:
+    def seconds(
+        self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float, *, on_chip: bool = False
+    ) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
-        costs, cluster = ModelCosts(tuple(layers), self.dtype), self.problem.cluster
-        machines = [Machine(cluster.devices_by_kind[kind.worker], self.dtype, kind.crowded) for kind in kinds]
+        costs = ModelCosts(tuple(layers), self.dtype)
+        devices = [self.problem.cluster.devices_by_kind[kind.worker] for kind in kinds]
+        machines = [
+            Machine(device.on_chip if on_chip else device, self.dtype, kind.crowded)
+            for device, kind in zip(devices, kinds, strict=True)
+        ]
         times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
         rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
         rows[:, UPDATE] *= 2 if self.problem.masters else 1  # also updates float32 master weights
@@ -192,9 +199,28 @@ class Prices:
     def _layer_rows(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Table:
         return self.seconds(self.layers(tensor, space), [kind], examples)
 
+    def _least_rows(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Table:
+        if not self.stays_on_chip(kind):
+            return self.layer_rows(kind, tensor, space, examples)
+        return self.seconds(self.layers(tensor, space), [kind], examples, on_chip=True)
+
+    def stays_on_chip(self, kind: DeviceKind) -> bool:
+        """Whether a kind of device has a memory on its chip."""
+        return self.problem.cluster.devices_by_kind[kind.worker].on_chip_memory is not None
+
     def _times(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Times:
-        layers, costs = LayerTimes(*self.layer_rows(kind, tensor, space, examples).T), self.problem.costs
-        speed = self.problem.cluster.devices_by_kind[kind.worker].speed
+        device = self.problem.cluster.devices_by_kind[kind.worker]
+        times = self.times_of(self.layer_rows(kind, tensor, space, examples), device.speed)
+        if device.on_chip_memory is None:
+            return times
+        sizes = self.sizes(tensor, space, examples)
+        fits = sizes.parameters + sizes.held <= device.on_chip_memory
+        on_chip = self.times_of(self.least_rows(kind, tensor, space, examples), device.speed)
+        return Times(*(np.where(fits, near, far) for near, far in zip(on_chip, times, strict=True)))
+
+    def times_of(self, rows: Table, speed: float) -> Times:
+        """The times of the layers [i, j) as one stage, from those of single layers."""
+        layers, costs = LayerTimes(*rows.T), self.problem.costs
         weight_gradient = weight_gradients_of(layers.weight_gradient, layers.backward)
         backward, input_gradient = range_sums(layers.backward), range_sums(layers.input_gradient)
         backward[0], input_gradient[0] = weight_gradient[0], 0.0  # stage 0 computes no gradient of its input
