@@ -10,7 +10,9 @@ from stretto.plan import Problem, search
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.computing_parts import PARTS, split_computing
 from stretto.plan.objective import Objective
+from stretto.plan.refine import refined, terms
 from stretto.plan.search_space import candidates
 
 
@@ -47,3 +49,23 @@ def test_bounds_stay_below_prices_and_the_search_is_exact(width, on_chip):
         assert bounds.tighter(c) <= plan.formula
         best = min(best, plan.formula)
     assert search(problem).best.formula == best
+
+
+def test_terms_say_where_computing_goes_and_add_up():
+    problem = Problem(
+        costs=costs(2048), cluster=cluster(None), workers=8, batch_sizes=(512,), pipelines=(1,), tensors=(1,)
+    )
+    found = search(problem)
+    (plan,) = refined([found.best], found.prices)
+    whole = terms(plan, found.prices)
+    split = split_computing(whole, plan, found.prices)
+    assert sum(split.values()) == pytest.approx(plan.seconds)
+    assert sum(split[name] for name in PARTS) == pytest.approx(whole["computing"])
+    assert all(split[name] > 0 for name in PARTS)
+    flops = sum(layer.flops(kind).at(plan.candidate.examples) for layer in problem.layers for kind in "FB")
+    spared = problem.layers[0].flops("B") - problem.layers[0].flops("W")  # the first layer's input needs no gradient
+    peak = problem.cluster.devices["a100"].peak["float32"]
+    assert split["computing"] == pytest.approx((flops - spared.at(plan.candidate.examples)) / peak, rel=0.1)
+    ordinary = problem.but(cluster=find_cluster("16-workstations"), workers=1)
+    found = search(ordinary)
+    assert split_computing(whole, found.best, found.prices) == whole

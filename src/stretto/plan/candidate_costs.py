@@ -478,7 +478,7 @@ class Prices:
         """The seconds of a step by term (see TERMS): those of the busiest stage, and the bubble of the fill.
 
         "messages" are the seconds of sending and receiving, and the transit that no computation hides; "correction" is
-        what whole steps took longer than the other terms.
+        what whole steps took longer than the other terms. "computing" has what kernels take below the peak, too.
         """
         stages = self.stages_at(c, bounds)
         fills, loads = zip(*(fill_and_load(c, s, stage) for s, stage in enumerate(stages)), strict=True)
@@ -517,8 +517,8 @@ class Head(NamedTuple):
 
 
 TERMS = (
-    "computing", "computing again", "inside stages", "gathering weights", "all-reduce", "update", "runtime", "messages",
-    "bubble", "correction",
+    "computing", "below peak", "memory traffic", "launches", "computing again", "inside stages", "gathering weights",
+    "all-reduce", "update", "runtime", "messages", "bubble", "correction",
 )  # fmt: skip
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
 UPDATE = 4  # the column of `LayerTimes`

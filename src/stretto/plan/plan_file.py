@@ -8,6 +8,7 @@ from typing import Any
 from stretto.errors import UsageError
 from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.computing_parts import split_computing
 from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
 from stretto.simulate.network import LATE_DRAWS
@@ -60,7 +61,10 @@ def content(
             "bytes_per_worker": [round(num_bytes) for num_bytes in plan.bytes],
             "memory_per_worker": [round(num_bytes) for num_bytes in prices.places_of(c).memory],
             "examples_per_second": c.batch / plan.seconds,
-            "seconds": {name.replace(" ", "_"): value for name, value in terms(plan, prices).items()},
+            "seconds": {
+                name.replace(" ", "_"): value
+                for name, value in split_computing(terms(plan, prices), plan, prices).items()
+            },
         },
         "objective": {"goal": aim.goal, "value": plan.value},
     }

@@ -49,7 +49,8 @@ class PlanSettings:
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Examples of a step; several to choose from: 64,128."""
     dtype: str = "bfloat16"
-    """Of a published network's weights; with bfloat16 the optimizer keeps float32 copies."""
+    """Of a published network's weights: with bfloat16 and float16 the optimizer keeps float32 copies; tfloat32 are
+    float32 weights whose products take the tensor cores of a GPU."""
     methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
     """Methods to choose from: names, or synchronous, asynchronous, local, all. Synchronous ones, which are plain
     training, unless said otherwise, but all for --objective loss."""

@@ -197,14 +197,15 @@ def of_paper(
     from stretto.measure.layer_flops import layer_costs
     from stretto.models.published import planned_network
 
-    network, kind = planned_network(name, options), getattr(torch, dtype, None)
+    network = planned_network(name, options)
+    kind = getattr(torch, "float32" if dtype == "tfloat32" else dtype, None)
     if not isinstance(kind, torch.dtype):
-        raise UsageError(f"dtype={dtype!r}: choose float32 or bfloat16")
+        raise UsageError(f"dtype={dtype!r}: choose float32, tfloat32, bfloat16 or float16")
     with torch.device("meta"):
         layers = [layer.to(kind) for layer in network.layers()]
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
     x = x.to(kind) if x.is_floating_point() else x
-    costs = layer_costs(layers, x, loss=network.loss, target=y)
+    costs = replace(layer_costs(layers, x, loss=network.loss, target=y), dtype=dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
     parts, unshared = parts_of(network, layers, (x, y), costs, sharing)
     return Costed(
