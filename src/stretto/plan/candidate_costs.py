@@ -35,7 +35,7 @@ that hides them; those of chunked and overlapping are exact for any messages. Me
     versions x weights + gradients + optimizer state (divided among replicas if sharded) + held x activations
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from stretto.cost.cluster import Link
 from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
-from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.layer_table import LayerCost, ModelCosts, Works
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.partition import Partition, partition, partition_waiting
@@ -146,6 +146,15 @@ def range_sums(values: Numbers) -> Table:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     table: Table = sums[None, :] - sums[:, None]
     return table
+
+
+def once_each(passes: Sequence[Works | None], seconds: Callable[[Works | None], float]) -> Numbers:
+    """Seconds of each pass; of passes that are one object, as those of layers that are alike, once."""
+    known: dict[int, float] = {}
+    for works in passes:
+        if id(works) not in known:
+            known[id(works)] = seconds(works)
+    return np.array([known[id(works)] for works in passes])
 
 
 class Prices:
@@ -285,8 +294,12 @@ class Prices:
         if mesh.tensor == 1:
             return np.zeros(len(layers)), np.zeros(len(layers))
         if all(layer.forward_exchanges is not None for layer in layers):
+
+            def seconds(works: Works | None) -> float:
+                return exchange_seconds(works or (), links, mesh.tensor, examples, gamma)
+
             forward, backward = (
-                np.array([exchange_seconds(works or (), links, mesh.tensor, examples, gamma) for works in passes])
+                once_each(passes, seconds)
                 for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in layers), strict=True)
             )
             return forward, backward
