@@ -250,7 +250,7 @@ class Prices:
             range_sums(np.array([self.problem.state(layer) for layer in layers])),
             range_sums(np.array([float(layer.parameter_tensors) for layer in layers])),
             held,
-            range_max(amounts("recomputed")),
+            range_max(np.maximum(0.0, amounts("recomputed"))),
             range_max(weights),
             np.append(amounts("input"), 0.0),
             np.concatenate([[0.0], amounts("output")]),
