@@ -511,6 +511,6 @@ def plain(value: Any) -> Hashable:
         return ()
     if isinstance(value, OrderedDict):  # of hooks
         return tuple(plain(each) for each in value.values())
-    if is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen:
+    if is_dataclass(value) and not isinstance(value, type) and getattr(value, "__dataclass_params__").frozen:  # noqa: B009
         return type(value), tuple(plain(getattr(value, each.name)) for each in fields(value))
     return "object", id(value)

@@ -48,6 +48,7 @@ def content(
             "bounds": list(plan.bounds),
             **({"placement": placement_of(plan)} if problem.cluster.is_uneven else {}),
             "microbatches": c.microbatches,
+            "sequence_parallel": c.sequence,
             "recompute": c.recompute,
             "sharding": c.shard,
             "batch_size": c.batch,
@@ -107,10 +108,12 @@ def settings(plan: Plan) -> dict[str, Any]:
     axes: dict[str, Any] = {"data_parallel": c.mesh.data, "tensor": c.mesh.tensor, "space": list(c.mesh.space)}
     used_axes = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
     shard = {} if c.shard == "none" else {"sync": c.shard}
+    recompute = {} if c.form.recompute == "none" else {"recompute": c.form.recompute}
     workers = {"workers": c.workers} if c.workers > 1 else {}
     placed = {"placement": list(c.placement)} if c.workers > 1 and c.placement else {}
     return {
         "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes, **shard,
+        **recompute,
         "batch_size": c.batch,
     }  # fmt: skip
 
@@ -122,8 +125,9 @@ def script(plan: Plan, bounds: Sequence[int]) -> str:
     axes = ", ".join(f"{axis}={length}" for axis, length in lengths.items() if length not in (1, (1, 1)))
     mesh = f", mesh=stretto.Mesh({axes})" if axes else ""
     shard = "" if c.shard == "none" else f', sync="{c.shard}"'
+    again = "" if c.form.recompute == "none" else f', recompute="{c.form.recompute}"'
     cut = f"stretto.split(model, {list(bounds)}, example=x)"
-    return f'stretto.Trainer({cut}, loss, optimizer, "{c}", workers={c.pipeline}{mesh}{shard})'
+    return f'stretto.Trainer({cut}, loss, optimizer, "{c}", workers={c.pipeline}{mesh}{shard}{again})'
 
 
 def to_toml(known: Mapping[str, Any]) -> str:
