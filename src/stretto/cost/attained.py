@@ -4,12 +4,13 @@ A kernel takes the longer of its FLOPs and its bytes, and `per_kernel` beside:
 
     bytes / (memory_bandwidth x memory)
     FLOPs / (peak x share)                                         attention, and products whose sizes are not known
-    waves x (inner / split) x step                                 matrix products, and convolutions as such
+    waves x (inner / split) x step + partial sums                  matrix products, and convolutions as such
 
 A product of size rows x columns x inner is computed in tiles, `multiprocessors` of them at a time, in waves; the least
 over TILES, and over splits of the inner size, counts. A step of a tile is the longer of its FLOPs at a multiprocessor's
 share of the peak, and of its operands at a multiprocessor's share of `cache_bandwidth`: small tiles read more for each
-FLOP. So small products attain less, with no figures but those of a data sheet.
+FLOP. Splits write their sums in float32 and read them again. So small products attain less, with no figures but those
+of a data sheet.
 """
 
 import math
@@ -109,29 +110,37 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
     share = {"attention": attained.attention, "convolution": attained.convolutions}.get(operator, attained.products)
     rate = peaks.flops * share
     computing = flops / rate if flops else 0.0
+    memory = peaks.bandwidth * attained.memory
     if kernel.product is not None and attained.multiprocessors is not None:
         sizes = kernel.product
-        amounts = (sizes.number, sizes.rows, sizes.columns, sizes.inner)
+        amounts = (size.at(examples) for size in (sizes.number, sizes.rows, sizes.columns, sizes.inner))
         cache = peaks.item / attained.cache_bandwidth if attained.cache_bandwidth else 0.0
-        computing = product_seconds(*(x.at(examples) for x in amounts), 1 / rate, cache, attained.multiprocessors)
-    return max(computing, moved / (peaks.bandwidth * attained.memory)) + attained.per_kernel
+        computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
+    return max(computing, moved / memory) + attained.per_kernel
+
+
+class TileSpeeds(NamedTuple):
+    """Seconds of a FLOP on the whole device, of reading a number from its cache, of a partial sum; and how many tiles
+    are computed at a time.
+    """
+
+    flop: float
+    number: float
+    partial: float
+    multiprocessors: int
 
 
 @lru_cache(maxsize=1 << 16)
-def product_seconds(
-    number: float, rows: float, columns: float, inner: float, per_flop: float, per_number: float, multiprocessors: int
-) -> float:
-    """Seconds of `number` matrix products of one size.
-
-    `per_flop` are the seconds of a FLOP on the whole device, `per_number` those of reading a number from its cache.
-    """
-    best = math.inf
+def product_seconds(number: float, rows: float, columns: float, inner: float, speeds: TileSpeeds) -> float:
+    """Seconds of `number` matrix products of one size."""
+    best, parallel, sums = math.inf, speeds.multiprocessors, number * rows * columns * speeds.partial
     for height, width in TILES:
         tiles = number * in_tiles(rows, height) * in_tiles(columns, width)
-        step = multiprocessors * max(2 * height * width * per_flop, (height + width) * per_number)
+        step = parallel * max(2 * height * width * speeds.flop, (height + width) * speeds.number)
         for split in SPLITS:
-            waves = math.ceil(tiles * split / multiprocessors - 1e-9)
-            best = min(best, waves * max(inner / split, SHORTEST) * step)
+            waves = math.ceil(tiles * split / parallel - 1e-9)
+            seconds = waves * max(inner / split, SHORTEST) * step + (split * sums if split > 1 else 0.0)
+            best = min(best, seconds)
     return best
 
 

@@ -73,8 +73,9 @@ class Device:
     tensor to another. `price_per_hour` is money, `watts` its power while it trains. `per_action` and `per_step` are the
     runtime's own seconds for each action and each step of several processes; `alone_per_action` and `alone_per_step`
     those of training in one process, where that is known. `speed` is how fast layers are that were measured on another
-    device of the cluster: 0.5 takes twice their time; the other figures are this device's own. Raises UsageError for
-    numbers out of range.
+    device of the cluster: 0.5 takes twice their time; the other figures are this device's own. A stage whose weights
+    and activations of one micro-batch fit into `on_chip_memory` bytes reads and writes them at `on_chip_bandwidth`.
+    Raises UsageError for numbers out of range.
     """
 
     memory: float
@@ -88,12 +89,20 @@ class Device:
     alone_per_action: float | None = None
     alone_per_step: float | None = None
     speed: float = 1.0
+    on_chip_memory: float | None = None
+    on_chip_bandwidth: float | None = None
     attained: Attained | None = None
     rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in ("memory", "memory_bandwidth", "reduction_bandwidth", "speed"):
+        on_chip = ("on_chip_memory", "on_chip_bandwidth")
+        for key in ("memory", "memory_bandwidth", "reduction_bandwidth", "speed", *on_chip):
             check_positive(key, getattr(self, key), MEASURE)
+        if (self.on_chip_memory is None) != (self.on_chip_bandwidth is None):
+            raise UsageError(
+                f"on_chip_memory = {self.on_chip_memory}, on_chip_bandwidth = {self.on_chip_bandwidth}: give both, in "
+                "bytes and bytes/s, or neither"
+            )
         for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
         for key in ("price_per_hour", "watts"):
@@ -107,6 +116,17 @@ class Device:
     def reduction_seconds_per_byte(self) -> float:
         """gamma: measured, else the time to read two bytes and write one at the memory's bandwidth."""
         return 1 / self.reduction_bandwidth if self.reduction_bandwidth else 3 / self.memory_bandwidth
+
+    @cached_property
+    def on_chip(self) -> "Device":
+        """The device for a stage that stays on its chip; the device itself where nothing does."""
+        if self.on_chip_bandwidth is None:
+            return self
+        return replace(self, memory_bandwidth=max(self.memory_bandwidth, self.on_chip_bandwidth))
+
+    def keeps_on_chip(self, num_bytes: float) -> bool:
+        """Whether so many bytes fit into the memory on the chip."""
+        return self.on_chip_memory is not None and num_bytes <= self.on_chip_memory
 
     def peak_of(self, dtype: str) -> float:
         """FLOP/s at a dtype. Raises UsageError if it is not known."""
@@ -129,6 +149,7 @@ class Device:
             reduction_bandwidth=None if self.reduction_bandwidth is None else self.reduction_bandwidth * speed,
             peak={dtype: peak * speed for dtype, peak in self.peak.items()},
             speed=self.speed * speed,
+            on_chip_bandwidth=None if self.on_chip_bandwidth is None else self.on_chip_bandwidth * speed,
             attained=None if self.attained is None else self.attained.at_speed(speed),
             rates={
                 operator: {direction: rate.at_speed(speed) for direction, rate in rates.items()}

@@ -228,19 +228,19 @@ def stage_times(
             f"workers={places} for {len(stages)} stages: give the workers of each stage, the same number for all stages"
         )
     share = examples / len(places[0])
-    layer_speeds = speeds_of(costs, cluster, places, share, dtype or costs.dtype, optimizer)
+    layer_speeds = LayerSpeeds(
+        *(
+            speeds_of(costs, cluster, places, share, dtype or costs.dtype, optimizer, on_chip=near)
+            for near in (False, True)
+        )
+    )
     stage_heads = heads or [None] * len(stages)
     head_costs = ModelCosts(tuple(head for head in stage_heads if head is not None), costs.dtype)
     head_speeds = speeds_of(head_costs, cluster, places, share, dtype or costs.dtype, optimizer)
     predicted = []
     for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
-        bare = [summed(layer_speeds[worker][bounds[s] : bounds[s + 1]]) for worker in replicas]
-        speeds = [cluster.device(worker).speed for worker in replicas]
-        replica_times = [
-            with_starts(times, costs.start / speed, costs.step / speed)
-            for times, speed in zip(bare, speeds, strict=True)
-        ]
-        compute = LayerTimes(*(max(column) for column in zip(*replica_times, strict=True)))
+        kept = stage.parameter_bytes + stage.held.at(share)
+        compute = slowest_replica(costs, (bounds[s], bounds[s + 1]), cluster, replicas, kept, layer_speeds)
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
         head = stage_heads[s]
@@ -267,17 +267,43 @@ def stage_times(
     return tuple(predicted)
 
 
+class LayerSpeeds(NamedTuple):
+    """The seconds of all layers on each worker, and those of layers in stages that stay on its chip."""
+
+    anywhere: dict[int, list[LayerTimes[float]]]
+    on_chip: dict[int, list[LayerTimes[float]]]
+
+
+def slowest_replica(
+    costs: ModelCosts, ends: tuple[int, int], cluster: Cluster, replicas: Sequence[int], kept: float,
+    layer_speeds: LayerSpeeds,
+) -> LayerTimes[float]:  # fmt: skip
+    """The seconds of a stage that keeps so many bytes, on the slowest of the workers that hold its replicas."""
+    times = []
+    for worker in replicas:
+        device = cluster.device(worker)
+        speeds = layer_speeds.on_chip if device.keeps_on_chip(kept) else layer_speeds.anywhere
+        layers = speeds[worker][ends[0] : ends[1]]
+        times.append(with_starts(summed(layers), costs.start / device.speed, costs.step / device.speed))
+    return LayerTimes(*(max(column) for column in zip(*times, strict=True)))
+
+
 def speeds_of(
-    costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str, optimizer: str
-) -> dict[int, list[LayerTimes[float]]]:
+    costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str, optimizer: str,
+    *, on_chip: bool = False,
+) -> dict[int, list[LayerTimes[float]]]:  # fmt: skip
     """The seconds of all layers on each worker, for `share` examples; equal workers share one list."""
+    if on_chip and all(device.on_chip_memory is None for device in cluster.devices.values()):
+        return {}
     busy = sorted({worker for replicas in places for worker in replicas})
     known: dict[tuple[WorkerKind, bool], list[LayerTimes[float]]] = {}
     speeds = {}
     for worker, crowded in zip(busy, cluster.crowded(busy), strict=True):
         key = (cluster.kinds[worker], crowded)
         if key not in known:
-            known[key] = layer_times(costs, Machine(cluster.device(worker), dtype, crowded), share, optimizer=optimizer)
+            device = cluster.device(worker)
+            machine = Machine(device.on_chip if on_chip else device, dtype, crowded)
+            known[key] = layer_times(costs, machine, share, optimizer=optimizer)
         speeds[worker] = known[key]
     return speeds
 

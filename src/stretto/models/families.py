@@ -97,7 +97,8 @@ def language(
     recipe: Recipe = [partial(TokenStart, shape, vocabulary, types), *blocks(shape), end]
     return PublishedNetwork(
         recipe, tokens(shape.context), tokens(shape.context), float32_token_loss,
-        tied=("embedding.token.weight", "score.weight") if tied else None, optimizer="adam",
+        tied=("embedding.token.weight", "score.weight") if tied else None, classes="score", counts_parts=True,
+        optimizer="adam",
     )  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def vit(
         attention=attention, dropout=dropout, causal=False,
     )  # fmt: skip
     recipe: Recipe = [partial(PatchStart, shape, patch), *blocks(shape), partial(ClassifierEnd, shape, classes)]
-    return replace(images(recipe, side), optimizer="adam")
+    return replace(images(recipe, side), optimizer="adam", counts_parts=True)
 
 
 def resnet(

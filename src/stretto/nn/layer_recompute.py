@@ -58,26 +58,26 @@ def check_marked(stages: Sequence[nn.Module], how: str) -> None:
 class Recomputing:
     """`with Recomputing(modules)()`: forwards of these modules keep their inputs only, where gradients are wanted.
 
-    `kept` are the tensors that the forwards of the latest context hold for their backwards.
+    With `records`, `kept` are the tensors that forwards hold for their backwards.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], *, records: bool = False) -> None:
         self._bodies = [Body(module) for module in modules]
         self.kept: list[Tensor] = []
+        self._record: Callable[[list[Tensor]], None] | None = self.kept.extend if records else None
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """A context in which forwards keep inputs only."""
-        self.kept = []
         with ExitStack() as stack:
             for body in self._bodies:
-                stack.enter_context(exchanged_forward(body, self.kept))
+                stack.enter_context(exchanged_forward(body, self._record))
             yield
 
 
 @contextmanager
-def exchanged_forward(body: "Body", kept: list[Tensor]) -> Iterator[None]:
-    """In this block the module's forward, without its hooks, is one that keeps its inputs only."""
+def exchanged_forward(body: "Body", record: Callable[[list[Tensor]], None] | None) -> Iterator[None]:
+    """In this block the module's forward, without its hooks, is one that keeps its inputs only, which it records."""
     attributes = vars(body.module)
     own = attributes.get("forward")
     body.original = body.module.forward
@@ -86,7 +86,8 @@ def exchanged_forward(body: "Body", kept: list[Tensor]) -> Iterator[None]:
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         region = Region(body, args, kwargs)
-        kept.extend(region.inputs)
+        if record is not None:
+            record(region.inputs)
         return region.run()
 
     attributes["forward"] = forward
@@ -128,7 +129,8 @@ class Region:
         self._body, self._original, self._args, self._kwargs = body, body.original, args, kwargs
         self.inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self._weights = dict(body.named_parameters(remove_duplicate=False))
-        self._buffers = {name: x.detach().clone() for name, x in statistics(body)}  # as this forward finds them
+        self._tables = dict(body.named_buffers(remove_duplicate=False))
+        self._statistics = {name: x.detach().clone() for name, x in statistics(body)}  # as this forward finds them
         device = next((tensor.device for tensor in self.inputs), CPU)
         self._device = CPU if device.type == "meta" else device
         self._states = [generator.get_state() for generator in generators(self._device)]
@@ -183,7 +185,7 @@ class Region:
             return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
         args, kwargs = tree_map(leaf, (self._args, self._kwargs))
-        own = self._weights | {name: buffer.clone() for name, buffer in self._buffers.items()}
+        own = self._weights | self._tables | {name: buffer.clone() for name, buffer in self._statistics.items()}
         enabled, dtype = self._autocast
         self._body.original = self._original
         with (
