@@ -47,3 +47,14 @@ def test_a_batch_norm_reads_its_images_twice():
         work = works(nn.BatchNorm2d(4), torch.randn(2, 4, 8, 8), kind)["batch-norm"]
         kernel = work.kernels[0].bytes.at(2)
         assert images * image <= kernel < images * image + 500
+
+
+def test_dropout_draws_a_number_for_each_of_its_own():
+    class Dropout(nn.Module):
+        def forward(self, x):
+            return torch.native_dropout(x, 0.1, True)[0]
+
+    (work,) = works(Dropout(), torch.randn(2, 30), "F").values()
+    assert [kernel.random.at(5) for kernel in work.kernels] == [5 * 30]
+    (work,) = works(Dropout(), torch.randn(2, 30), "B").values()
+    assert [kernel.random.at(5) for kernel in work.kernels] == [0]

@@ -1,8 +1,9 @@
 """What operators attain of a device's peaks, and what each takes beside: seconds of kernels one by one. No torch here.
 
-A kernel takes the longer of its FLOPs and its bytes, and `per_kernel` beside:
+A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside:
 
     bytes / (memory_bandwidth x memory)
+    random numbers / random_numbers                                dropout
     FLOPs / (peak x share)                                         attention, and products whose sizes are not known
     waves x (inner / split) x step + partial sums                  matrix products, and convolutions as such
 
@@ -34,8 +35,9 @@ class Attained:
 
     `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth.
     `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s; without them, products of any
-    size attain their share. Each kernel takes `per_kernel` seconds beside its work, and the host `per_launch` seconds
-    to start it, while the device computes. Raises UsageError for numbers out of range.
+    size attain their share. `random_numbers` is how many are drawn a second, for dropout. Each kernel takes
+    `per_kernel` seconds beside its work, and the host `per_launch` seconds to start it, while the device computes.
+    Raises UsageError for numbers out of range.
     """
 
     memory: float = 1.0
@@ -44,6 +46,7 @@ class Attained:
     attention: float = 1.0
     multiprocessors: int | None = None
     cache_bandwidth: float | None = None
+    random_numbers: float | None = None
     per_kernel: float = 0.0
     per_launch: float = 0.0
 
@@ -63,10 +66,14 @@ class Attained:
 
     def at_speed(self, speed: float) -> "Attained":
         """What a device attains that is `speed` times as fast."""
-        cache_bandwidth = None if self.cache_bandwidth is None else self.cache_bandwidth * speed
+        rates = {
+            key: getattr(self, key) * speed
+            for key in ("cache_bandwidth", "random_numbers")
+            if getattr(self, key) is not None
+        }
         return replace(
             self,
-            cache_bandwidth=cache_bandwidth,
+            **rates,
             per_kernel=self.per_kernel / speed,
             per_launch=self.per_launch / speed,
         )
@@ -116,7 +123,9 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
         amounts = (size.at(examples) for size in (sizes.number, sizes.rows, sizes.columns, sizes.inner))
         cache = peaks.item / attained.cache_bandwidth if attained.cache_bandwidth else 0.0
         computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
-    return max(computing, moved / memory) + attained.per_kernel
+    drawn = kernel.random.at(examples)
+    drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
+    return max(computing, moved / memory, drawing) + attained.per_kernel
 
 
 class TileSpeeds(NamedTuple):

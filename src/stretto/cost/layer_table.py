@@ -54,12 +54,16 @@ class ProductSizes:
 
 @dataclass(frozen=True)
 class Kernels:
-    """`count` equal kernels of a GPU: FLOPs and bytes of each, and its sizes if it is a matrix product."""
+    """`count` equal kernels of a GPU: FLOPs and bytes of each, and the random numbers that it draws.
+
+    `product` has its sizes if it is a matrix product.
+    """
 
     count: float
     flops: Affine
     bytes: Affine
     product: ProductSizes | None = None
+    random: Affine = Affine()
 
 
 @dataclass(frozen=True)
@@ -411,7 +415,8 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     """Equal kernels from nested dicts."""
     sizes = content["product"]
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
-    return Kernels(content["count"], Affine(**content["flops"]), Affine(**content["bytes"]), product)
+    flops, num_bytes, drawn = (Affine(**content[key]) for key in ("flops", "bytes", "random"))
+    return Kernels(content["count"], flops, num_bytes, product, drawn)
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

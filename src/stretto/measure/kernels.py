@@ -10,12 +10,29 @@ Sizes = tuple[int, int, int, int]  # of a product: how many, and the rows, colum
 
 
 class Kernel(NamedTuple):
-    """What a kernel computes, and the bytes that it must move; `product` has its sizes if it is a matrix product."""
+    """What a kernel computes, the bytes that it must move and the random numbers that it draws.
+
+    `product` has its sizes if it is a matrix product.
+    """
 
     sort: str
     flops: float
     bytes: float
     product: Sizes | None = None
+    random: float = 0.0
+
+
+DRAWING = (
+    "native_dropout",
+    "dropped_sum",
+    "bernoulli",
+    "uniform",
+    "normal",
+    "rand",
+    "rand_like",
+    "randn",
+    "randn_like",
+)
 
 
 def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Kernel]:
@@ -36,7 +53,14 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
         images = [each for each in args[:2] if isinstance(each, Tensor) and each.dim() > 1]
         yield operator._replace(bytes=operator.bytes + sum(map(nbytes, images)))
     else:
-        yield fitting(operator._replace(product=matrix_product(name, args)))
+        drawn = numbers_of(made) if name.rstrip("_") in DRAWING else 0
+        yield fitting(operator._replace(product=matrix_product(name, args), random=drawn))
+
+
+def numbers_of(made: Any) -> int:
+    """The random numbers that are drawn for an operator's result: one for each of its numbers."""
+    result = made[0] if isinstance(made, tuple | list) else made
+    return result.numel() if isinstance(result, Tensor) else 0
 
 
 def matrix_product(name: str, args: Any) -> Sizes | None:

@@ -185,7 +185,9 @@ class Pair:
             product = None
             if one.product and other.product:
                 product = ProductSizes(*map(self.line, one.product, other.product))
-            alike = Kernels(count, self.line(one.flops, other.flops), self.line(one.bytes, other.bytes), product)
+            amounts = (self.line(getattr(one, key), getattr(other, key)) for key in ("flops", "bytes", "random"))
+            flops, num_bytes, drawn = amounts
+            alike = Kernels(count, flops, num_bytes, product, drawn)
             kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
         return kernels
 
