@@ -17,6 +17,7 @@ from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
 from stretto.plan.problem import Form
 from stretto.plan.search_space import Candidate
 
+ENDS = ("input", "output")  # what may be a message
 SLACK = 1 - 1e-9  # sums in another order differ in the last bits
 
 
@@ -143,8 +144,8 @@ class Bounds:
                 for form in forms
             )
             inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
-        sizes, links = [self.prices.sizes(form, examples) for form in forms], place.ahead[:-1]
-        least_bytes = np.array([min(min(each.output[1:].min(), each.input[:-1].min()) for each in sizes)])
+        amounts, links = [self.prices.amount(form, key, examples) for form in forms for key in ENDS], place.ahead[:-1]
+        least_bytes = np.array([min(amount.min() for amount in amounts)])
         transit = sum(message(link, least_bytes)[0] for link in links)
         overhead = sum(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0] for link in links)
         return LeastMessages(inside, float(transit), float(overhead))
@@ -277,8 +278,8 @@ class Bounds:
         return versions * weights + gradients + state if shard == "none" else (weights + gradients + state) / data
 
     def _kept(self, form: Form, examples: float) -> Table:
-        layers = self.prices.layers(form)
-        return range_sums(np.array([max(0.0, (x.activation - x.shared).at(examples)) for x in layers]))
+        activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
+        return range_sums(np.maximum(0.0, activation - shared))
 
 
 def least(seconds: float, alone: float | None) -> float:

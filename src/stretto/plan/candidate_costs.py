@@ -37,6 +37,7 @@ that hides them; those of chunked and overlapping are exact for any messages. Me
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
@@ -169,10 +170,14 @@ class Prices:
         self.sides = problem.sides or (0,) * len(problem.layers)
         self.places = lru_cache(maxsize=None)(self._places)
         self.layers = lru_cache(maxsize=None)(self._layers)
+        self.distinct = lru_cache(maxsize=None)(self._distinct)
         self.layer_rows = lru_cache(maxsize=None)(self._layer_rows)
         self.least_rows = lru_cache(maxsize=None)(self._least_rows)
         self.intra_stage = lru_cache(maxsize=1024)(self._intra_stage)
+        self.exchanges: dict[Hashable, tuple[Numbers, Numbers]] = {}
         self.times = lru_cache(maxsize=256)(self._times)
+        self.lines = lru_cache(maxsize=None)(self._lines)
+        self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
@@ -218,8 +223,16 @@ class Prices:
         rows[:, UPDATE] *= 2 if self.problem.masters else 1  # also updates float32 master weights
         return rows
 
+    def _distinct(self, form: Form) -> tuple[list[LayerCost], NDArray[np.intp]]:
+        # The layers that differ in more than their names, and for each layer which of them it is.
+        places: dict[LayerCost, int] = {}
+        indices = [places.setdefault(replace(layer, name=""), len(places)) for layer in self.layers(form)]
+        return list(places), np.array(indices)
+
     def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
-        return self.seconds(self.layers(form), [kind], examples)
+        layers, indices = self.distinct(form)
+        rows: Table = self.seconds(layers, [kind], examples)[indices]
+        return rows
 
     def _least_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
         if not self.stays_on_chip(kind):
@@ -269,34 +282,55 @@ class Prices:
         workers = self.places(mesh, pipeline, placement).workers
         return tuple(workers.losses(worker, last) for worker in range(pipeline))
 
-    def _sizes(self, form: Form, examples: float) -> Sizes:
-        layers = self.layers(form)
+    def _lines(self, form: Form) -> dict[str, tuple[Numbers, Numbers]]:
+        # The fixed bytes of each layer, and those for each example, by name.
+        layers, indices = self.distinct(form)
+        lines = {key: [getattr(layer, key) for layer in layers] for key in AMOUNTS}
+        return {
+            key: (np.array([line.fixed for line in each])[indices], np.array([line.each for line in each])[indices])
+            for key, each in lines.items()
+        }
 
-        def amounts(key: str) -> Numbers:
-            return np.array([getattr(layer, key).at(examples) for layer in layers])
+    def amount(self, form: Form, key: str, examples: float) -> Numbers:
+        """An amount of bytes of each layer, by its name in `LayerCost`."""
+        fixed, each = self.lines(form)[key]
+        return fixed + examples * each
 
-        weights = np.array([layer.parameter_bytes for layer in layers])
-        held = range_sums(amounts("activation") - amounts("shared"))
-        held += np.append(amounts("shared") + amounts("loose_input"), 0.0)[:, None]
-        held += np.concatenate([[0.0], amounts("loose_output")])[None, :]
-        return Sizes(
-            range_sums(weights),
-            range_sums(np.array([layer.gradient_bytes for layer in layers])),
-            range_sums(np.array([self.problem.state(layer) for layer in layers])),
-            range_sums(np.array([float(layer.parameter_tensors) for layer in layers])),
-            held,
-            range_max(np.maximum(0.0, amounts("recomputed"))),
-            range_max(weights),
-            np.append(amounts("input"), 0.0),
-            np.concatenate([[0.0], amounts("output")]),
+    def _weights(self, form: Form) -> tuple[Table, ...]:
+        # What of the sizes does not depend on examples.
+        layers, indices = self.distinct(form)
+        weights, gradients, state, tensors = (
+            np.array(values, dtype=float)[indices]
+            for values in zip(
+                *((x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors) for x in layers),
+                strict=True,
+            )
         )
+        return (*map(range_sums, (weights, gradients, state, tensors)), range_max(weights))
+
+    def _sizes(self, form: Form, examples: float) -> Sizes:
+        parameters, gradients, state, tensors, largest = self.weights(form)
+        activation, shared, inputs, outputs, loose_input, loose_output, recomputed = (
+            self.amount(form, key, examples) for key in AMOUNTS
+        )
+        held = range_sums(activation - shared)
+        held += np.append(shared + loose_input, 0.0)[:, None]
+        held += np.concatenate([[0.0], loose_output])[None, :]
+        return Sizes(
+            parameters, gradients, state, tensors, held,
+            range_max(np.maximum(0.0, recomputed)) if recomputed.any() else np.zeros_like(held),
+            largest, np.append(inputs, 0.0), np.concatenate([[0.0], outputs]),
+        )  # fmt: skip
 
     def _intra_stage(
         self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, form: Form, examples: float
     ) -> tuple[Numbers, Numbers]:
         layers, place = self.layers(form), self.places(mesh, pipeline, placement)
-        forward, backward = self.tensor_seconds(mesh, layers, place.weights[worker], examples, place.gamma)
-        counted = mesh.tensor > 1 and all(layer.forward_exchanges is not None for layer in layers)
+        links, counted = place.weights[worker], self.is_counted(form)
+        key = (tuple(map(id, links)), mesh.tensor, form, examples, place.gamma)
+        if key not in self.exchanges:
+            self.exchanges[key] = self.tensor_seconds(form, links, examples, place.gamma)
+        forward, backward = self.exchanges[key]
         again = forward if form.recompute == "full" and not counted else 0.0
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, place.slabs[worker], examples)
@@ -304,28 +338,34 @@ class Prices:
             again = again + np.array(halos[0]) if form.recompute == "full" else again
         return forward, backward + again
 
+    def is_counted(self, form: Form) -> bool:
+        """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
+        layers, _ = self.distinct(form)
+        return form.tensor > 1 and all(layer.forward_exchanges is not None for layer in layers)
+
     def tensor_seconds(
-        self, mesh: Mesh, layers: Sequence[LayerCost], links: Sequence[Link], examples: float, gamma: float
+        self, form: Form, links: Sequence[Link], examples: float, gamma: float
     ) -> tuple[Numbers, Numbers]:
         """Seconds of each layer's exchanges among processes that share its weights, in a forward and in a backward."""
-        if mesh.tensor == 1:
+        layers, (rows, indices) = self.layers(form), self.distinct(form)
+        if form.tensor == 1:
             return np.zeros(len(layers)), np.zeros(len(layers))
-        if all(layer.forward_exchanges is not None for layer in layers):
+        if self.is_counted(form):
 
             def seconds(works: Works | None) -> float:
-                return exchange_seconds(works or (), links, mesh.tensor, examples, gamma)
+                return exchange_seconds(works or (), links, form.tensor, examples, gamma)
 
             forward, backward = (
                 once_each(passes, seconds)
-                for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in layers), strict=True)
+                for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in rows), strict=True)
             )
-            return forward, backward
+            return forward[indices], backward[indices]
         num_all_reduces = np.array([num_all_reduces_of(layer) for layer in self.problem.layers], dtype=float)
         outputs, inputs = (
             np.array([getattr(layer, key).at(examples) for layer in layers]) for key in ("output", "input")
         )
-        forward = num_all_reduces * all_reduce(links, mesh.tensor, outputs, gamma)
-        backward = num_all_reduces * all_reduce(links, mesh.tensor, inputs, gamma)
+        forward = num_all_reduces * all_reduce(links, form.tensor, outputs, gamma)
+        backward = num_all_reduces * all_reduce(links, form.tensor, inputs, gamma)
         return forward, backward
 
     def stage(self, c: Candidate, s: int) -> StageTable:
@@ -557,6 +597,15 @@ TERMS = (
     "computing", "below peak", "memory traffic", "launches", "computing again", "inside stages", "gathering weights",
     "all-reduce", "update", "runtime", "messages", "bubble", "correction",
 )  # fmt: skip
+AMOUNTS = (
+    "activation",
+    "shared",
+    "input",
+    "output",
+    "loose_input",
+    "loose_output",
+    "recomputed",
+)  # of a layer, in bytes
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
 UPDATE = 4  # the column of `LayerTimes`
 

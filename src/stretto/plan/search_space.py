@@ -22,8 +22,8 @@ class Candidate(NamedTuple):
     is the worker `placement[p]` of the cluster; worker p if that is empty. `ahead` is the number of forwards before the
     first backward beyond the method's own, for each worker above. `recompute` is a member of RECOMPUTE: "selective" and
     "full" recompute parts of each layer, or each layer from its input; "stage" whole stages, as the method's option
-    does. With `sequence` the processes that share weights divide the sequence outside cut layers.
-    `per_worker` is the number of stages of each worker of the pipeline; 0 for the method's own.
+    does. With `sequence` the processes that share weights divide the sequence outside cut layers. `per_worker` is the
+    number of stages of each worker of the pipeline; 0 for the method's own.
     """
 
     pipeline: int
