@@ -100,7 +100,12 @@ def test_clusters_that_come_along_say_where_each_figure_is_from(name):
     figures = [f"devices.{device}.{key}" for device, each in cluster.devices.items()
                for key in ("memory", "memory_bandwidth", "peak", "price_per_hour", "watts")
                if getattr(each, key) is not None]  # fmt: skip
-    figures += [f"links.{link}.{key}" for link in cluster.links for key in ("latency", "bandwidth")]
+    for name, link in cluster.links.items():
+        keys = [key for key in ("send_per_byte", "receive_per_byte", "rings", "tree") if getattr(link, key)]
+        figures += [f"links.{name}.{key}" for key in ("latency", "bandwidth", *keys)]
+    for device, each in cluster.devices.items():
+        attained = {} if each.attained is None else vars(each.attained)
+        figures += [f"devices.{device}.attained.{key}" for key, value in attained.items() if value is not None]
     for figure in figures:
         assert figure in cluster.sources or figure.rpartition(".")[0] in cluster.sources, figure
     for source in cluster.sources:
@@ -115,7 +120,8 @@ def test_those_for_planning_on_paper():
     }
     assert shapes == {
         "8-nodes-of-8-h100": (64, 8), "128-nodes-of-8-h100": (1024, 128), "8-a100": (8, 1), "16-workstations": (16, 16),
-        "wide-area": (16, 2),
+        "wide-area": (16, 2), "70-nodes-of-8-a100": (560, 70), "16-nodes-of-8-a100-40gb": (128, 16), "8-v100": (8, 1),
+        "8-v100-16gb": (8, 1), "1-rtx-3090": (1, 1),
     }  # fmt: skip
     assert find_cluster("wide-area").link(0, 8).latency == 0.044
 

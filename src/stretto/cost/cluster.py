@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from stretto.cost.attained import Attained
 from stretto.cost.collective import Collective, slower
+from stretto.cost.rings import Steps, joined_rings, joined_tree, slower_rings
 from stretto.errors import UsageError, nearest
 
 
@@ -66,12 +68,14 @@ class Device:
     """The device of one worker: `memory` in bytes, `memory_bandwidth` in bytes/s.
 
     `peak` is FLOP/s by dtype. `rates` is by sort of operator ("linear", "convolution", ...) and pass ("forward",
-    "backward"; for optimizers "update"); a sort without a rate takes max(FLOPs / peak, bytes / memory_bandwidth), the
-    roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money,
-    `watts` its power while it trains. `per_action` and `per_step` are the runtime's own seconds for each action and
-    each step of several processes; `alone_per_action` and `alone_per_step` those of training in one process, where that
-    is known. `speed` is how fast layers are that were measured on another device of the cluster: 0.5 takes twice their
-    time; the other figures are this device's own. Raises UsageError for numbers out of range.
+    "backward"; for optimizers "update"); a sort without a rate takes what its kernels take by `attained`, and without
+    that max(FLOPs / peak, bytes / memory_bandwidth), the roofline. `reduction_bandwidth` is the bytes/s of adding one
+    tensor to another. `price_per_hour` is money, `watts` its power while it trains. `per_action` and `per_step` are the
+    runtime's own seconds for each action and each step of several processes; `alone_per_action` and `alone_per_step`
+    those of training in one process, where that is known. `speed` is how fast layers are that were measured on another
+    device of the cluster: 0.5 takes twice their time; the other figures are this device's own. A stage whose weights
+    and activations of one micro-batch fit into `on_chip_memory` bytes reads and writes them at `on_chip_bandwidth`.
+    Raises UsageError for numbers out of range.
     """
 
     memory: float
@@ -85,11 +89,20 @@ class Device:
     alone_per_action: float | None = None
     alone_per_step: float | None = None
     speed: float = 1.0
+    on_chip_memory: float | None = None
+    on_chip_bandwidth: float | None = None
+    attained: Attained | None = None
     rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in ("memory", "memory_bandwidth", "reduction_bandwidth", "speed"):
+        on_chip = ("on_chip_memory", "on_chip_bandwidth")
+        for key in ("memory", "memory_bandwidth", "reduction_bandwidth", "speed", *on_chip):
             check_positive(key, getattr(self, key), MEASURE)
+        if (self.on_chip_memory is None) != (self.on_chip_bandwidth is None):
+            raise UsageError(
+                f"on_chip_memory = {self.on_chip_memory}, on_chip_bandwidth = {self.on_chip_bandwidth}: give both, in "
+                "bytes and bytes/s, or neither"
+            )
         for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
         for key in ("price_per_hour", "watts"):
@@ -103,6 +116,17 @@ class Device:
     def reduction_seconds_per_byte(self) -> float:
         """gamma: measured, else the time to read two bytes and write one at the memory's bandwidth."""
         return 1 / self.reduction_bandwidth if self.reduction_bandwidth else 3 / self.memory_bandwidth
+
+    @cached_property
+    def on_chip(self) -> "Device":
+        """The device for a stage that stays on its chip; the device itself where nothing does."""
+        if self.on_chip_bandwidth is None:
+            return self
+        return replace(self, memory_bandwidth=max(self.memory_bandwidth, self.on_chip_bandwidth))
+
+    def keeps_on_chip(self, num_bytes: float) -> bool:
+        """Whether so many bytes fit into the memory on the chip."""
+        return self.on_chip_memory is not None and num_bytes <= self.on_chip_memory
 
     def peak_of(self, dtype: str) -> float:
         """FLOP/s at a dtype. Raises UsageError if it is not known."""
@@ -125,6 +149,8 @@ class Device:
             reduction_bandwidth=None if self.reduction_bandwidth is None else self.reduction_bandwidth * speed,
             peak={dtype: peak * speed for dtype, peak in self.peak.items()},
             speed=self.speed * speed,
+            on_chip_bandwidth=None if self.on_chip_bandwidth is None else self.on_chip_bandwidth * speed,
+            attained=None if self.attained is None else self.attained.at_speed(speed),
             rates={
                 operator: {direction: rate.at_speed(speed) for direction, rate in rates.items()}
                 for operator, rates in self.rates.items()
@@ -139,9 +165,10 @@ class Link:
     While both ends compute, a message takes `contention` times as long. Of that time, `send` seconds and
     `send_per_byte` seconds a byte keep the sender from computing, `receive` and `receive_per_byte` the receiver.
     `travel` and `travel_per_byte` are the rest, which keeps neither busy; without them it follows from the others.
-    `collectives` are those that were measured, by the names of `stretto.cost.collective`; others follow from latency
-    and bandwidth. A share `late_share` of all messages, at random, comes `late_seconds` later: 0.05 and 0.02 mean that
-    one in twenty is late by 20 ms. Raises UsageError for numbers out of range.
+    `collectives` are those that were measured, by the names of `stretto.cost.collective`; others are those of `rings`,
+    by protocol, and `tree` (`stretto.cost.rings`), and without these follow from latency and bandwidth. A share
+    `late_share` of all messages, at random, comes `late_seconds` later: 0.05 and 0.02 mean that one in twenty is late
+    by 20 ms. Raises UsageError for numbers out of range.
     """
 
     latency: float
@@ -157,6 +184,8 @@ class Link:
     late_share: float | None = None
     late_seconds: float | None = None
     collectives: Mapping[str, Collective] = field(default_factory=dict, hash=False)
+    rings: Mapping[str, Steps] = field(default_factory=dict, hash=False)
+    tree: Steps | None = None
 
     def __post_init__(self) -> None:
         if (self.late_share is None) != (self.late_seconds is None):
@@ -206,6 +235,8 @@ class Link:
             late_share=late.late_share,
             late_seconds=late.late_seconds,
             collectives=slower(self.collectives, other.collectives),
+            rings=slower_rings(self.rings, other.rings),
+            tree=None if self.tree is None or other.tree is None else self.tree.or_slower(other.tree),
             latency=max(self.latency, other.latency),
             bandwidth=min(self.bandwidth, other.bandwidth),
             contention=max(self.contention, other.contention),
@@ -399,6 +430,23 @@ class Cluster:
         names += [self.groups[place.group].within for place, count in Counter(places).items() if count > 1]
         return [self.links[name] for name in dict.fromkeys(names) if name is not None]
 
+    def collective_links(self, workers: Iterable[int]) -> list[Link]:
+        """Every different link between these workers; those within and between nodes as one where both have rings."""
+        ranks = list(workers)
+        links, nodes = self.links_among(ranks), Counter(self.place(worker) for worker in ranks)
+        per_node, most = min(nodes.values(), default=0), max(nodes.values(), default=0)
+        if len(nodes) < 2 or len(links) != (1 if most == 1 else 2) or not all(link.rings for link in links):
+            return links
+        between, within = links[0], links[1] if most > 1 else None
+        key = (id(between), id(within), len(nodes), per_node)
+        if key not in self._joined_links:
+            self._joined_links[key] = joined_links(within if per_node > 1 else None, between, len(nodes), per_node)
+        return [self._joined_links[key]]
+
+    @cached_property
+    def _joined_links(self) -> dict[tuple[int, int, int, int], Link]:
+        return {}
+
     def slowest_link(self, workers: Iterable[int], num_bytes: float = 1e6) -> Link | None:
         """The link between these workers on which a message takes longest; None for a single worker."""
         return max(self.links_among(workers), key=lambda link: link.seconds(num_bytes), default=None)
@@ -416,6 +464,14 @@ class Cluster:
     def watts(self, workers: Iterable[int]) -> float | None:
         """The power of these workers together; None if the power of one is not known."""
         return sum_of_known(self.device(worker).watts for worker in workers)
+
+
+def joined_links(within: Link | None, between: Link, nodes: int, per_node: int) -> Link:
+    """The link between nodes, with rings and the tree of collectives over all of them."""
+    inside = None if within is None else within.rings
+    rings = joined_rings(inside, between.rings, nodes, per_node)
+    tree = joined_tree(None if within is None else within.tree, between.tree, nodes, per_node)
+    return replace(between, rings=rings, tree=tree)
 
 
 def sum_of_known(values: Iterable[float | None]) -> float | None:

@@ -7,8 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stretto.cost.attained import Attained
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.cost.collective import Collective
+from stretto.cost.rings import Steps
 from stretto.errors import UsageError, nearest
 from stretto.files.whole_files import write_whole
 from stretto.options.checks import of_kind
@@ -65,14 +67,15 @@ def to_toml(cluster: Cluster) -> str:
 
 
 def to_dict(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as nested dicts for TOML and JSON, without fields that are None, and without collectives of none."""
+    """The cluster as nested dicts for TOML and JSON, without fields that are None, and empty collectives."""
     content: dict[str, Any] = without_none(asdict(cluster))
     for device in content["devices"].values():
         if device["speed"] == 1:
             del device["speed"]
     for link in content["links"].values():
-        if not link["collectives"]:
-            del link["collectives"]
+        for key in ("collectives", "rings"):
+            if not link[key]:
+                del link[key]
     return content if content["doubts"] else {key: value for key, value in content.items() if key != "doubts"}
 
 
@@ -112,6 +115,8 @@ def link_of(place: str, content: Any) -> Link:
     """A link, with its collectives, from a table."""
     return build(Link, place, content, {
         "collectives": lambda at, value: each_of(at, value, lambda key, entry: build(Collective, key, entry)),
+        "rings": lambda at, value: each_of(at, value, lambda key, entry: build(Steps, key, entry)),
+        "tree": lambda at, value: build(Steps, at, value),
     })  # fmt: skip
 
 
@@ -123,6 +128,7 @@ def device_of(place: str, content: Any) -> Device:
 
     return build(Device, place, content, {
         "peak": lambda at, value: each_of(at, value, lambda key, number: checked(key, number, "float")),
+        "attained": lambda at, value: build(Attained, at, value),
         "rates": lambda at, value: each_of(at, value, lambda key, passes: each_of(key, passes, rate)),
     })  # fmt: skip
 

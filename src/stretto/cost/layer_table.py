@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import reduce
 from itertools import chain, pairwise
 from typing import Any, Literal, TypeVar, get_args
@@ -43,17 +43,48 @@ Amount = TypeVar("Amount", Affine, float)
 
 
 @dataclass(frozen=True)
+class ProductSizes:
+    """The sizes of matrix products: how many there are, and the rows, columns and inner size of each."""
+
+    number: Affine
+    rows: Affine
+    columns: Affine
+    inner: Affine
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """`count` equal kernels of a GPU: FLOPs and bytes of each, and the random numbers that it draws.
+
+    `product` has its sizes if it is a matrix product.
+    """
+
+    count: float
+    flops: Affine
+    bytes: Affine
+    product: ProductSizes | None = None
+    random: Affine = Affine()
+
+
+@dataclass(frozen=True)
 class Work:
-    """The operators of one sort in one pass: their number, their FLOPs, and the bytes that they read and write."""
+    """The operators of one sort in one pass: their number, their FLOPs, and the bytes that they read and write.
+
+    `kernels` are what a GPU runs for them, one by one; empty where that is not known.
+    """
 
     operator: str
     calls: float
     flops: Affine
     bytes: Affine
+    kernels: tuple[Kernels, ...] = ()
 
     def __add__(self, other: "Work") -> "Work":
         assert self.operator == other.operator, "only work of the same sort of operator can be added"
-        return Work(self.operator, self.calls + other.calls, self.flops + other.flops, self.bytes + other.bytes)
+        kernels = self.kernels + other.kernels if self.kernels and other.kernels else ()
+        return Work(
+            self.operator, self.calls + other.calls, self.flops + other.flops, self.bytes + other.bytes, kernels
+        )
 
 
 Works = tuple[Work, ...]  # one for each sort of operator, sorted by it
@@ -134,7 +165,8 @@ class LayerCost:
 
     Bytes: `activation` is kept by autograd for the backward, without parameters, each storage once; `shared` is the
     part of it that earlier layers keep too. `input` and `output` are sent between stages; `loose_input` and
-    `loose_output` are the parts of them that the layer itself does not keep. Only single layers have `peaks`.
+    `loose_output` are the parts of them that the layer itself does not keep. `recomputed` is what its backward makes
+    again before it frees it, beside what is kept. Only single layers have `peaks`.
     `image_windows` are its convolutions and pools of images, in the order in which they run.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
@@ -163,6 +195,7 @@ class LayerCost:
     forward_exchanges: Works | None = None
     backward_exchanges: Works | None = None
     image_windows: tuple[ImageWindow, ...] = ()
+    recomputed: Affine = Affine()
 
     def works(self, kind: Kind) -> Works:
         """The work of an action of this kind."""
@@ -205,7 +238,54 @@ class LayerCost:
             forward_exchanges=exchanges_together(self.forward_exchanges, after.forward_exchanges),
             backward_exchanges=exchanges_together(self.backward_exchanges, after.backward_exchanges),
             image_windows=self.image_windows + after.image_windows,
+            recomputed=max(self.recomputed, after.recomputed, key=lambda bytes: (bytes.each, bytes.fixed)),
         )
+
+
+def keeping_inputs(layer: LayerCost) -> LayerCost:
+    """A layer that keeps its input alone, and runs its forward again in each of its backwards; a loss as it is."""
+    if layer.type == "Loss":
+        return layer
+    kept, again, times = layer.input - layer.loose_input, layer.forward, layer.measured
+    recomputed = layer.activation - kept
+
+    def repeated(works: Works) -> Works:
+        return total_works(works, again) if works else ()
+
+    def longer(line: Affine | None) -> Affine | None:
+        return None if line is None or times is None or line == Affine() else line + times.forward
+
+    return replace(
+        layer,
+        backward=repeated(layer.backward),
+        input_gradient=repeated(layer.input_gradient),
+        weight_gradient=repeated(layer.weight_gradient),
+        activation=layer.input,
+        shared=Affine(),
+        loose_input=Affine(),
+        loose_output=layer.output,
+        recomputed=recomputed if layer.backward else Affine(),
+        measured=None if times is None else replace(
+            times,
+            backward=longer(times.backward) or Affine(),
+            input_gradient=longer(times.input_gradient),
+            weight_gradient=longer(times.weight_gradient),
+        ),
+        peaks=None if layer.peaks is None else peaks_again(layer.peaks, layer.output, recomputed),
+        backward_exchanges=exchanges_together(layer.backward_exchanges, layer.forward_exchanges),
+    )  # fmt: skip
+
+
+def peaks_again(peaks: Peaks, gradient: Affine, recomputed: Affine) -> Peaks:
+    """The peaks of a layer whose backwards begin with a forward, beside the gradient of its output."""
+    forward = [line + gradient for line in peaks.forward]
+    backward, again = ([*forward, *(line + recomputed for line in lines)] for lines in (peaks.backward, peaks.again))
+    return replace(peaks, backward=highest(backward), again=highest(again))
+
+
+def with_recomputed(layer: LayerCost, whole: LayerCost) -> LayerCost:
+    """A layer of which parts are recomputed, with the bytes that these are, by the same layer without; and its name."""
+    return replace(layer, name=whole.name, recomputed=whole.activation - layer.activation)
 
 
 def exchanges_together(below: Works | None, above: Works | None) -> Works | None:
@@ -313,11 +393,7 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
     for key in (field.name for field in fields(LayerCost)):
         value = content[key]
         if key in works:
-            read[key] = (
-                None
-                if value is None
-                else tuple(Work(w["operator"], w["calls"], Affine(**w["flops"]), Affine(**w["bytes"])) for w in value)
-            )
+            read[key] = None if value is None else tuple(map(work_of, value))
         elif key == "measured":
             read[key] = None if value is None else measured_of(value)
         elif key == "peaks":
@@ -327,6 +403,20 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
         else:
             read[key] = Affine(**value) if isinstance(value, Mapping) else value
     return LayerCost(**read)
+
+
+def work_of(content: Mapping[str, Any]) -> Work:
+    """Work from nested dicts."""
+    flops, num_bytes = Affine(**content["flops"]), Affine(**content["bytes"])
+    return Work(content["operator"], content["calls"], flops, num_bytes, tuple(map(kernels_of, content["kernels"])))
+
+
+def kernels_of(content: Mapping[str, Any]) -> Kernels:
+    """Equal kernels from nested dicts."""
+    sizes = content["product"]
+    product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
+    flops, num_bytes, drawn = (Affine(**content[key]) for key in ("flops", "bytes", "random"))
+    return Kernels(content["count"], flops, num_bytes, product, drawn)
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

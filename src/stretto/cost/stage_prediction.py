@@ -1,14 +1,18 @@
 """Predict the seconds of a stage's actions on a cluster, and the bytes that it keeps. No torch here.
 
-A layer's measured time is used if there is one, else the device's rate for each sort of operator, else the roofline.
+A layer's measured time is used if there is one, else the device's rate for each sort of operator, else what the device
+attains kernel by kernel (`attained.py`), else the roofline.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from stretto.cost.attained import BYTES, KernelSeconds, Peaks, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
-from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work
+from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
+from stretto.cost.rings import all_reduce_seconds as library_all_reduce
 from stretto.errors import UsageError
 from stretto.optimizers import optimizer_of
 from stretto.options.checks import of_kind, positive
@@ -31,15 +35,25 @@ class Machine(NamedTuple):
     crowded: bool = False
 
 
-def work_seconds(work: Work, direction: str, machine: Machine, examples: float) -> float:
-    """Seconds of the operators of one sort; `direction` is "forward" or "backward"."""
+def pass_seconds(works: Works, direction: str, machine: Machine, examples: float) -> float:
+    """Seconds of a pass: those of the device, or of the host that starts its kernels where that takes longer."""
+    seconds = [device_and_host(work, direction, machine, examples) for work in works]
+    return max(sum(device for device, _ in seconds), sum(host for _, host in seconds))
+
+
+def device_and_host(work: Work, direction: str, machine: Machine, examples: float) -> KernelSeconds:
+    """Seconds of the operators of one sort on the device, and of the host that starts them, where that is known."""
     device = machine.device
     flops, num_bytes = work.flops.at(examples), work.bytes.at(examples)
     rate = device.rates.get(work.operator, {}).get(direction)
-    if rate is None:
-        compute = flops / device.peak_of(machine.dtype) if flops else 0.0
-        return max(compute, num_bytes / device.memory_bandwidth)
-    return rate.seconds(work.calls, flops, num_bytes) * (rate.contention if machine.crowded else 1)
+    if rate is not None:
+        seconds = rate.seconds(work.calls, flops, num_bytes) * (rate.contention if machine.crowded else 1)
+        return KernelSeconds(seconds, 0.0)
+    peak = device.peak_of(machine.dtype) if flops else math.inf
+    if device.attained is None:
+        return KernelSeconds(max(flops / peak, num_bytes / device.memory_bandwidth), 0.0)
+    peaks = Peaks(peak, device.memory_bandwidth, BYTES.get(machine.dtype, 4))
+    return kernel_seconds(work, device.attained, peaks, examples)
 
 
 def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: float) -> float:
@@ -48,7 +62,7 @@ def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: floa
 
     def predicted(crowded: bool) -> float:
         where = machine._replace(crowded=crowded)
-        return sum(work_seconds(work, direction, where, examples) for work in layer.works(kind))
+        return pass_seconds(layer.works(kind), direction, where, examples)
 
     line = measured_line(layer, kind)
     if line is None or layer.measured is None:
@@ -81,7 +95,8 @@ def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
     moved = chosen.accesses * layer.gradient_bytes
     rate = device.rates.get(chosen.family, {}).get("update")
     if rate is None:
-        return moved / device.memory_bandwidth
+        work = Work(chosen.family, layer.parameter_tensors, Affine(), Affine(moved))
+        return pass_seconds((work,), "update", machine, 0)
     return rate.seconds(layer.parameter_tensors, 0, moved) * (rate.contention if machine.crowded else 1)
 
 
@@ -90,7 +105,7 @@ def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
     if layer.measured is not None and layer.measured.accumulate is not None:
         return layer.measured.accumulate * slowdown(layer.measured, machine) / machine.device.speed
     work = Work("elementwise", layer.parameter_tensors, Affine(), Affine(3 * layer.gradient_bytes))
-    return work_seconds(work, "forward", machine, 0)
+    return pass_seconds((work,), "forward", machine, 0)
 
 
 class LayerTimes(NamedTuple, Generic[Seconds]):
@@ -112,16 +127,17 @@ def layer_times(
 ) -> list[LayerTimes[float]]:
     """The seconds of each layer's actions, for micro-batches of `examples`."""
     kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
-    return [
-        LayerTimes._make(
-            (
-                *(layer_seconds(layer, kind, machine, examples) for kind in kinds),
-                update_seconds(layer, machine, optimizer),
-                accumulate_seconds(layer, machine),
-            )
-        )
-        for layer in costs.layers
-    ]
+    known: dict[tuple[object, ...], LayerTimes[float]] = {}  # by what layers have in common: they share objects
+    times = []
+    for layer in costs.layers:
+        key = (*(id(layer.works(kind)) for kind in kinds), id(layer.measured), layer.parameter_tensors,
+               layer.gradient_bytes)  # fmt: skip
+        if key not in known:
+            forward, backward, inputs, weights = (layer_seconds(layer, kind, machine, examples) for kind in kinds)
+            update, accumulate = update_seconds(layer, machine, optimizer), accumulate_seconds(layer, machine)
+            known[key] = LayerTimes(forward, backward, inputs, weights, update, accumulate)
+        times.append(known[key])
+    return times
 
 
 def summed(layers: Sequence[LayerTimes[float]]) -> LayerTimes[float]:
@@ -212,19 +228,19 @@ def stage_times(
             f"workers={places} for {len(stages)} stages: give the workers of each stage, the same number for all stages"
         )
     share = examples / len(places[0])
-    layer_speeds = speeds_of(costs, cluster, places, share, dtype or costs.dtype, optimizer)
+    layer_speeds = LayerSpeeds(
+        *(
+            speeds_of(costs, cluster, places, share, dtype or costs.dtype, optimizer, on_chip=near)
+            for near in (False, True)
+        )
+    )
     stage_heads = heads or [None] * len(stages)
     head_costs = ModelCosts(tuple(head for head in stage_heads if head is not None), costs.dtype)
     head_speeds = speeds_of(head_costs, cluster, places, share, dtype or costs.dtype, optimizer)
     predicted = []
     for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
-        bare = [summed(layer_speeds[worker][bounds[s] : bounds[s + 1]]) for worker in replicas]
-        speeds = [cluster.device(worker).speed for worker in replicas]
-        replica_times = [
-            with_starts(times, costs.start / speed, costs.step / speed)
-            for times, speed in zip(bare, speeds, strict=True)
-        ]
-        compute = LayerTimes(*(max(column) for column in zip(*replica_times, strict=True)))
+        kept = stage.parameter_bytes + stage.held.at(share)
+        compute = slowest_replica(costs, (bounds[s], bounds[s + 1]), cluster, replicas, kept, layer_speeds)
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
         head = stage_heads[s]
@@ -251,17 +267,43 @@ def stage_times(
     return tuple(predicted)
 
 
+class LayerSpeeds(NamedTuple):
+    """The seconds of all layers on each worker, and those of layers in stages that stay on its chip."""
+
+    anywhere: dict[int, list[LayerTimes[float]]]
+    on_chip: dict[int, list[LayerTimes[float]]]
+
+
+def slowest_replica(
+    costs: ModelCosts, ends: tuple[int, int], cluster: Cluster, replicas: Sequence[int], kept: float,
+    layer_speeds: LayerSpeeds,
+) -> LayerTimes[float]:  # fmt: skip
+    """The seconds of a stage that keeps so many bytes, on the slowest of the workers that hold its replicas."""
+    times = []
+    for worker in replicas:
+        device = cluster.device(worker)
+        speeds = layer_speeds.on_chip if device.keeps_on_chip(kept) else layer_speeds.anywhere
+        layers = speeds[worker][ends[0] : ends[1]]
+        times.append(with_starts(summed(layers), costs.start / device.speed, costs.step / device.speed))
+    return LayerTimes(*(max(column) for column in zip(*times, strict=True)))
+
+
 def speeds_of(
-    costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str, optimizer: str
-) -> dict[int, list[LayerTimes[float]]]:
+    costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str, optimizer: str,
+    *, on_chip: bool = False,
+) -> dict[int, list[LayerTimes[float]]]:  # fmt: skip
     """The seconds of all layers on each worker, for `share` examples; equal workers share one list."""
+    if on_chip and all(device.on_chip_memory is None for device in cluster.devices.values()):
+        return {}
     busy = sorted({worker for replicas in places for worker in replicas})
     known: dict[tuple[WorkerKind, bool], list[LayerTimes[float]]] = {}
     speeds = {}
     for worker, crowded in zip(busy, cluster.crowded(busy), strict=True):
         key = (cluster.kinds[worker], crowded)
         if key not in known:
-            known[key] = layer_times(costs, Machine(cluster.device(worker), dtype, crowded), share, optimizer=optimizer)
+            device = cluster.device(worker)
+            machine = Machine(device.on_chip if on_chip else device, dtype, crowded)
+            known[key] = layer_times(costs, machine, share, optimizer=optimizer)
         speeds[worker] = known[key]
     return speeds
 
@@ -273,8 +315,15 @@ def message_seconds(cluster: Cluster, senders: Sequence[int], receivers: Sequenc
 
 
 def all_reduce_seconds(cluster: Cluster, workers: Sequence[int], num_bytes: float, *, algorithm: str = "ring") -> float:
-    """Seconds of an all-reduce among workers, by its closed form on the slowest of the links between them."""
+    """Seconds of an all-reduce among workers, by its closed form on the slowest of the links between them.
+
+    Where links have rings of a library, it is the library's.
+    """
     from stretto.collectives import formulas
+
+    links = cluster.collective_links(workers)
+    if links and all(link.rings for link in links):
+        return max(library_all_reduce(link.rings, link.tree, len(workers), num_bytes) for link in links)
 
     link = cluster.slowest_link(workers, num_bytes / len(workers))
     if link is None:

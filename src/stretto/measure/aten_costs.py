@@ -1,14 +1,15 @@
 """What torch's operators do, one by one: which sort they are, their FLOPs, and the bytes they read and write."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from stretto.measure.kernels import Kernel, kernels_of
 from stretto.nn.flop_counter import flops_of
 
 SORTS = (  # what stands in an operator's name, the first that fits
@@ -35,12 +36,25 @@ SHORT = ("exp", "log", "erf")
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "item")
 
 
+class Done(NamedTuple):
+    """What ran: [calls, FLOPs, bytes] by sort, and kernel by kernel."""
+
+    sorts: Mapping[str, Sequence[float]]
+    kernels: Sequence[Kernel] = ()
+
+
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up what runs inside, by sort: [calls, FLOPs, bytes]. Views are free, and what only makes room."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.done: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
+        self.kernels: list[Kernel] = []
+
+    @property
+    def all(self) -> Done:
+        """All that has run so far."""
+        return Done(dict(self.done), tuple(self.kernels))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write down what it does."""
@@ -49,9 +63,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         space, _, name = func._schema.name.partition("::")
         if space != "prim" and name not in FREE and not is_view(func):
             flops = flops_of(func, args, kwargs, made)
-            taken = self.done[sort(name)]
-            for index, amount in enumerate((1, flops, moved(name, args, kwargs, made))):
+            operator = Kernel(sort(name), flops, moved(name, args, kwargs, made))
+            taken = self.done[operator.sort]
+            for index, amount in enumerate((1, operator.flops, operator.bytes)):
                 taken[index] += amount
+            self.kernels += kernels_of(name, operator, args, made)
         return made
 
 

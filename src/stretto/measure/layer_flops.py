@@ -1,22 +1,35 @@
 """What each layer of a model costs, read off the operators that torch really runs, on tensors that may be fake."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks, TiedLayers, Work, Works, highest
+from stretto.cost.layer_table import (
+    Affine,
+    Kernels,
+    LayerCost,
+    ModelCosts,
+    Peaks,
+    ProductSizes,
+    TiedLayers,
+    Work,
+    Works,
+    highest,
+)
 from stretto.errors import UsageError
-from stretto.measure.aten_costs import Operators
+from stretto.measure.aten_costs import Done, Operators
 from stretto.measure.image_windows import ImageWindows, SeenWindow, image_windows
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
+from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, attempt
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
@@ -24,7 +37,6 @@ from stretto.options.checks import flag, function, of_kind, refuse, sequence
 Inputs = tuple[Tensor, ...]
 REMEDY = "Mend the layer or the example; give fake=False if its shapes depend on its numbers"
 Held = tuple[Sequence[int], ...]  # bytes moment by moment: of a forward, a backward, one that finds gradients
-Amounts = Mapping[str, Sequence[float]]  # of each sort of operator: calls, FLOPs, bytes
 
 
 def layer_costs(
@@ -35,6 +47,7 @@ def layer_costs(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     target: Tensor | None = None,
     fake: bool = True,
+    recompute: str = "none",
 ) -> ModelCosts:
     """A row for each of `layers`, run one after the other on `example`, as in training; one more for a loss.
 
@@ -42,6 +55,7 @@ def layer_costs(
     does not depend on the batch. `fake` runs them on torch's fake tensors: nothing is computed and nothing allocated,
     so that modules on the meta device, or made under `faking()`, will do whatever their size. A model whose shapes
     depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they were.
+    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training.
 
     Raises UsageError for a layer that cannot take what reaches it.
     """
@@ -49,15 +63,24 @@ def layer_costs(
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
     sweep = faked if fake else real
+    again = {id(layer): layers_again(layer, recompute) for layer in layers}
     runs = []
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
-        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given)))
-    rows = [
-        row(name, module, Pair(given[0].shape[0], few, many))
-        for (name, module), few, many in zip([*named, *ends], *runs, strict=True)
-    ]
+        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), again))
+    works: dict[tuple[int, int], PassWorks] = {}  # equal layers have the same object, so that they are priced once
+    rows = []
+    for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
+        pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
+        if key not in works:
+            works[key] = PassWorks(*map(pair.works, "FBIW"))
+        rows.append(row(name, module, pair, works[key]))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
+
+
+def layers_again(layer: nn.Module, recompute: str) -> Recomputing:
+    """The parts of a layer that are recomputed: its marked modules, or the layer itself."""
+    return Recomputing({"none": [], "selective": marked(layer), "full": [layer]}[recompute], records=True)
 
 
 def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: Any) -> None:
@@ -107,7 +130,7 @@ class Loss(nn.Module):
 class LayerRun:
     """What one run of a layer did, and the bytes that it kept and handed on."""
 
-    passes: Mapping[str, Amounts]
+    passes: Mapping[str, Done]
     bytes: Mapping[str, int]
     held: Held
     differentiated: bool
@@ -139,17 +162,46 @@ class Pair:
 
     def works(self, kind: str) -> Works:
         """The work of a pass, by sort of operator."""
-        few, many = self.few.passes[kind], self.many.passes[kind]
-        none = (0, 0, 0)
+        few, many = self.few.passes[kind].sorts, self.many.passes[kind].sorts
+        none, kernels = (0, 0, 0), self.kernels(kind)
+
+        def line(operator: str, index: int) -> Affine:
+            return self.line(few.get(operator, none)[index], many.get(operator, none)[index])
+
         return tuple(
-            Work(operator, many.get(operator, none)[0], *(
-                self.line(few.get(operator, none)[i], many.get(operator, none)[i]) for i in (1, 2)
-            ))
+            Work(operator, many.get(operator, none)[0], line(operator, 1), line(operator, 2), kernels.get(operator, ()))
             for operator in sorted({*few, *many})
-        )  # fmt: skip
+        )
+
+    def kernels(self, kind: str) -> dict[str, tuple[Kernels, ...]]:
+        """The kernels of a pass by sort of operator, those that are alike together; none if their number depends on
+        the batch.
+        """
+        few, many = self.few.passes[kind].kernels, self.many.passes[kind].kernels
+        if [(x.sort, x.product is None) for x in few] != [(x.sort, x.product is None) for x in many]:
+            return {}
+        kernels: dict[str, tuple[Kernels, ...]] = {}
+        for (one, other), count in Counter(zip(few, many, strict=True)).items():
+            product = None
+            if one.product and other.product:
+                product = ProductSizes(*map(self.line, one.product, other.product))
+            amounts = (self.line(getattr(one, key), getattr(other, key)) for key in ("flops", "bytes", "random"))
+            flops, num_bytes, drawn = amounts
+            alike = Kernels(count, flops, num_bytes, product, drawn)
+            kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
+        return kernels
 
 
-def row(name: str, module: nn.Module, pair: Pair) -> LayerCost:
+class PassWorks(NamedTuple):
+    """The work of a forward, a backward, and of its halves."""
+
+    forward: Works
+    backward: Works
+    input_gradient: Works
+    weight_gradient: Works
+
+
+def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost:
     """A row of the table."""
     sizes: dict[str, Any] = {
         key: pair.bytes(key) for key in ("activation", "shared", "input", "output", "loose_input", "loose_output")
@@ -159,10 +211,7 @@ def row(name: str, module: nn.Module, pair: Pair) -> LayerCost:
     return LayerCost(
         name=name,
         type=type(module).__name__,
-        forward=pair.works("F"),
-        backward=pair.works("B"),
-        input_gradient=pair.works("I"),
-        weight_gradient=pair.works("W"),
+        **works._asdict(),
         differentiated=pair.few.differentiated,
         parameters=sum(p.numel() for p in parameters),
         parameter_tensors=len(trained),
@@ -190,7 +239,7 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRun]:
+def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Recomputing]) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = device_of(modules)
@@ -198,12 +247,15 @@ def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRu
         for module in modules:
             module.train()
         return run(
-            [Runnable(name, module, [*module.parameters(), *module.buffers()]) for name, module in named],
+            [
+                Runnable(name, module, [*module.parameters(), *module.buffers()], again=again.get(id(module)))
+                for name, module in named
+            ],
             tuple(each.to(device) for each in inputs),
         )
 
 
-def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRun]:
+def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Recomputing]) -> list[LayerRun]:
     """Run the layers on tensors without numbers, as on the CPU."""
     mode = current() or FakeTensorMode(allow_non_fake_inputs=True)
     known: dict[int, Tensor] = {}
@@ -216,7 +268,8 @@ def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerR
 
     def on_fakes(name: str, module: nn.Module) -> Runnable:
         own = {key: fake(each) for key, each in (*module.named_parameters(), *module.named_buffers())}
-        return Runnable(name, lambda *given: functional_call(module, own, given), list(own.values()), alike(module))
+        call, weights = (lambda *given: functional_call(module, own, given)), list(own.values())
+        return Runnable(name, call, weights, alike(module), again.get(id(module)))
 
     with mode, training([module for _, module in named]):
         return run([on_fakes(*each) for each in named], tuple(fake(each) for each in inputs))
@@ -248,12 +301,25 @@ def training(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Runnable:
-    """A layer, its parameters and buffers as they are used, and what it is alike with, if that is known."""
+    """A layer, its parameters and buffers as they are used, what it is alike with, if known, and what is recomputed."""
 
     name: str
     call: Callable[..., Any]
     own: Sequence[Tensor]
     alike: Hashable = None
+    again: Recomputing | None = None
+
+    def run(self, *inputs: Tensor) -> Any:
+        """A forward, which does not keep what is recomputed."""
+        with self.again() if self.again is not None else nullcontext():
+            return self.call(*inputs)
+
+    def kept(self, known: Collection[int]) -> dict[int, Tensor]:
+        """The inputs of what is recomputed, kept beside what the latest graph saves, but for `known` storages."""
+        if self.again is None:
+            return {}
+        tensors, self.again.kept[:] = list(self.again.kept), []
+        return {storage(tensor): tensor.detach() for tensor in tensors if storage(tensor) not in known}
 
 
 def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
@@ -284,7 +350,7 @@ def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
 class TracedLayer:
     """A layer's passes, and what its graph keeps: of its inputs, of its outputs, and `inside` bytes beside them."""
 
-    passes: Mapping[str, Amounts]
+    passes: Mapping[str, Done]
     inside: int
     keeps_input: tuple[bool, ...]
     keeps_output: tuple[bool, ...]
@@ -345,8 +411,9 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
         Operators() as operators,
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
-        outputs = output_tensors(attempt(layer.call, f"layer {layer.name}", leaves, REMEDY))
-    passes = {"F": dict(operators.done)} | backwards(layer, leaves, outputs)
+        outputs = output_tensors(attempt(layer.run, f"layer {layer.name}", leaves, REMEDY))
+    saved |= layer.kept(weights)
+    passes = {"F": operators.all} | backwards(layer, leaves, outputs)
     places, made = [storage(leaf) for leaf in leaves], [storage(output) for output in outputs]
     return TracedLayer(
         passes,
@@ -387,7 +454,8 @@ def freeing(layer: Runnable, leaves: Inputs, weights: set[int]) -> tuple[list[in
         return tensor.detach()
 
     with LiveBytes() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        roots = [tensor for tensor in output_tensors(layer.call(*leaves)) if tensor.requires_grad]
+        roots = [tensor for tensor in output_tensors(layer.run(*leaves)) if tensor.requires_grad]
+    saved |= layer.kept(known)
     if not roots:
         return forward.held, [0]
     end = returning(roots)
@@ -398,18 +466,18 @@ def freeing(layer: Runnable, leaves: Inputs, weights: set[int]) -> tuple[list[in
     return forward.held, backward.held
 
 
-def backwards(layer: Runnable, leaves: Inputs, outputs: Inputs) -> dict[str, Amounts]:
+def backwards(layer: Runnable, leaves: Inputs, outputs: Inputs) -> dict[str, Done]:
     """What the whole backward does, and each of its halves alone."""
     roots = [tensor for tensor in outputs if tensor.requires_grad]
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     trained = [parameter for parameter in layer.own if parameter.requires_grad]
     gradients = [torch.empty_like(root) for root in roots]
-    passes: dict[str, Amounts] = {}
+    passes: dict[str, Done] = {}
     for kind, wanted in (("B", [*trained, *inputs]), ("I", inputs), ("W", trained)):
         with Operators() as operators:
             if roots and wanted:
                 torch.autograd.grad(roots, wanted, gradients, retain_graph=True, allow_unused=True)
-        passes[kind] = dict(operators.done)
+        passes[kind] = operators.all
     return passes
 
 
@@ -443,4 +511,8 @@ def plain(value: Any) -> Hashable:
         return frozenset(plain(each) for each in value)
     if isinstance(value, dict | list) and not value:
         return ()
+    if isinstance(value, OrderedDict):  # of hooks
+        return tuple(plain(each) for each in value.values())
+    if is_dataclass(value) and not isinstance(value, type) and getattr(value, "__dataclass_params__").frozen:  # noqa: B009
+        return type(value), tuple(plain(getattr(value, each.name)) for each in fields(value))
     return "object", id(value)

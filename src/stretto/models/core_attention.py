@@ -37,6 +37,7 @@ class CoreAttention(nn.Module):
     all. Keys and values that several heads share are repeated for each.
     """
 
+    recompute_selectively = True  # stretto/nn/layer_recompute.py
     mask: Tensor
 
     def __init__(self, context: int, *, causal: bool, dropout: float = 0.0) -> None:

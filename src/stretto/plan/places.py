@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stretto.cost.cluster import Cluster, Link, WorkerKind
 from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM
 from stretto.cost.layer_table import Work, Works
+from stretto.cost.rings import all_reduce_seconds, gather_seconds
 from stretto.cost.worker_places import Workers
 from stretto.mesh import Mesh, Placement
 
@@ -72,7 +73,7 @@ class Places:
             return tuple(dict.fromkeys(DeviceKind(cluster.kinds[rank], crowded[rank]) for rank in worker_ranks))
 
         def links_within(groups: Sequence[Sequence[int]]) -> tuple[Link, ...]:
-            return distinct(link for group in groups for link in cluster.links_among(group))
+            return distinct(link for group in groups for link in cluster.collective_links(group))
 
         return cls(
             workers,
@@ -123,15 +124,22 @@ def gathering(links: Sequence[Link], processes: int, num_bytes: Numbers) -> Numb
     """Seconds of a ring all-gather: P - 1 messages of N / P bytes on the slowest link; 0 for no bytes."""
     if processes == 1 or not links:
         return np.zeros_like(num_bytes)
-    times = [
-        (processes - 1) * (link.latency + link.lateness + num_bytes / processes / link.bandwidth) for link in links
-    ]
+    times = [gathering_on(link, processes, num_bytes) for link in links]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
 
 
+def gathering_on(link: Link, processes: int, num_bytes: Numbers) -> Numbers:
+    """Seconds of a ring all-gather on one link."""
+    late = (processes - 1) * link.lateness
+    if link.rings:
+        return late + gather_seconds(link.rings, processes, num_bytes)
+    return late + (processes - 1) * (link.latency + num_bytes / processes / link.bandwidth)
+
+
 def scattering(links: Sequence[Link], processes: int, num_bytes: Numbers, gamma: float) -> Numbers:
-    """Seconds of a ring reduce-scatter: as a gather, plus the additions."""
-    return gathering(links, processes, num_bytes) + (processes - 1) / processes * num_bytes * gamma
+    """Seconds of a ring reduce-scatter: as a gather, plus the additions, which rings of a library have in them."""
+    additions = 0.0 if any(link.rings for link in links) else gamma
+    return gathering(links, processes, num_bytes) + (processes - 1) / processes * num_bytes * additions
 
 
 def gradient_sum(links: Sequence[Link], processes: int, num_bytes: Numbers, tensors: Numbers, gamma: float) -> Numbers:
@@ -187,5 +195,8 @@ def exchange_on(link: Link, work: Work, processes: int, examples: float, gamma: 
 
 
 def all_reduce(links: Sequence[Link], processes: int, num_bytes: Numbers, gamma: float) -> Numbers:
-    """Seconds of a ring all-reduce: a gather and a scatter."""
-    return gathering(links, processes, num_bytes) + scattering(links, processes, num_bytes, gamma)
+    """Seconds of an all-reduce: a library's own, else a gather and a scatter on a ring."""
+    if processes == 1 or not links or not all(link.rings for link in links):
+        return gathering(links, processes, num_bytes) + scattering(links, processes, num_bytes, gamma)
+    times = [waits(link, processes) + all_reduce_seconds(link.rings, link.tree, processes, num_bytes) for link in links]
+    return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)

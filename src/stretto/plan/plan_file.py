@@ -8,6 +8,7 @@ from typing import Any
 from stretto.errors import UsageError
 from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.computing_parts import split_computing
 from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
 from stretto.simulate.network import LATE_DRAWS
@@ -47,6 +48,7 @@ def content(
             "bounds": list(plan.bounds),
             **({"placement": placement_of(plan)} if problem.cluster.is_uneven else {}),
             "microbatches": c.microbatches,
+            "sequence_parallel": c.sequence,
             "recompute": c.recompute,
             "sharding": c.shard,
             "batch_size": c.batch,
@@ -60,7 +62,10 @@ def content(
             "bytes_per_worker": [round(num_bytes) for num_bytes in plan.bytes],
             "memory_per_worker": [round(num_bytes) for num_bytes in prices.places_of(c).memory],
             "examples_per_second": c.batch / plan.seconds,
-            "seconds": {name.replace(" ", "_"): value for name, value in terms(plan, prices).items()},
+            "seconds": {
+                name.replace(" ", "_"): value
+                for name, value in split_computing(terms(plan, prices), plan, prices).items()
+            },
         },
         "objective": {"goal": aim.goal, "value": plan.value},
     }
@@ -103,10 +108,12 @@ def settings(plan: Plan) -> dict[str, Any]:
     axes: dict[str, Any] = {"data_parallel": c.mesh.data, "tensor": c.mesh.tensor, "space": list(c.mesh.space)}
     used_axes = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
     shard = {} if c.shard == "none" else {"sync": c.shard}
+    recompute = {} if c.form.recompute == "none" else {"recompute": c.form.recompute}
     workers = {"workers": c.workers} if c.workers > 1 else {}
     placed = {"placement": list(c.placement)} if c.workers > 1 and c.placement else {}
     return {
         "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes, **shard,
+        **recompute,
         "batch_size": c.batch,
     }  # fmt: skip
 
@@ -118,8 +125,9 @@ def script(plan: Plan, bounds: Sequence[int]) -> str:
     axes = ", ".join(f"{axis}={length}" for axis, length in lengths.items() if length not in (1, (1, 1)))
     mesh = f", mesh=stretto.Mesh({axes})" if axes else ""
     shard = "" if c.shard == "none" else f', sync="{c.shard}"'
+    again = "" if c.form.recompute == "none" else f', recompute="{c.form.recompute}"'
     cut = f"stretto.split(model, {list(bounds)}, example=x)"
-    return f'stretto.Trainer({cut}, loss, optimizer, "{c}", workers={c.pipeline}{mesh}{shard})'
+    return f'stretto.Trainer({cut}, loss, optimizer, "{c}", workers={c.pipeline}{mesh}{shard}{again})'
 
 
 def to_toml(known: Mapping[str, Any]) -> str:

@@ -1,20 +1,34 @@
 """The costs of layers that several processes share: tensor divides weights and work, space divides images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stretto.cost.cluster import Link
 from stretto.cost.collective import HALO
-from stretto.cost.layer_table import Affine, LayerCost, Measured, Work, Works
+from stretto.cost.layer_table import Affine, Kernels, LayerCost, Measured, Work, Works
 from stretto.plan.halos import NO_BYTES, halo_bytes
 
+Divide = Callable[[Works], Works]
 
-def by_tensor(layer: LayerCost, parts: int) -> LayerCost:
+
+def dividing(parts: int, *, fixed: bool) -> Divide:
+    """`part_of_works`, whose result is the same object for the same one, so that equal layers are priced once."""
+    known: dict[int, tuple[Works, Works]] = {}
+
+    def divide(passes: Works) -> Works:
+        if id(passes) not in known:
+            known[id(passes)] = passes, part_of_works(passes, parts, fixed=fixed)
+        return known[id(passes)][1]
+
+    return divide
+
+
+def by_tensor(layer: LayerCost, parts: int, divide: Divide) -> LayerCost:
     """The cost of one process's part of a layer whose weights are divided in `parts`; input and output stay whole."""
     if parts == 1 or not layer.parameters:
         return layer
     inside = layer.activation - layer.shared
-    passes = {key: part_of_works(getattr(layer, key), parts, fixed=True) for key in PASSES}
+    passes = {key: divide(getattr(layer, key)) for key in PASSES}
     return replace(
         layer,
         **passes,  # type: ignore[arg-type]
@@ -22,15 +36,17 @@ def by_tensor(layer: LayerCost, parts: int) -> LayerCost:
         parameter_bytes=layer.parameter_bytes / parts,
         gradient_bytes=layer.gradient_bytes / parts,
         activation=layer.shared + part_of_amount(inside, parts, fixed=True),
+        recomputed=part_of_amount(layer.recomputed, parts, fixed=True),
         measured=part_of_times(layer.measured, parts, fixed=True),
     )
 
 
-def by_space(layer: LayerCost, parts: int, side: int) -> LayerCost:
+def by_space(layer: LayerCost, parts: int, side: int, divide: Divide | None = None) -> LayerCost:
     """The cost of one process's slab of a layer whose input image has `side` rows; weights stay whole."""
     if parts == 1 or not side:
         return layer
-    passes = {key: part_of_works(getattr(layer, key), parts, fixed=False) for key in PASSES}
+    divide = divide or dividing(parts, fixed=False)
+    passes = {key: divide(getattr(layer, key)) for key in PASSES}
     sizes = {key: part_of_amount(getattr(layer, key), parts, fixed=False) for key in SIZES}
     return replace(
         layer,
@@ -43,19 +59,25 @@ def by_space(layer: LayerCost, parts: int, side: int) -> LayerCost:
 
 
 PASSES = ("forward", "backward", "input_gradient", "weight_gradient")
-SIZES = ("activation", "shared", "input", "output", "loose_input", "loose_output")
+SIZES = ("activation", "shared", "input", "output", "loose_input", "loose_output", "recomputed")
 
 
 def part_of_works(passes: Works, parts: int, *, fixed: bool) -> Works:
-    """One part of a pass's work; each part calls every operator."""
+    """One part of a pass's work; each part calls every operator. A product's columns are divided, else its rows."""
+
+    def part(amount: Affine) -> Affine:
+        return part_of_amount(amount, parts, fixed=fixed)
+
+    def kernels(each: Kernels) -> Kernels:
+        sizes = each.product
+        if sizes is not None:
+            columns = Affine(sizes.columns.fixed / parts, sizes.columns.each / parts)
+            rows = Affine(sizes.rows.fixed, sizes.rows.each / parts)
+            sizes = replace(sizes, columns=columns) if fixed else replace(sizes, rows=rows)
+        return Kernels(each.count, part(each.flops), part(each.bytes), sizes, part(each.random))
+
     return tuple(
-        Work(
-            w.operator,
-            w.calls,
-            part_of_amount(w.flops, parts, fixed=fixed),
-            part_of_amount(w.bytes, parts, fixed=fixed),
-        )
-        for w in passes
+        Work(w.operator, w.calls, part(w.flops), part(w.bytes), tuple(map(kernels, w.kernels))) for w in passes
     )
 
 
@@ -128,5 +150,6 @@ def layer_parts(
 ) -> list[LayerCost]:
     """The cost of one process's part of each layer; `counted` are the layers as `tensor` processes share them."""
     slabs = space[0] * space[1]
-    shared = [by_tensor(layer, tensor) for layer in layers] if counted is None else counted
-    return [by_space(layer, slabs, side) for layer, side in zip(shared, sides, strict=True)]
+    by_weights, by_images = dividing(tensor, fixed=True), dividing(slabs, fixed=False)
+    shared = [by_tensor(layer, tensor, by_weights) for layer in layers] if counted is None else counted
+    return [by_space(layer, slabs, side, by_images) for layer, side in zip(shared, sides, strict=True)]

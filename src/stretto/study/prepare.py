@@ -280,6 +280,7 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
             workers=settings.stage_workers,
             mesh=settings.mesh,
             sync=settings.sync,
+            recompute=settings.recompute,
             seed=settings.seed,
             device=settings.device,
             precision=None if settings.precision == "float32" else settings.precision,

@@ -1,0 +1,158 @@
+"""What operators attain of a device's peaks, and what each takes beside: seconds of kernels one by one. No torch here.
+
+A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside:
+
+    bytes / (memory_bandwidth x memory)
+    random numbers / random_numbers                                dropout
+    FLOPs / (peak x share)                                         attention, and products whose sizes are not known
+    waves x (inner / split) x step + partial sums                  matrix products, and convolutions as such
+
+A product of size rows x columns x inner is computed in tiles, `multiprocessors` of them at a time, in waves; the least
+over TILES, and over splits of the inner size, counts. A step of a tile is the longer of its FLOPs at a multiprocessor's
+share of the peak, and of its operands at a multiprocessor's share of `cache_bandwidth`: small tiles read more for each
+FLOP. Splits write their sums in float32 and read them again. So small products attain less, with no figures but those
+of a data sheet.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from stretto.cost.layer_table import Kernels, Work
+from stretto.errors import UsageError
+
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))  # of cuBLAS
+SPLITS = (1, 2, 4, 8, 16, 32)  # of the inner size, where there are fewer tiles than multiprocessors
+SHORTEST = 64  # of the inner size, that a tile takes at once
+BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+SHARES = ("memory", "products", "convolutions", "attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attained:
+    """What large operators attain of a device's peaks, and the seconds that small ones take beside their work.
+
+    `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth.
+    `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s; without them, products of any
+    size attain their share. `random_numbers` is how many are drawn a second, for dropout. Each kernel takes
+    `per_kernel` seconds beside its work, and the host `per_launch` seconds to start it, while the device computes.
+    Raises UsageError for numbers out of range.
+    """
+
+    memory: float = 1.0
+    products: float = 1.0
+    convolutions: float = 1.0
+    attention: float = 1.0
+    multiprocessors: int | None = None
+    cache_bandwidth: float | None = None
+    random_numbers: float | None = None
+    per_kernel: float = 0.0
+    per_launch: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in SHARES:
+            if not 0 < getattr(self, key) <= 1:
+                raise UsageError(f"{key} = {getattr(self, key):g}: a share of the peak is more than 0, and 1 at most")
+        for key in ("per_kernel", "per_launch"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise UsageError(f"{key} = {getattr(self, key):g}: it must be 0 or more seconds")
+        if self.multiprocessors is not None and self.multiprocessors < 1:
+            raise UsageError(f"multiprocessors = {self.multiprocessors}: it must be 1 or more; leave it out instead")
+        if self.cache_bandwidth is not None and not self.cache_bandwidth > 0:
+            raise UsageError(
+                f"cache_bandwidth = {self.cache_bandwidth:g}: it must be more than 0; leave it out instead"
+            )
+
+    def at_speed(self, speed: float) -> "Attained":
+        """What a device attains that is `speed` times as fast."""
+        rates = {
+            key: getattr(self, key) * speed
+            for key in ("cache_bandwidth", "random_numbers")
+            if getattr(self, key) is not None
+        }
+        return replace(
+            self,
+            **rates,
+            per_kernel=self.per_kernel / speed,
+            per_launch=self.per_launch / speed,
+        )
+
+
+class Peaks(NamedTuple):
+    """A device's peaks: FLOP/s, bytes/s of its memory, and the bytes of a number."""
+
+    flops: float
+    bandwidth: float
+    item: int
+
+
+class KernelSeconds(NamedTuple):
+    """Seconds of kernels on the device, and of the host that starts them."""
+
+    device: float
+    host: float
+
+
+def kernel_seconds(work: Work, attained: Attained, peaks: Peaks, examples: float) -> KernelSeconds:
+    """Seconds of the operators of one sort, kernel by kernel."""
+    kernels = work.kernels or mean_kernels(work)
+    device = sum(each.count * one_kernel(work.operator, each, attained, peaks, examples) for each in kernels)
+    return KernelSeconds(device, attained.per_launch * sum(each.count for each in kernels))
+
+
+def mean_kernels(work: Work) -> tuple[Kernels, ...]:
+    """The operators as equal kernels, where kernels are not known."""
+    if not work.calls:
+        return ()
+    flops, num_bytes = (
+        replace(x, fixed=x.fixed / work.calls, each=x.each / work.calls) for x in (work.flops, work.bytes)
+    )
+    return (Kernels(work.calls, flops, num_bytes),)
+
+
+def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks, examples: float) -> float:
+    """Seconds of a kernel on the device."""
+    flops, moved = kernel.flops.at(examples), kernel.bytes.at(examples)
+    share = {"attention": attained.attention, "convolution": attained.convolutions}.get(operator, attained.products)
+    rate = peaks.flops * share
+    computing = flops / rate if flops else 0.0
+    memory = peaks.bandwidth * attained.memory
+    if kernel.product is not None and attained.multiprocessors is not None:
+        sizes = kernel.product
+        amounts = (size.at(examples) for size in (sizes.number, sizes.rows, sizes.columns, sizes.inner))
+        cache = peaks.item / attained.cache_bandwidth if attained.cache_bandwidth else 0.0
+        computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
+    drawn = kernel.random.at(examples)
+    drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
+    return max(computing, moved / memory, drawing) + attained.per_kernel
+
+
+class TileSpeeds(NamedTuple):
+    """Seconds of a FLOP on the whole device, of reading a number from its cache, of a partial sum; and how many tiles
+    are computed at a time.
+    """
+
+    flop: float
+    number: float
+    partial: float
+    multiprocessors: int
+
+
+@lru_cache(maxsize=1 << 16)
+def product_seconds(number: float, rows: float, columns: float, inner: float, speeds: TileSpeeds) -> float:
+    """Seconds of `number` matrix products of one size."""
+    best, parallel, sums = math.inf, speeds.multiprocessors, number * rows * columns * speeds.partial
+    for height, width in TILES:
+        tiles = number * in_tiles(rows, height) * in_tiles(columns, width)
+        step = parallel * max(2 * height * width * speeds.flop, (height + width) * speeds.number)
+        for split in SPLITS:
+            waves = math.ceil(tiles * split / parallel - 1e-9)
+            seconds = waves * max(inner / split, SHORTEST) * step + (split * sums if split > 1 else 0.0)
+            best = min(best, seconds)
+    return best
+
+
+def in_tiles(size: float, tile: int) -> int:
+    """How many tiles cover a size."""
+    return math.ceil(size / tile - 1e-9)

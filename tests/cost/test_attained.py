@@ -1,0 +1,204 @@
+"""What devices attain: laws of kernels and products, a layer of a large model by hand, hosts, and memory on chips."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from stretto import UsageError
+from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Work, find_cluster, stage_times
+from stretto.cost.attained import SHORTEST, SPLITS, TILES, Attained, TileSpeeds, product_seconds
+from stretto.cost.cluster_file import parse, to_toml
+from stretto.cost.layer_table import Affine, Kernels
+from stretto.cost.stage_prediction import Machine, layer_seconds, layer_times
+from stretto.measure.layer_flops import layer_costs
+
+A100 = find_cluster("70-nodes-of-8-a100").devices["a100"]
+SPEEDS = TileSpeeds(1 / 312e12, 2 / 5e12, 8 / 2e12, 108)
+IDEAL = TileSpeeds(1 / 312e12, 0.0, 0.0, 108)
+
+
+def by_hand(count, rows, columns, inner, speeds):
+    """A product's tiles handed out one by one to the multiprocessor that is free first; the best way to cut it."""
+    ways = []
+    for (height, width), split in itertools.product(TILES, SPLITS):
+        step = speeds.multiprocessors * max(2 * height * width * speeds.flop, (height + width) * speeds.number)
+        free = [0.0] * speeds.multiprocessors
+        for _ in range(count * -(-rows // height) * -(-columns // width) * split):
+            first = free.index(min(free))
+            free[first] += max(inner / split, SHORTEST) * step
+        ways.append(max(free) + (split > 1) * split * count * rows * columns * speeds.partial)
+    return min(ways)
+
+
+@pytest.mark.parametrize("sizes", [(1, 64, 64, 64), (1, 512, 768, 96), (3, 100, 1000, 4096), (1, 128, 128, 100_000)])
+def test_a_product_takes_waves_of_tiles(sizes):
+    assert product_seconds(*sizes, SPEEDS) == pytest.approx(by_hand(*sizes, SPEEDS))
+
+
+def test_a_large_product_attains_the_peak_and_none_more():
+    sizes = (1.0, 108 * 256.0, 4 * 128.0, 4096.0)  # whole waves
+    assert product_seconds(*sizes, IDEAL) == pytest.approx(2 * math.prod(sizes) / 312e12)
+    assert product_seconds(1, 30_000, 30_000, 8192, IDEAL) == pytest.approx(2 * 30_000**2 * 8192 / 312e12, rel=0.02)
+    for sizes in itertools.product((1, 8), (1, 65, 3000), (7, 640), (16, 5000)):
+        assert product_seconds(*sizes, SPEEDS) >= 2 * math.prod(sizes) / 312e12
+
+
+def test_products_and_kernels_never_take_less_time_for_more_work():
+    grid = [1, 63, 64, 65, 200, 257, 1000, 4097]
+    for fixed in itertools.product((100, 3000), repeat=2):
+        for place in range(3):
+            sizes = [(*fixed[:place], size, *fixed[place:]) for size in grid]
+            seconds = [product_seconds(1, *each, SPEEDS) for each in sizes]
+            assert seconds == sorted(seconds)
+    times = [layer_seconds(ROWS[0], "F", Machine(A100, "bfloat16"), examples) for examples in (0.5, 1, 2, 3, 8, 64, 65)]
+    assert times == sorted(times)
+
+
+def layers():
+    """A block's linear layers and what is between them, small."""
+    import torch
+    from torch import nn
+
+    wide = nn.Sequential(nn.LayerNorm(96), nn.Linear(96, 384), nn.GELU(), nn.Linear(384, 96))
+    return layer_costs([wide, nn.Linear(96, 96)], torch.randn(4, 96)).layers
+
+
+ROWS = layers()
+
+
+def test_a_layer_of_a_large_model_by_hand():
+    """A forward and a backward of a block of width 6144, 4 x 2048 tokens: every kernel written down by hand."""
+    import torch
+
+    from stretto.models.transformer import language_model
+
+    tokens, width, heads = 4 * 2048, 6144, 64
+    with torch.device("meta"):
+        block = language_model(1000, 2048, depth=1, width=width, heads=heads)[1]().to(torch.bfloat16)
+        example = torch.zeros(4, 2048, width, dtype=torch.bfloat16)
+    _, row = layer_costs([torch.nn.Identity(), block], example).layers
+    peak, memory, kernel = 312e12 * 0.88, 2.039e12 * 0.85, 1.4e-6
+
+    def product(rows, columns, inner):
+        speeds = TileSpeeds(1 / peak, 2 / 5.4e12, 8 / memory, 108)
+        moved = 2 * (rows * inner + inner * columns + rows * columns)
+        return max(product_seconds(1, rows, columns, inner, speeds), moved / memory) + kernel
+
+    def traffic(numbers):
+        return 2 * numbers / memory + kernel
+
+    stream = tokens * width
+    linear = [(tokens, columns, inner) for columns, inner in
+              [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]]  # fmt: skip
+    scores = 4 * 2048**2 * width * 4 / (312e12 * 0.62)
+    norms = 2 * traffic(2 * stream)
+    forward = sum(product(*each) for each in linear) + scores + kernel + norms + traffic(2 * 4 * stream)
+    forward += 2 * traffic(3 * stream)  # the two additions
+    predicted = layer_seconds(row, "F", Machine(A100, "bfloat16"), 4)
+    assert predicted == pytest.approx(forward, rel=0.01)
+    assert 1.15 < predicted / (sum(2 * a * b * c for a, b, c in linear) / 312e12) < 1.4
+
+
+def test_a_small_layer_takes_as_long_as_its_host_starts_kernels():
+    forward, backward = (sum(k.count for w in ROWS[0].works(kind) for k in w.kernels) for kind in "FB")
+    machine = Machine(A100, "float32")
+    assert layer_seconds(ROWS[0], "F", machine, 4) == pytest.approx(forward * 7e-6)
+    assert layer_seconds(ROWS[0], "B", machine, 4) == pytest.approx(backward * 7e-6)
+    assert layer_times(ModelCosts(ROWS[:1], "float32"), machine, 4)[0].update == pytest.approx(6 * 7e-6)
+    free = Machine(replace(A100, attained=replace(A100.attained, per_launch=0.0)), "float32")
+    assert layer_seconds(ROWS[0], "F", free, 4) < forward * 7e-6
+
+
+def test_without_what_is_attained_it_is_the_roofline_and_so_it_is_with_shares_of_one():
+    plain = replace(A100, attained=None)
+    work = Work("elementwise", 3, Affine(), Affine(0, 3e6), (Kernels(3, Affine(), Affine(0, 1e6)),))
+    row = replace(ROWS[0], forward=(work,), measured=None)
+    roofline = layer_seconds(row, "F", Machine(plain, "float32"), 8)
+    assert roofline == pytest.approx(24e6 / 2.039e12)
+    assert layer_seconds(row, "F", Machine(replace(A100, attained=Attained()), "float32"), 8) == pytest.approx(roofline)
+    unknown = replace(row, forward=(replace(work, kernels=()),))  # a table without kernels: equal ones
+    machine = Machine(A100, "float32")
+    assert layer_seconds(unknown, "F", machine, 8) == pytest.approx(layer_seconds(row, "F", machine, 8))
+
+
+def test_dropout_takes_as_long_as_its_random_numbers():
+    def seconds(drawn):
+        kernels = (Kernels(1, Affine(), Affine(0, 5e6), None, Affine(0, drawn)),)
+        row = replace(ROWS[0], forward=(Work("elementwise", 1, Affine(), Affine(0, 5e6), kernels),))
+        return layer_seconds(row, "F", Machine(A100, "float32"), 100)
+
+    assert seconds(0) == seconds(1e3) == pytest.approx(5e8 / (2.039e12 * 0.85) + 1.4e-6)
+    assert seconds(1e6) == pytest.approx(1e8 / 2.38e11 + 1.4e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"products": 1.2}, "products = 1.2: a share of the peak is more than 0, and 1 at most"),
+        ({"memory": 0.0}, "memory = 0: a share"),
+        ({"per_launch": -1.0}, "per_launch = -1: it must be 0 or more seconds"),
+        ({"multiprocessors": 0}, "multiprocessors = 0: it must be 1 or more; leave it out"),
+        ({"cache_bandwidth": 0.0}, "cache_bandwidth = 0: it must be more than 0"),
+    ],
+)
+def test_what_cannot_be_attained(changes, said):
+    with pytest.raises(UsageError, match=said):
+        Attained(**changes)
+
+
+CHIP = Device(memory=1e9, memory_bandwidth=1e9, peak={"float32": 1e15}, on_chip_memory=1000.0, on_chip_bandwidth=1e11)
+
+
+def chips(device=CHIP, workers=4):
+    group = Group(nodes=1, workers=workers, device="chip", within="wire")
+    return Cluster(
+        name="chips", groups=(group,), devices={"chip": device}, links={"wire": Link(latency=0, bandwidth=1e15)}
+    )
+
+
+def row(number):
+    def work(num_bytes):
+        return (Work("elementwise", 1, Affine(), Affine(num_bytes)),)
+
+    return LayerCost(
+        name=f"{number}", type="Linear", forward=work(800), backward=work(1600), input_gradient=work(800),
+        weight_gradient=work(800), differentiated=True, parameters=150, parameter_tensors=1, parameter_bytes=600,
+        gradient_bytes=600, activation=Affine(0, 100), shared=Affine(), input=Affine(0, 8), output=Affine(0, 8),
+        loose_input=Affine(), loose_output=Affine(),
+    )  # fmt: skip
+
+
+COSTS = ModelCosts(tuple(map(row, range(4))), "float32")
+
+
+def test_a_stage_on_its_chip_reads_its_weights_there():
+    one_a_worker = stage_times(COSTS, [0, 1, 2, 3, 4], chips(), 1)
+    assert one_a_worker[1].compute.forward == pytest.approx(800 / 1e11)
+    two_a_worker = stage_times(COSTS, [0, 2, 4], chips(), 1)
+    assert two_a_worker[1].compute.forward == pytest.approx(1600 / 1e9)
+    assert stage_times(COSTS, [0, 1, 2, 3, 4], chips(), 5)[1].compute.forward == pytest.approx(800 / 1e9)
+
+
+def test_a_plan_gives_each_chip_one_layer():
+    from stretto.plan import Problem, search
+
+    def best(device, method="pb", workers=4):
+        problem = Problem(costs=COSTS, cluster=chips(device), workers=workers, batch_sizes=(1,), methods=(method,),
+                          tensors=(1,))  # fmt: skip
+        return search(problem).best
+
+    assert best(CHIP).candidate.stages == 4
+    alone = best(CHIP, "backprop", 1)
+    assert alone.seconds > 20 * best(CHIP).seconds  # far more than the work divided by the workers
+    ordinary = replace(CHIP, on_chip_memory=None, on_chip_bandwidth=None)
+    assert alone.seconds == best(ordinary, "backprop", 1).seconds
+    everything, fast = replace(CHIP, on_chip_memory=1e9), replace(ordinary, memory_bandwidth=1e11)
+    assert best(everything, workers=2).seconds == pytest.approx(best(fast, workers=2).seconds)
+
+
+def test_figures_on_chips_are_read_back_and_checked():
+    assert parse(to_toml(chips()), "here") == chips()
+    with pytest.raises(UsageError, match=r"on_chip_memory = 1000.0, on_chip_bandwidth = None: give both"):
+        replace(CHIP, on_chip_bandwidth=None)

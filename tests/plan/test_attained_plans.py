@@ -1,0 +1,71 @@
+"""Plans for devices and links as they behave: bounds stay below prices, and the search finds the best of all."""
+
+from dataclasses import replace
+
+import pytest
+
+from stretto.cost import find_cluster
+from stretto.measure.layer_flops import layer_costs
+from stretto.plan import Problem, search
+from stretto.plan.bound import Bounds
+from stretto.plan.branch_and_bound import plan_of
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.computing_parts import PARTS, split_computing
+from stretto.plan.objective import Objective
+from stretto.plan.refine import refined, terms
+from stretto.plan.search_space import candidates
+
+
+def costs(width):
+    import torch
+    from torch import nn
+
+    rows = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(5)]  # fmt: skip
+    return layer_costs(rows, torch.randn(8, width))
+
+
+def cluster(on_chip):
+    one = find_cluster("70-nodes-of-8-a100")
+    chip = {"on_chip_memory": on_chip, "on_chip_bandwidth": 2e13} if on_chip else {}
+    return replace(
+        one,
+        groups=(replace(one.groups[0], nodes=2, workers=4),),
+        devices={"a100": replace(one.devices["a100"], **chip)},
+    )
+
+
+@pytest.mark.parametrize(("width", "on_chip"), [(64, None), (2048, None), (2048, 1.2e8)])
+def test_bounds_stay_below_prices_and_the_search_is_exact(width, on_chip):
+    problem = Problem(costs=costs(width), cluster=cluster(on_chip), workers=8, batch_sizes=(32,), optimizer="adam",
+                      methods=("1f1b", "zb-h1", "interleaved", "backprop", "pb"))  # fmt: skip
+    prices, aim, best = Prices(problem), Objective(), float("inf")
+    bounds = Bounds(prices)
+    for c in candidates(problem):
+        plan = plan_of(c, aim, prices)
+        if plan is None:
+            continue
+        assert bounds.seconds(c) <= plan.formula
+        assert bounds.tighter(c) <= plan.formula
+        best = min(best, plan.formula)
+    assert search(problem).best.formula == best
+
+
+def test_terms_say_where_computing_goes_and_add_up():
+    problem = Problem(
+        costs=costs(2048), cluster=cluster(None), workers=8, batch_sizes=(512,), pipelines=(1,), tensors=(1,)
+    )
+    found = search(problem)
+    (plan,) = refined([found.best], found.prices)
+    whole = terms(plan, found.prices)
+    split = split_computing(whole, plan, found.prices)
+    assert sum(split.values()) == pytest.approx(plan.seconds)
+    assert sum(split[name] for name in PARTS) == pytest.approx(whole["computing"])
+    assert all(split[name] > 0 for name in PARTS)
+    flops = sum(layer.flops(kind).at(plan.candidate.examples) for layer in problem.layers for kind in "FB")
+    spared = problem.layers[0].flops("B") - problem.layers[0].flops("W")  # the first layer's input needs no gradient
+    peak = problem.cluster.devices["a100"].peak["float32"]
+    assert split["computing"] == pytest.approx((flops - spared.at(plan.candidate.examples)) / peak, rel=0.1)
+    ordinary = problem.but(cluster=find_cluster("16-workstations"), workers=1)
+    found = search(ordinary)
+    assert split_computing(whole, found.best, found.prices) == whole
