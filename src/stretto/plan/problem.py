@@ -64,11 +64,11 @@ class Problem:
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
     processes that share weights, where they have been counted; others follow from `costs`. `form_costs` are those by
     (processes, whether they divide the sequence, "selective" or "none"), without which there are no plans with them.
-    `ratios` are measured over
-    predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`. With `all_workers`, every
-    plan uses all workers. With `trained`, there are only plans that `stretto train` can run. Where workers differ,
-    plans choose among them and place processes, unless `places_workers` is false; else they take the first ones in
-    their order. Raises UsageError for values that no plan can have.
+    `ratios` are measured over predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`,
+    and `byte_ratios` measured over predicted bytes of the fullest worker. With `all_workers`, every plan uses all
+    workers. With `trained`, there are only plans that `stretto train` can run. Where workers differ, plans choose among
+    them and place processes, unless `places_workers` is false; else they take the first ones in their order. Raises
+    UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -95,6 +95,7 @@ class Problem:
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     form_costs: Mapping[tuple[int, bool, str], ModelCosts] = field(default_factory=dict)
     ratios: Mapping[str, float] = field(default_factory=dict)
+    byte_ratios: Mapping[str, float] = field(default_factory=dict)
     all_workers: bool = False
     trained: bool = False
     places_workers: bool = True

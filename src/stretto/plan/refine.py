@@ -14,6 +14,7 @@ from stretto.methods import Method, method
 from stretto.plan.branch_and_bound import Plan, bytes_of_workers
 from stretto.plan.candidate_costs import TERMS, Prices, StageTable
 from stretto.plan.search_space import Candidate
+from stretto.plan.ways import byte_correction
 from stretto.schedule import Rules, Schedule
 
 AHEAD = (1, 2, 3, 4, 6, 8)  # forwards that plans may run ahead for each worker above
@@ -60,7 +61,8 @@ def simulated(plan: Plan, prices: Prices) -> Plan:
     ratio = seconds / plan.formula
     money = None if plan.money is None else plan.money * ratio
     value = plan.value if plan.value == max(plan.bytes) else plan.value * ratio
-    num_bytes = peaks(plan, prices, laid)
+    taken = byte_correction(plan.candidate, prices.problem.byte_ratios)
+    num_bytes = tuple(taken * peak for peak in peaks(plan, prices, laid))
     return replace(plan, seconds=seconds, value=value, money=money, bytes=num_bytes, simulated=True)
 
 
