@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, TEXTS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, PRODUCTS, TEXTS, WHOLE, WHOLES, Option
 
 PLAN = Path("plan.toml")
 LAYERS = ("auto", "measured", "counted")
@@ -73,8 +73,8 @@ class PlanSettings:
     sequence_parallel: str = "auto"
     """Whether processes that share weights (--tensor) also divide the sequence among them, outside of cut layers: yes,
     no, or auto, what is better. Only for networks that are planned for without data."""
-    stages: Annotated[tuple[int, ...] | None, WHOLES] = None
-    """Numbers of stages to choose from."""
+    stages: Annotated[tuple[int, ...] | None, PRODUCTS] = None
+    """Numbers of stages to choose from; 8x3 is three on each of eight workers."""
     microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of micro-batches to choose from."""
     layers: str = "auto"
