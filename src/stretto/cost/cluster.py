@@ -5,7 +5,7 @@ Workers are numbered group by group, node by node. Times are in seconds, memory 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -68,7 +68,8 @@ class Device:
     `peak` is FLOP/s by dtype. `rates` is by sort of operator ("linear", "convolution", ...) and pass ("forward",
     "backward"; for optimizers "update"); a sort without a rate takes max(FLOPs / peak, bytes / memory_bandwidth), the
     roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money,
-    `watts` its power while it trains. `per_action` and `per_step` are the runtime's own seconds for each action and
+    `watts` its power while it trains, `idle_watts` while it waits for other workers; without it, `watts` counts then,
+    too. `per_action` and `per_step` are the runtime's own seconds for each action and
     each step of several processes; `alone_per_action` and `alone_per_step` those of training in one process, where that
     is known. `speed` is how fast layers are that were measured on another device of the cluster: 0.5 takes twice their
     time; the other figures are this device's own. Raises UsageError for numbers out of range.
@@ -80,6 +81,7 @@ class Device:
     reduction_bandwidth: float | None = None
     price_per_hour: float | None = None
     watts: float | None = None
+    idle_watts: float | None = None
     per_action: float = 0.0
     per_step: float = 0.0
     alone_per_action: float | None = None
@@ -92,12 +94,22 @@ class Device:
             check_positive(key, getattr(self, key), MEASURE)
         for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
-        for key in ("price_per_hour", "watts"):
+        for key in ("price_per_hour", "watts", "idle_watts"):
             check_not_negative(key, getattr(self, key), "leave it out if it is not known")
+        if self.idle_watts is not None and (self.watts is None or self.idle_watts > self.watts):
+            raise UsageError(
+                f"idle_watts = {self.idle_watts:g}, watts = {self.watts}: a device that waits uses no more power than "
+                "one that trains; give both, or leave idle_watts out"
+            )
         if not self.peak:
             raise UsageError(f"peak is empty: give FLOP/s of at least one dtype, float32 = 1e12; {MEASURE}")
         for dtype, value in self.peak.items():
             check_positive(f"peak.{dtype}", value, MEASURE)
+
+    @property
+    def waiting_watts(self) -> float | None:
+        """The power while it waits for other workers; that while it trains, where no other is known."""
+        return self.watts if self.idle_watts is None else self.idle_watts
 
     @property
     def reduction_seconds_per_byte(self) -> float:
@@ -409,13 +421,24 @@ class Cluster:
         counts = Counter(nodes)
         return tuple(counts[node] > 1 for node in nodes)
 
-    def price_per_hour(self, workers: Iterable[int]) -> float | None:
+    def price_per_hour(self, workers: Collection[int]) -> float | None:
         """The price of these workers together, an hour; None if the price of one is not known."""
-        return sum_of_known(self.device(worker).price_per_hour for worker in workers)
+        return self.sum_over(workers, lambda device: device.price_per_hour)
 
-    def watts(self, workers: Iterable[int]) -> float | None:
-        """The power of these workers together; None if the power of one is not known."""
-        return sum_of_known(self.device(worker).watts for worker in workers)
+    def watts(self, workers: Collection[int]) -> float | None:
+        """The power of these workers together while they train; None if the power of one is not known."""
+        return self.sum_over(workers, lambda device: device.watts)
+
+    def waiting_watts(self, workers: Collection[int]) -> float | None:
+        """The power of these workers together while they wait for others; None if the power of one is not known."""
+        return self.sum_over(workers, lambda device: device.waiting_watts)
+
+    def sum_over(self, workers: Collection[int], figure: Callable[[Device], float | None]) -> float | None:
+        """The sum of a figure over these workers' devices; None if that of one is not known."""
+        if not self.is_uneven and max(workers, default=0) < self.num_workers:
+            value = figure(self.device(0))
+            return None if value is None else len(workers) * value
+        return sum_of_known(figure(self.device(worker)) for worker in workers)
 
 
 def sum_of_known(values: Iterable[float | None]) -> float | None:

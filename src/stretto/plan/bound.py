@@ -175,6 +175,21 @@ class Bounds:
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
 
+    def busy(self, c: Candidate) -> float:
+        """A lower bound of the seconds of a step in which workers of the pipeline are busy, summed over them."""
+        mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
+        least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
+        inside, whole = self.messages(mesh, c.pipeline, c.placement, c.examples).inside, least.separate
+        if all_receive_gradients(c):
+            whole = least.whole
+        if c.planning.split and c.stages > 1:
+            whole = max(least.separate, least.split - c.stages * least.gap)
+        if c.recompute:
+            whole += least.forward if c.recomputes(c.stages - 1) else 0.0
+        if c.shard == "fully-shard(reshard=True)":
+            whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
+        return (c.microbatches * (whole + inside + self.overhead(c, axes)) + self.ends(c, axes, least)) * SLACK
+
     def overhead(self, c: Candidate, axes: MeshSummary) -> float:
         """The least seconds of the runtime and of sending and receiving for a micro-batch, summed over all stages."""
         message_overhead = self.messages(c.mesh, c.pipeline, c.placement, c.examples).overhead

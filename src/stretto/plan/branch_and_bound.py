@@ -2,8 +2,8 @@
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices, Row
@@ -18,7 +18,8 @@ class Plan:
 
     `formula` is the closed form's seconds of a step. `seconds` is the prediction: by simulation if `simulated`, else
     equal to `formula`. `value` is the objective's, less is better. `bytes` has one entry a worker of the pipeline.
-    `money` is the price of a step.
+    `money` is the price of a step, and `joules` its energy; None if not known. `rates` say how much `value`, and the
+    energy of a step, change with its seconds.
     """
 
     candidate: Candidate
@@ -28,7 +29,19 @@ class Plan:
     value: float
     bytes: tuple[float, ...]
     money: float | None = None
+    joules: float | None = None
+    value_per_second: float = 0.0
+    waiting_watts: float = 0.0
     simulated: bool = False
+
+    def lasting(self, seconds: float) -> "Plan":
+        """The plan if a step takes so many seconds, and its workers wait for longer, or for less time."""
+        more = seconds - self.seconds
+        return replace(
+            self, seconds=seconds, value=self.value + self.value_per_second * more,
+            money=None if self.money is None else self.money * seconds / self.seconds,
+            joules=None if self.joules is None else self.joules + self.waiting_watts * more,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,21 +97,22 @@ def in_order(
             if aim.goal == "memory":
                 heap.append((bounds.bytes(c) / c.pipeline, index, True, c))
             else:
-                least = bounds.seconds(c) * factor(c, aim, prices)
-                heap.append((least, index, False, c))
+                heap.append((least_value(c, aim, prices, bounds, bounds.seconds(c)), index, False, c))
     heapq.heapify(heap)
     while heap:
         least, index, is_tight, c = heapq.heappop(heap)
         if is_tight:
             yield least, c
         elif bounds.reaches(c):
-            tighter = bounds.tighter(c) * factor(c, aim, prices)
+            tighter = least_value(c, aim, prices, bounds, bounds.tighter(c))
             heapq.heappush(heap, (max(least, tighter), index, True, c))
 
 
-def factor(c: Candidate, aim: Objective, prices: Prices) -> float:
-    """From the seconds of closed forms to the objective's value."""
-    return prices.correction(c) * aim.factor(c, prices.places_of(c).price)
+def least_value(c: Candidate, aim: Objective, prices: Prices, bounds: Bounds, seconds: float) -> float:
+    """A lower bound of the objective's value for a candidate whose step takes so many seconds at least."""
+    rates = aim.rates(c, prices.places_of(c))
+    busy = min(rates.busy) * bounds.busy(c) if rates.busy else 0.0
+    return prices.correction(c) * (rates.step * seconds + busy)
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
@@ -106,7 +120,7 @@ def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
     rows = prices.tables(c)
     if aim.goal == "memory":
         rows = within_least_memory(c, prices, rows)
-    cut = prices.cut(c, rows)
+    cut = prices.cut(c, rows, aim.rates(c, prices.places_of(c)))
     return None if cut is None else planned(c, cut.bounds, cut.value, rows, aim, prices)
 
 
@@ -131,10 +145,27 @@ def planned(
     c: Candidate, bounds: tuple[int, ...], seconds: float, rows: list[Row], aim: Objective, prices: Prices
 ) -> Plan:
     """The plan of a candidate with these bounds, and its costs."""
-    worker_bytes = bytes_of_workers(c, bounds, rows)
-    price, seconds = prices.places_of(c).price, seconds * prices.correction(c)
-    value = max(worker_bytes) if aim.goal == "memory" else seconds * aim.factor(c, price)
+    worker_bytes, places, correction = bytes_of_workers(c, bounds, rows), prices.places_of(c), prices.correction(c)
+    busy = [correction * each for each in busy_of_workers(c, bounds, rows)]
+    rates, price, power, seconds = aim.rates(c, places), places.price, places.power, seconds * correction
+    value = rates.step * seconds + products(rates.busy, busy)
     return Plan(
-        candidate=c, bounds=bounds, formula=seconds, seconds=seconds, value=value, bytes=tuple(worker_bytes),
+        candidate=c, bounds=bounds, formula=seconds, seconds=seconds, bytes=tuple(worker_bytes),
+        value=max(worker_bytes) if aim.goal == "memory" else value, value_per_second=rates.step,
         money=None if price is None else price / 3600 * seconds,
+        joules=None if power is None else power.waiting * seconds + products(power.more, busy),
+        waiting_watts=0.0 if power is None else power.waiting,
     )  # fmt: skip
+
+
+def busy_of_workers(c: Candidate, bounds: tuple[int, ...], rows: list[Row]) -> list[float]:
+    """The seconds of a step in which each worker of the pipeline is busy."""
+    busy = [0.0] * c.pipeline
+    for s, row in enumerate(rows):
+        busy[c.worker_of(s)] += float(row.busy[bounds[s], bounds[s + 1]])
+    return busy
+
+
+def products(factors: Sequence[float], values: Sequence[float]) -> float:
+    """The sum of factors times values; 0 without factors."""
+    return sum(factor * value for factor, value in zip(factors, values, strict=True)) if factors else 0.0
