@@ -69,10 +69,12 @@ class Device:
     "backward"; for optimizers "update"); a sort without a rate takes max(FLOPs / peak, bytes / memory_bandwidth), the
     roofline. `reduction_bandwidth` is the bytes/s of adding one tensor to another. `price_per_hour` is money,
     `watts` its power while it trains, `idle_watts` while it waits for other workers; without it, `watts` counts then,
-    too. `per_action` and `per_step` are the runtime's own seconds for each action and
-    each step of several processes; `alone_per_action` and `alone_per_step` those of training in one process, where that
-    is known. `speed` is how fast layers are that were measured on another device of the cluster: 0.5 takes twice their
-    time; the other figures are this device's own. Raises UsageError for numbers out of range.
+    too. `mtbf_hours` is the mean time between two failures of one worker, its share of the node included.
+
+    `per_action` and `per_step` are the runtime's own seconds for each action and each step of several processes;
+    `alone_per_action` and `alone_per_step` those of training in one process, where that is known. `speed` is how fast
+    layers are that were measured on another device of the cluster: 0.5 takes twice their time; the other figures are
+    this device's own. Raises UsageError for numbers out of range.
     """
 
     memory: float
@@ -82,6 +84,7 @@ class Device:
     price_per_hour: float | None = None
     watts: float | None = None
     idle_watts: float | None = None
+    mtbf_hours: float | None = None
     per_action: float = 0.0
     per_step: float = 0.0
     alone_per_action: float | None = None
@@ -94,6 +97,7 @@ class Device:
             check_positive(key, getattr(self, key), MEASURE)
         for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
+        check_positive("mtbf_hours", self.mtbf_hours, "leave it out if it is not known")
         for key in ("price_per_hour", "watts", "idle_watts"):
             check_not_negative(key, getattr(self, key), "leave it out if it is not known")
         if self.idle_watts is not None and (self.watts is None or self.idle_watts > self.watts):
@@ -310,7 +314,9 @@ class WorkerKind(NamedTuple):
 class Cluster:
     """Groups of nodes. `between` names the link between groups; `sources` gives the source of each figure by its key.
 
-    `doubts` are reasons, in words, not to rely on the figures. Raises UsageError for devices or links that are missing.
+    `storage_bandwidth` are the bytes/s at which all workers together write a checkpoint, `restart_seconds` the time
+    from a failure until training goes on from the last checkpoint; None if not known. `doubts` are reasons, in words,
+    not to rely on the figures. Raises UsageError for devices or links that are missing.
     """
 
     name: str
@@ -318,10 +324,14 @@ class Cluster:
     devices: Mapping[str, Device]
     links: Mapping[str, Link] = field(default_factory=dict)
     between: str | None = None
+    storage_bandwidth: float | None = None
+    restart_seconds: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_positive("storage_bandwidth", self.storage_bandwidth, "leave it out if it is not known")
+        check_not_negative("restart_seconds", self.restart_seconds, "leave it out if it is not known")
         if not self.groups:
             raise UsageError("groups is empty: give at least one, [[groups]] with nodes, workers and device")
         named_links = [(f"groups[{i}].{key}", getattr(g, key)) for i, g in enumerate(self.groups) for key in LINKED]
@@ -432,6 +442,12 @@ class Cluster:
     def waiting_watts(self, workers: Collection[int]) -> float | None:
         """The power of these workers together while they wait for others; None if the power of one is not known."""
         return self.sum_over(workers, lambda device: device.waiting_watts)
+
+    def failures_per_second(self, workers: Collection[int]) -> float | None:
+        """How often one of these workers fails; None if that of one is not known."""
+        return self.sum_over(
+            workers, lambda device: None if device.mtbf_hours is None else 1 / device.mtbf_hours / 3600
+        )
 
     def sum_over(self, workers: Collection[int], figure: Callable[[Device], float | None]) -> float | None:
         """The sum of a figure over these workers' devices; None if that of one is not known."""

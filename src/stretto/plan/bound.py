@@ -12,6 +12,7 @@ import numpy as np
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill, range_sums
+from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
 from stretto.plan.search_space import Candidate
@@ -175,17 +176,31 @@ class Bounds:
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
 
-    def busy(self, c: Candidate) -> float:
-        """A lower bound of the seconds of a step in which workers of the pipeline are busy, summed over them."""
+    def value(self, c: Candidate, rates: Rates, seconds: float) -> float:
+        """A lower bound of the objective's value where a step takes so many `seconds` at least, without correction."""
+        if not rates.busy:
+            return rates.step * seconds
+        least = self.least(self.axes(c.mesh, c.pipeline, c.placement).kinds, c.mesh.tensor, c.mesh.space, c.examples)
+        busy, more = self.busy(c, least), min(rates.busy)
+        if not c.recompute or c.recomputes(c.stages - 1) or not least.forward:
+            return rates.step * seconds + more * busy
+
+        def without(forward: float) -> float:
+            """If the last stage, which runs no forward again, has so many seconds of them; it is busy for longer."""
+            step = max(seconds, c.microbatches * forward / least.forward_share * SLACK)
+            return rates.step * step + more * (busy - c.microbatches * forward)
+
+        longest = seconds * least.forward_share / c.microbatches  # of which it is busy for no longer than the step
+        return min(without(min(longest, least.forward)), without(least.forward))
+
+    def busy(self, c: Candidate, least: LeastWork) -> float:
+        """The least seconds of a step in which workers are busy, summed over them, if all stages run forwards again."""
         mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
-        least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
-        inside, whole = self.messages(mesh, c.pipeline, c.placement, c.examples).inside, least.separate
-        if all_receive_gradients(c):
-            whole = least.whole
+        inside = self.messages(mesh, c.pipeline, c.placement, c.examples).inside
+        whole = least.whole if all_receive_gradients(c) else least.separate
         if c.planning.split and c.stages > 1:
             whole = max(least.separate, least.split - c.stages * least.gap)
-        if c.recompute:
-            whole += least.forward if c.recomputes(c.stages - 1) else 0.0
+        whole += least.forward if c.recompute else 0.0
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
         return (c.microbatches * (whole + inside + self.overhead(c, axes)) + self.ends(c, axes, least)) * SLACK

@@ -110,9 +110,7 @@ def in_order(
 
 def least_value(c: Candidate, aim: Objective, prices: Prices, bounds: Bounds, seconds: float) -> float:
     """A lower bound of the objective's value for a candidate whose step takes so many seconds at least."""
-    rates = aim.rates(c, prices.places_of(c))
-    busy = min(rates.busy) * bounds.busy(c) if rates.busy else 0.0
-    return prices.correction(c) * (rates.step * seconds + busy)
+    return prices.correction(c) * bounds.value(c, aim.rates(c, prices.places_of(c)), seconds)
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:

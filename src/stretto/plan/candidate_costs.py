@@ -498,7 +498,7 @@ class Prices:
 
 def times(factor: float, table: Table) -> Table:
     """A table times a factor, which may be 0; what is infinite stays so."""
-    return np.multiply(table, factor, out=np.full_like(table, inf), where=np.isfinite(table))
+    return table * factor if factor else np.where(np.isfinite(table), 0.0, inf)
 
 
 def seconds_of(c: Candidate, rows: Sequence[Row], bounds: Sequence[int]) -> float:
