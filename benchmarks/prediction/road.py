@@ -152,7 +152,6 @@ def promised(
         file = folder / f"{network} {name}.toml"
         workers = 1 if name == "one worker" else 2
         asked = ["plan", *words, *options, "--workers", workers, "--cluster", folder / "cluster.toml", "--json"]
-        asked += ["--layers", "counted"] if chosen.memory else []  # times do not matter
         status, told, said = in_this_process(*asked, "--out", file)
         if status:
             refused[str(case)] = said.strip()

@@ -92,3 +92,16 @@ def test_fakes_are_copied_as_fakes():
         assert twin(torch.zeros(2, 4)).shape == (2, 8)
     assert type(twin[0].weight.data) is type(model[0].weight.data)
     assert twin[2].weight is twin[0].weight
+
+
+def test_values_that_other_processes_hold_are_forgotten_but_for_tied_ones():
+    first, second = nn.Linear(3, 4), nn.Linear(4, 3)
+    first.weight = nn.Parameter(torch.ones(4, 3))
+    tied = nn.Linear(3, 4, bias=False)
+    tied.weight = first.weight
+    held = second.weight
+    deferred.forget_values([first, second], kept=[tied])
+    assert torch.equal(first.weight, torch.ones(4, 3))
+    assert torch.equal(held, torch.zeros(3, 4)), "whoever holds it sees its shape"
+    assert held.untyped_storage().nbytes() == 4
+    assert first.bias.untyped_storage().nbytes() == 4

@@ -28,3 +28,22 @@ def given_up(numbers):
     letters = [inbox.receive() for _ in range(numbers)]
     dist.barrier()
     return [(letter.microbatch, letter.value.sum().item()) for letter in letters]
+
+
+def rare(sizes):
+    """Process 0 sends values of several sizes that are rare; the values' sums in process 1, and what each end holds."""
+    member = membership()
+    rank = member.world.rank
+    line = ChannelEnd(member.world.group(60), 1 - rank, 78, "values", member.status, rare=True)
+    if rank == 0:
+        outbox = Outbox(line, depth=8)
+        for number, size in enumerate(sizes):
+            outbox.send(torch.full((size,), 1.0), number)
+        outbox.settle()
+        sums = []
+    else:
+        inbox = Inbox(line, torch.device("cpu"))
+        sums = [inbox.receive().value.sum().item() for _ in sizes]
+    dist.barrier()
+    held = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.dtype == torch.uint8]
+    return sums, max((each.numel() for each in held), default=0)

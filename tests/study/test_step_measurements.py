@@ -8,9 +8,12 @@ from stretto.cli.program import main
 from stretto.cost import find_cluster
 from stretto.errors import UsageError
 from stretto.plan import Problem, search
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.refine import refined
 from stretto.plan.trials import TrialFailedError
-from stretto.study import plan_trials
-from stretto.study.step_measurements import ROUNDS, read, with_measured_steps
+from stretto.study import plan_trials, step_measurements
+from stretto.study.step_measurements import ROUNDS, TOLD, read, with_measured_steps
+from stretto.study.trial_processes import count_bytes
 
 
 @pytest.fixture
@@ -19,7 +22,8 @@ def groups(monkeypatch):
     asked = []
 
     class Group:
-        def __init__(self, training):
+        def __init__(self, training, task=None):
+            self.task = task
             self.name = f"{training['method']}, {training.get('workers', 1)} {training.get('sync', '')}".strip()
 
         def __enter__(self):
@@ -27,6 +31,10 @@ def groups(monkeypatch):
 
         def __exit__(self, *_):
             asked.append(("end", self.name))
+
+        def hear(self):
+            assert self.task is count_bytes
+            return [1e6, 2e6]
 
         def await_ready(self):
             if "tensor" in self.name or "reshard" in self.name:
@@ -39,7 +47,8 @@ def groups(monkeypatch):
             asked.append(("turn", self.name))
             return 0.01 * len([each for each in asked if each == ("turn", self.name)])
 
-    monkeypatch.setattr(plan_trials, "TrialGroup", Group)
+    for module in (plan_trials, step_measurements):
+        monkeypatch.setattr(module, "TrialGroup", Group)
     return asked
 
 
@@ -57,22 +66,28 @@ def test_steps_are_measured_once_and_by_turns(here, model, groups):
     file, told = here.with_suffix(".steps.json"), []
     given = planned(model, here)
     found = with_measured_steps(given, model.trained, "key", told.append, file=file)
-    assert told == list(range(1, ROUNDS + 1))
+    assert told == list(range(1, TOLD + 1))
     turns = [name for what, name in groups if what == "turn"]
     assert turns == turns[: len(turns) // ROUNDS] * ROUNDS
     assert "fully-shard(reshard=True)" not in found.ratios
     expected = search(given.but(methods=("backprop",), workers=1)).best
     all_turns_but_the_first = 0.04  # the median
     assert found.ratios["one worker"] == pytest.approx(all_turns_but_the_first / expected.seconds, rel=0.01)
+    (walked,) = refined([expected], Prices(given))
+    assert found.byte_ratios["one worker"] == pytest.approx(2e6 / max(walked.bytes))
+    (corrected,) = refined([expected], Prices(found))
+    assert max(corrected.bytes) == pytest.approx(2e6)
     assert found.cluster.doubts == (
         "no step could be measured on this machine, fully-shard(reshard=True): RuntimeError: no such thing",
     )
     again = with_measured_steps(given.but(methods=("pb",)), model.trained, "key", told.append, file=file)
-    assert (again.ratios, again.cluster.doubts) == (found.ratios, found.cluster.doubts)
-    assert told == list(range(1, ROUNDS + 1))
+    assert (again.ratios, again.byte_ratios, again.cluster.doubts) == (
+        found.ratios, found.byte_ratios, found.cluster.doubts,
+    )  # fmt: skip
+    assert told == list(range(1, TOLD + 1))
     for number, change in enumerate([{"key": "other"}, {"anew": True}], 2):
         with_measured_steps(given, model.trained, **{"key": "key", "tell": told.append, "file": file} | change)
-        assert len(told) == number * ROUNDS
+        assert len(told) == number * TOLD
 
 
 def test_a_damaged_file_says_so(here):
@@ -95,5 +110,6 @@ def test_a_plan_on_this_machine(here, tmp_path, capsys):
     assert all(row["seconds"] > 0 and not row["failure"] for row in kept.values())
     assert found["predicted_seconds"] == pytest.approx(kept["pipeline"]["seconds"])  # the very plan that was measured
     assert found["corrections"].keys() == {"pipeline"}
+    assert max(found["predicted_bytes"]) == kept["pipeline"]["bytes"]
     assert main([*words, *only, "--layers", "counted"]) == 0
     assert json.loads(capsys.readouterr().out)["corrections"] == {"pipeline": 1.0}

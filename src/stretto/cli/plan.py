@@ -145,16 +145,16 @@ def with_steps(problem: "Problem", model: "Costed", settings: PlanSettings, *, s
     from stretto.plan.beside_cluster import file_beside
     from stretto.processes import fork_server
     from stretto.study.layer_measurements import is_measurable, key_of
-    from stretto.study.step_measurements import ROUNDS, with_measured_steps
+    from stretto.study.step_measurements import TOLD, with_measured_steps
 
     if not (measures_on(problem.cluster, settings) and is_measurable(model, problem.cluster)):
         return problem
     assert model.trained is not None, "what can be measured can be trained"
     fork_server.prepare()
     key = key_of(model, problem.cluster, largest_batch(settings, model))
-    with progress("measuring steps", ROUNDS, silent=silent) as bar:
+    with progress("measuring steps", TOLD, silent=silent) as bar:
         file, anew = file_beside(settings.cluster or "", ".steps.json"), settings.layers == "measured"
-        return with_measured_steps(problem, model.trained, key, rising(bar.advance, ROUNDS), file=file, anew=anew)
+        return with_measured_steps(problem, model.trained, key, rising(bar.advance, TOLD), file=file, anew=anew)
 
 
 def measures_on(cluster: "Cluster", settings: PlanSettings) -> bool:

@@ -80,7 +80,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
     For a user's own model that includes the line of Python that trains it.
     """
     from stretto.plan.plan_file import script
-    from stretto.plan.ways import ways_of
+    from stretto.plan.ways import byte_correction, ways_of
 
     facts: dict[str, Any] = {
         "plan": str(out),
@@ -94,6 +94,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "predicted": file["predicted"],
         "objective": file["objective"],
         "corrections": {way: found.prices.problem.ratios.get(way, 1.0) for way in ways_of(best.candidate)},
+        "correction_of_bytes": byte_correction(best.candidate, found.prices.problem.byte_ratios),
         "doubts": doubts_of(best, found),
         "between_stages": model.passed(best.bounds),
     }

@@ -43,6 +43,17 @@ def defer(model: nn.Module, source: Source) -> None:
                 module._parameters[name] = made[id(parameter)]
 
 
+def forget_values(modules: Iterable[nn.Module], kept: Iterable[nn.Module]) -> None:
+    """Leave one number of memory to each parameter of `modules` that no module in `kept` holds.
+
+    There is no way back: whoever holds such a parameter sees zeros of its shape.
+    """
+    needed = {id(parameter) for module in kept for parameter in module.parameters()}
+    for parameter in {id(p): p for module in modules for p in module.parameters()}.values():
+        if id(parameter) not in needed and parameter not in _sources:
+            parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
+
+
 def placeholders(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     """The placeholders among the parameters of modules, each once."""
     found = {id(p): p for module in modules for p in module.parameters() if p in _sources}

@@ -48,10 +48,11 @@ class Problem:
     is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
     processes that share weights, where they have been counted; others follow from `costs`. `ratios` are measured over
-    predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`. With `all_workers`, every
-    plan uses all workers. With `trained`, there are only plans that `stretto train` can run. Where workers differ,
-    plans choose among them and place processes, unless `places_workers` is false; else they take the first ones in
-    their order. Raises UsageError for values that no plan can have.
+    predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`, and `byte_ratios` measured
+    over predicted bytes of the fullest worker. With `all_workers`, every plan uses all workers. With `trained`, there
+    are only plans that `stretto train` can run. Where workers differ, plans choose among them and place processes,
+    unless `places_workers` is false; else they take the first ones in their order. Raises UsageError for values that no
+    plan can have.
     """
 
     costs: ModelCosts
@@ -76,6 +77,7 @@ class Problem:
     masters: bool = False
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     ratios: Mapping[str, float] = field(default_factory=dict)
+    byte_ratios: Mapping[str, float] = field(default_factory=dict)
     all_workers: bool = False
     trained: bool = False
     places_workers: bool = True

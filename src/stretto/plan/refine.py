@@ -15,6 +15,7 @@ from stretto.plan.branch_and_bound import Plan, bytes_of_workers
 from stretto.plan.candidate_costs import TERMS, Prices, StageTable
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import layer_parts
+from stretto.plan.ways import byte_correction
 from stretto.schedule import Rules, Schedule
 
 AHEAD = (1, 2, 3, 4, 6, 8)  # forwards that plans may run ahead for each worker above
@@ -58,7 +59,9 @@ def simulated(plan: Plan, prices: Prices) -> Plan:
     """The plan with the simulated seconds of a turn in the long run, and the bytes of a walk through its actions."""
     laid = LaidOut.of(plan, prices)
     seconds = turn_seconds(pricer_of(plan, prices, laid)) * prices.correction(plan.candidate)
-    return replace(plan.lasting(seconds), bytes=peaks(plan, prices, laid), simulated=True)
+    taken = byte_correction(plan.candidate, prices.problem.byte_ratios)
+    num_bytes = tuple(taken * peak for peak in peaks(plan, prices, laid))
+    return replace(plan.lasting(seconds), bytes=num_bytes, simulated=True)
 
 
 class LaidOut(NamedTuple):

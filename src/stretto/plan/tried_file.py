@@ -22,7 +22,7 @@ from stretto.plan.trials import predicted
 
 Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
 # Fields of a problem that are no choices.
-PRICED = ("costs", "tensor_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios")
+PRICED = ("costs", "tensor_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios", "byte_ratios")
 WORD = "problems"  # of the file, above its records
 NEEDED = ("method", "workers", "bounds", "predicted_seconds", "measured_seconds", "reported_seconds", "allowed")
 

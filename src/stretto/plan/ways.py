@@ -25,6 +25,14 @@ def ways_of(c: Candidate) -> tuple[str, ...]:
     return tuple(way for way, divided in ways.items() if divided)
 
 
+def byte_correction(c: Candidate, ratios: Mapping[str, float]) -> float:
+    """What the predicted bytes of a candidate are multiplied by: the most of its ways, 1 where none was measured.
+
+    What operators take while they run is in the ratio of every way, so that a product would count it twice.
+    """
+    return max((ratios[way] for way in ways_of(c) if way in ratios), default=1.0)
+
+
 def correction(c: Candidate, ratios: Mapping[str, float]) -> float:
     """What the predicted seconds of a candidate are multiplied by: 1 for ways that were not measured."""
     return math.prod(ratios.get(way, 1.0) for way in ways_of(c))

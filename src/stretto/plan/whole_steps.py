@@ -34,7 +34,7 @@ def probes(problem: Problem, workers: int) -> dict[str, Plan]:
     every = problem.but(
         workers=workers, batch_sizes=(batch,), methods=(BASELINE, *methods), recompute=(False,), shards=SHARDS,
         pipelines=None, data_parallels=None, tensors=(1, *problem.tensor_costs), spaces=((1, 1), (workers, 1)),
-        microbatches=None, stages=None, all_workers=False, ratios={},
+        microbatches=None, stages=None, all_workers=False, ratios={}, byte_ratios={},
     )  # fmt: skip
     prices, fitting = Prices(every), list(candidates(every))
     found = {}

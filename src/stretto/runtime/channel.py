@@ -41,7 +41,8 @@ class ChannelEnd(NamedTuple):
     """One direction between this process and another: the group, the other's rank in it, a tag, and a name for people.
 
     `status` is where this process says what it waits for. `direct` is its end of a channel of these two alone, through
-    which values go from device to device; None if they go through the host.
+    which values go from device to device; None if they go through the host. Of a `rare` value no memory is kept for the
+    next one, whose layout is announced anew.
     """
 
     group: dist.ProcessGroup
@@ -50,6 +51,7 @@ class ChannelEnd(NamedTuple):
     name: str
     status: Status
     direct: Direct | None = None
+    rare: bool = False
 
 
 class MessageBuffer:
@@ -89,7 +91,7 @@ class Outbox:
     """
 
     def __init__(self, line: ChannelEnd, depth: int, device: torch.device = CPU) -> None:
-        self._group, self._peer, self._tag, self._name, self._status, self._direct = line
+        self._group, self._peer, self._tag, self._name, self._status, self._direct, self._rare = line
         self._depth = depth
         self._device = device
         self._layout: Layout | None = None
@@ -101,7 +103,7 @@ class Outbox:
     def send(self, value: Any, microbatch: int = 0) -> None:
         """Send a value. Waits only if `depth` values have not been taken then."""
         layout = layout_of(value)
-        if layout != self._layout:
+        if layout != self._layout or self._rare:
             self._announce(layout)
         if self._direct is not None:
             self._send_directly(self._direct, value, microbatch, size_of(layout))
@@ -127,7 +129,7 @@ class Outbox:
             oldest.work.wait()
         self._under_way.popleft()
         self._values -= oldest.values
-        if isinstance(oldest.memory, MessageBuffer):
+        if isinstance(oldest.memory, MessageBuffer) and not self._rare:
             self._free = oldest.memory
 
     def _buffer(self, layout: Layout) -> MessageBuffer:
@@ -160,7 +162,7 @@ class Inbox:
     """The receiving end. Values go to `device`; on the CPU they are where they arrived, uncopied."""
 
     def __init__(self, line: ChannelEnd, device: torch.device) -> None:
-        self._group, self._peer, self._tag, self._name, self._status, self._direct = line
+        self._group, self._peer, self._tag, self._name, self._status, self._direct, self._rare = line
         self._device = device
         self._form = Form(None, 0)
         self._posted = self._post(host_memory(PREFIX, device))
@@ -181,7 +183,8 @@ class Inbox:
     def _next(self) -> tuple[int, int, Tensor]:
         while True:
             work, buffer = self._posted
-            header, following = buffer.numpy().data, self._expected()  # at no cost while nothing is there
+            header = buffer.numpy().data
+            following = self._memory(0 if self._rare else self._form.size)  # at no cost while nothing is there
             with reaching(self._peer):
                 work.wait()
             kind, number = HEADER.unpack_from(header)
@@ -196,17 +199,16 @@ class Inbox:
         with reaching(self._peer):
             return self._form.within(self._direct.receive(self._form.size))
 
-    def _expected(self) -> Tensor:
-        # Memory for the next message, if it is a value.
-        size = PREFIX if self._direct is not None else PREFIX + self._form.size
-        return host_memory(size, self._device)
+    def _memory(self, size: int) -> Tensor:
+        # For the next message, a value of so many bytes.
+        return host_memory(PREFIX if self._direct is not None else PREFIX + size, self._device)
 
     def _read_layout(self, length: int) -> None:
         work, buffer = self._post(torch.empty(8 * length, dtype=torch.uint8))
         with reaching(self._peer):
             work.wait()
         self._form = form_of(tuple(buffer.view(torch.int64).tolist()))
-        self._posted = self._post(self._expected())
+        self._posted = self._post(self._memory(self._form.size))
 
     def _post(self, buffer: Tensor) -> tuple[Any, Tensor]:
         with reaching(self._peer):

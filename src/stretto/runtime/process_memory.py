@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from stretto.files.temporary_folders import scratch
 from stretto.nn.devices import HOST
+from stretto.nn.torch_profiler import recording_operations, silence
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's malloc.h calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
 LARGEST_MMAP_THRESHOLD = 32 * 2**20  # bytes; glibc takes no more
@@ -82,8 +83,12 @@ def peak_memory() -> Iterator[Peak]:
     steps. What libraries allocate behind torch's back (oneDNN's reordered weights) is not seen.
     """
     peak = Peak()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
-        yield peak
+    with silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        recording_operations(on=False)
+        try:
+            yield peak
+        finally:
+            recording_operations(on=True)
     with scratch() as folder:
         file = folder / "trace.json"
         seen.export_chrome_trace(str(file))

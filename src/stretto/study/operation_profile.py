@@ -1,14 +1,13 @@
 """torch's profiler over a few steps of a traced run: what ran inside each action."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from stretto.nn.torch_profiler import recording_operations, silence
 from stretto.schedule import Action
 from stretto.schedule.lower import COLLECTIVES
 from stretto.tracing import Recording, Span
@@ -20,7 +19,6 @@ MOST = 1 << 15  # operations of a step and a worker
 CLOCK = "stretto: what time it is"
 ROUNDS = 8  # of asking the profiler for its time, at each end
 NODE = 1  # the scope of an operation that autograd runs, in a thread of its own on an accelerator
-SILENT = {"KINETO_LOG_LEVEL": "6"}  # the profiler's library writes to stderr whenever it starts or stops
 
 
 def profiled_steps(done: int, steps: int, ramp: int) -> range:
@@ -81,26 +79,6 @@ def inside(action: Action) -> Iterator[None]:
         yield
     finally:
         recording_operations(on=False)
-
-
-def recording_operations(*, on: bool) -> None:
-    """Whether the profiler hears of what this thread does: messages between actions must not be recorded.
-
-    gloo ends them in threads of its own, by calling a profiler that has stopped meanwhile: torch 2.13 crashes.
-    """
-    torch.autograd._enable_record_function(on)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Keep the profiler's library from writing to stderr, unless the user wants it to: it reads this as it starts."""
-    unset = {name: value for name, value in SILENT.items() if name not in os.environ}
-    os.environ.update(unset)
-    try:
-        yield
-    finally:
-        for name in unset:
-            del os.environ[name]
 
 
 def told_times() -> list[tuple[int, int]]:

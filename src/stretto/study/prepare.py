@@ -25,6 +25,7 @@ from stretto.nn import deferred
 from stretto.nn.chain import Chain
 from stretto.nn.devices import EXAMPLES as DEVICES
 from stretto.nn.devices import pick_device
+from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.threads import computing_with
 from stretto.optim import cosine, scale_for_batch, warmup
 from stretto.optim.by_name import make_optimizer, optimizer_row
@@ -282,6 +283,8 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
             precision=None if settings.precision == "float32" else settings.precision,
             timeout=timeout,
         )
+    elsewhere = [own for own, there in zip(stages, trainer.stages, strict=True) if isinstance(there, RemoteStage)]
+    deferred.forget_values(elsewhere, kept=[*trainer.stages, *filter(None, trainer.heads)])
     pieces, replicas = trainer.schedule.per_turn, settings.data_parallel
     if batch_size < pieces * replicas:
         of_replicas = f" for each of {replicas} replicas" if replicas > 1 else ""

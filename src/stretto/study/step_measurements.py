@@ -2,19 +2,22 @@
 
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stretto.plan import Plan, Problem, beside_cluster
-from stretto.plan.trials import Trial, play, whole
+from stretto.plan.plan_file import training
+from stretto.plan.trials import Trial, TrialFailedError, play, whole
 from stretto.plan.tried_file import row
 from stretto.plan.whole_steps import memory_groups, probes
 from stretto.study.plan_trials import ready
-from stretto.study.trial_processes import TrialGroup
+from stretto.study.trial_processes import TrialGroup, count_bytes
 
 ROUNDS = 6  # turns of each plan, by turns with the others; in the first the processes warm up
+TOLD = ROUNDS + 1  # what `tell` is called with at the end, when bytes have been counted, too
 WORD = "steps"  # of the file, above its records
 
 
@@ -22,7 +25,7 @@ def with_measured_steps(
     problem: Problem, trained: Mapping[str, Any], key: str, tell: Callable[[int], object],
     *, file: Path | None, anew: bool = False,
 ) -> Problem:  # fmt: skip
-    """The problem with the ratios of measured to predicted seconds, by way to divide the work.
+    """The problem with the ratios of measured to predicted seconds and bytes, by way to divide the work.
 
     `trained` are the settings of its model, `key` what its layers were measured under. What `file` holds is not
     measured again, unless `anew` or the plans to measure have changed. Raises UsageError for a damaged file.
@@ -42,12 +45,14 @@ def with_measured_steps(
     ratios = {way: found[way]["seconds"] / plan.seconds for way, plan in plans.items() if not found[way]["failure"]}
     doubts = tuple(f"no step could be measured on this machine, {way}: {found[way]['failure']}"
                    for way in plans if way not in ratios)  # fmt: skip
-    return problem.but(ratios=ratios, cluster=replace(problem.cluster, doubts=(*problem.cluster.doubts, *doubts)))
+    byte_ratios = {way: found[way]["bytes"] / max(plans[way].bytes) for way in ratios}
+    cluster = replace(problem.cluster, doubts=(*problem.cluster.doubts, *doubts))
+    return problem.but(ratios=ratios, byte_ratios=byte_ratios, cluster=cluster)
 
 
 def fits(record: Mapping[str, Any] | None, plan: Plan) -> bool:
     """Whether a record is of this plan."""
-    return record is not None and record["plan"] == identity(plan)
+    return record is not None and "bytes" in record and record["plan"] == identity(plan)
 
 
 def identity(plan: Plan) -> dict[str, Any]:
@@ -58,9 +63,9 @@ def identity(plan: Plan) -> dict[str, Any]:
 def measured(
     plans: Mapping[str, Plan], trained: Mapping[str, Any], memory: float, tell: Callable[[int], object]
 ) -> dict[str, dict[str, Any]]:
-    """The seconds of a step of each plan; None for one that cannot be trained, with the reason.
+    """The seconds of a step of each plan, and bytes of its fullest worker; None if it cannot be trained, and why.
 
-    `tell` is called with the number of rounds that have ended.
+    `tell` is called with the number of rounds that have ended; to count the bytes is the last one.
     """
     found: dict[str, dict[str, Any]] = {}
     together = memory_groups(plans, memory)
@@ -73,10 +78,32 @@ def measured(
 
             for done in range(1, ROUNDS + 1):
                 play(whole([*trials.values()]), turn, number=0)
-                tell((number * ROUNDS + done) // len(together))
+                tell((number * TOLD + done) // len(together))
+        num_bytes = most_bytes(trials.values(), trained)
+        tell((number + 1) * TOLD // len(together))
         for way, trial in trials.items():
-            seconds = None if trial.failure else statistics.median(trial.choosing[1:])
-            found[way] = {"plan": identity(trial.plan), "seconds": seconds, "failure": trial.failure}
+            found[way] = {
+                "plan": identity(trial.plan),
+                "seconds": None if trial.failure else statistics.median(trial.choosing[1:]),
+                "bytes": num_bytes.get(trial),
+                "failure": trial.failure,
+            }
+    return found
+
+
+def most_bytes(trials: Iterable[Trial], trained: Mapping[str, Any]) -> dict[Trial, float]:
+    """The most bytes that tensors take in a process of each trial that has not failed; marks those that fail now."""
+    found = {}
+    with ExitStack() as stack:
+        groups = {
+            trial: stack.enter_context(TrialGroup(training(trial.plan, trained), count_bytes))
+            for trial in whole([*trials])
+        }
+        for trial, group in groups.items():
+            try:
+                found[trial] = max(group.hear())
+            except TrialFailedError as error:
+                trial.failure = f"{error}"
     return found
 
 
@@ -92,4 +119,4 @@ def read(file: Path) -> dict[str, Any]:
 def check(record: Mapping[str, Any]) -> None:
     """Raise KeyError, TypeError or ValueError for what `measured` does not give."""
     for each in record.values():
-        _ = each["plan"]["method"], float(each["seconds"] or 0)
+        _ = each["plan"]["method"], float(each["seconds"] or 0), float(each.get("bytes") or 0)

@@ -8,7 +8,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -25,23 +25,25 @@ from stretto.settings.runs import TrainSettings, known
 TIMEOUT = 3600.0  # seconds that a worker waits for another: longer than all turns of all plans
 GRACE, ENDING = 5.0, 5.0  # seconds for the others once one has failed; for processes to end by themselves
 TURN, FEWEST, MOST = 0.4, 3, 400  # seconds of a turn, if that is at least and at most so many steps
+Task = Callable[[Connection, Mapping[str, Any]], None]  # of each process: its end of a pipe, and its settings
 WARM, WARMING = 2, 0.1  # steps of a turn that are not timed, at least, and seconds: workers have been idle
 
 
 class TrialGroup:
     """The processes of one plan. `turn` lets them train; use it as a context manager, which ends them.
 
-    `training` are the settings of `stretto train` in the plan's file.
+    `training` are the settings of `stretto train` in the plan's file. Another `task` than training when it is their
+    turn gives one answer, which `hear` returns.
     """
 
-    def __init__(self, training: Mapping[str, Any]) -> None:
+    def __init__(self, training: Mapping[str, Any], task: Task | None = None) -> None:
         workers = int(training.get("workers", 1))
         self._rendezvous = LocalRendezvous(Secret.new(), MEET)
         self._processes: list[tuple[BaseProcess, Connection]] = []
         self._fill, self._pace = 0, 0.0  # steps until the pipeline is full; seconds of a step, as far as known
         try:
             for environment in self._environments(workers):
-                self._processes.append(fork_server.start(work, environment, dict(training)))
+                self._processes.append(fork_server.start(work, environment, dict(training), task or train_when_asked))
         except BaseException:  # Ctrl-C while they start
             self.end(at_once=True)
             raise
@@ -70,7 +72,7 @@ class TrialGroup:
 
     def await_ready(self) -> None:
         """Wait until the processes have built their trainers. Raises TrialFailedError if one of them fails."""
-        self._fill = round(max(self._hear()))
+        self._fill = round(max(self.hear()))
 
     def fill(self) -> None:
         """Let the processes train until their pipeline is full. Raises TrialFailedError if one of them fails."""
@@ -89,10 +91,10 @@ class TrialGroup:
         for _, pipe in self._processes:
             with contextlib.suppress(BrokenPipeError):  # it has died, as its end of the pipe says
                 pipe.send((warm, steps))
-        return max(self._hear())
+        return max(self.hear())
 
-    def _hear(self) -> list[float]:
-        # One answer of each process.
+    def hear(self) -> list[float]:
+        """One answer of each process. Raises TrialFailedError if one of them fails; all are ended then."""
         waiting = {pipe: process for process, pipe in self._processes}
         answers, causes = list[float](), list[str]()
         while waiting and (ready := wait([*waiting], GRACE if causes else None)):
@@ -143,15 +145,15 @@ def cause_of_death(process: BaseProcess) -> str:
     return f"a worker (process id {process.pid}) was ended by {signal.Signals(-code).name}{remedy}"
 
 
-def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str, Any]) -> None:
-    """What a process of a group does: train when it is asked to, until the pipe closes."""
+def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str, Any], task: Task) -> None:
+    """What a process of a group does: its task, and tell why that fails."""
     fork_server.begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more
         try:
-            train_when_asked(pipe, training)
+            task(pipe, training)
         except SystemExit:  # another process of the group says why
             pipe.send((None, ""))
         except StrettoError as error:
@@ -160,22 +162,29 @@ def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str
             pipe.send((None, f"{type(error).__name__}: {error}{error_place(error)}"))
 
 
+def placed(training: Mapping[str, Any]) -> TrainSettings:
+    """The settings of a process, resolved, once it has taken its place among the others."""
+    import torch
+
+    from stretto.runtime.world import take_place
+    from stretto.study.prepare import resolve
+
+    requested = settings_of(training)
+    take_place(requested.placement)
+    torch.set_num_threads(requested.threads)  # as train does in its processes
+    return resolve(requested)
+
+
 def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
     """Answer each (warm-up steps, timed steps) with the median seconds of the timed ones.
 
     The first answer is the number of steps that fill the pipeline.
     """
-    import torch
-
-    from stretto.runtime.world import take_place
     from stretto.study.first_batches import refuse_other_sizes
-    from stretto.study.prepare import prepare, resolve
+    from stretto.study.prepare import prepare
     from stretto.study.training_loop import training_batches
 
-    requested = settings_of(training)
-    take_place(requested.placement)
-    torch.set_num_threads(requested.threads)  # as train does in its processes
-    prepared = prepare(resolve(requested), TIMEOUT)
+    prepared = prepare(placed(training), TIMEOUT)
     refuse_other_sizes(prepared)
     batches = training_batches(prepared)
 
@@ -186,7 +195,7 @@ def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
         return time.perf_counter() - before
 
     with prepared.trainer.together():
-        pipe.send((2.0 * known(prepared.settings.stages) + 2, ""))
+        pipe.send((filling(prepared.settings), ""))
         while True:
             try:
                 warm, steps = pipe.recv()
@@ -194,3 +203,29 @@ def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
                 return
             seconds = [step() for _ in range(warm + steps)][warm:]
             pipe.send((statistics.median(seconds), ""))
+
+
+def filling(settings: TrainSettings) -> float:
+    """Steps until a pipeline is full."""
+    return 2.0 * known(settings.stages) + 2
+
+
+def count_bytes(pipe: Connection, training: Mapping[str, Any]) -> None:
+    """Answer with the most bytes that tensors took, data aside, from before the trainer was built to a full pipeline.
+
+    The process is good for nothing else: torch's profiler watches it from the beginning.
+    """
+    from stretto.runtime.process_memory import peak_memory
+    from stretto.study.prepare import dataset, prepare
+    from stretto.study.training_loop import training_batches
+
+    settings = placed(training)
+    dataset(settings)
+    with peak_memory() as peak:
+        prepared = prepare(settings, TIMEOUT)
+        batches = training_batches(prepared)
+        for _ in range(round(filling(settings)) + 1):
+            prepared.trainer.step(*next(batches))
+    pipe.send((float(peak.bytes), ""))
+    with contextlib.suppress(EOFError):  # others may still need what this process has to say
+        pipe.recv()

@@ -584,13 +584,16 @@ class SeveralProcesses(Backend):
 
     def _to(self, rank: int) -> Outbox:
         if rank not in self._outboxes:
-            self._outboxes[rank] = Outbox(ChannelEnd(self.group, rank, 0, "a message", self.status), DEPTH)
+            self._outboxes[rank] = Outbox(self._line(rank), DEPTH)
         return self._outboxes[rank]
 
     def _from(self, rank: int, device: torch.device) -> Inbox:
         if rank not in self._inboxes:
-            self._inboxes[rank] = Inbox(ChannelEnd(self.group, rank, 0, "a message", self.status), device)
+            self._inboxes[rank] = Inbox(self._line(rank), device)
         return self._inboxes[rank]
+
+    def _line(self, rank: int) -> ChannelEnd:
+        return ChannelEnd(self.group, rank, 0, "a message", self.status, rare=True)
 
 
 def _as_message(output: Any) -> tuple[tuple[Tensor, ...], int]:
