@@ -80,7 +80,8 @@ def rows_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"a checkpoint of {seconds(facts['checkpoint_seconds'])} every {spell(facts['interval_seconds'])} "
         f"({steps:,} step{'s' * (steps > 1)})"
     )  # fmt: skip
-    return [("goodput", f"{percent(facts['share'])} of the time is useful work"), ("", f"{fails}; {every}")]
+    share = percent(facts["share"], 3 if 0.9995 <= facts["share"] < 1 else 1)
+    return [("goodput", f"{share} of the time is useful work"), ("", f"{fails}; {every}")]
 
 
 def spell(value: float) -> str:

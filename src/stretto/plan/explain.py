@@ -110,7 +110,8 @@ def frontier(problem: Problem, aim: Objective) -> list[FrontierPoint]:
             points.append(FrontierPoint.of(best, aim))
             memory = max(best.bytes) / 2
     distinct = {(*point.costs, str(point.plan.candidate)): point for point in points}.values()
-    return [point for point in distinct if not any(beats(other, point) for other in distinct)]
+    unbeaten = [point for point in distinct if not any(beats(other, point) for other in distinct)]
+    return sorted(unbeaten, key=lambda point: (point.plan.candidate.workers, point.costs))
 
 
 def other_goals(problem: Problem) -> Iterator[Goal]:
