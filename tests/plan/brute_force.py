@@ -15,6 +15,7 @@ ASYNC = (*STEADY, "pipedream-2bw", "paci", *CLOCKED)
 LOCAL = ("greedy", "chunked", "overlapping", "overlapping(delay=0)")
 HOPS = ("overlapping", "overlapping(delay=0)")
 TWICE = ("interleaved", "looped-bfs", "zb-v")  # two stages a worker
+LIVE = ("paci", "spectrain", "pipeoptim", *CLOCKED)  # backwards see other weights than forwards
 CUT = ("gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream-2bw", "paci")
 
 
@@ -22,7 +23,7 @@ SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
 
 
 def ways(n, methods=SYNC + ASYNC + LOCAL):
-    """(pipeline, data, tensor, method, microbatches, recompute, shard, chunks, space) of everything that is allowed."""
+    """(pipeline, data, tensor, method, microbatches, recompute, shard, chunks, space, sequence) of all allowed ways."""
     limits = n.get("limits", {})
     for workers in (w for w in range(1, n["workers"] + 1) if n["workers"] % w == 0):
         for pipeline, data, (tensor, space) in itertools.product(
@@ -41,15 +42,36 @@ def ways(n, methods=SYNC + ASYNC + LOCAL):
                 for m in range(1, n["batch"] // data + 1):
                     if not cuts_into(n, method, pipeline, data, m):
                         continue
-                    for again in (False, True):
-                        if again and (method not in SYNC or held(method, 0, stages, m) <= 1):
+                    for again, sequence in itertools.product(("none", "selective", "full", "stage"), (False, True)):
+                        if again == "stage" and (method not in SYNC or held(method, 0, stages, m) <= 1):
+                            continue
+                        if again == "full" and method in LIVE:
+                            continue
+                        if (again == "selective" and "selective" not in n) or (sequence and not divided(n, tensor)):
                             continue
                         can_shard = method in SYNC and data > 1 and space == (1, 1)
                         for shard in limits.get("shards", ("none", "keep", "reshard")):
                             if shard != "none" and not can_shard:
                                 continue
                             for chunks in range(2, stages) if method == "chunked" else (1,):
-                                yield pipeline, data, tensor, method, m, again, shard, chunks, space
+                                yield pipeline, data, tensor, method, m, again, shard, chunks, space, sequence
+
+
+def divided(n, tensor):
+    """Whether so many processes may divide the sequence."""
+    return tensor > 1 and n.get("sequence", False)
+
+
+def as_run(n, T, again, sequence, some=slice(None)):
+    """The layers as they run, to each process: with parts of them recomputed, whole, or on parts of the sequence."""
+    layers = n["selective"] if again == "selective" else n["layers"]
+    for x in layers[some]:
+        x = x | {"again": x.get("again", 0)}
+        if sequence:
+            x |= {key: Q(x[key]) / T for key in ("f", "b", "i", "w", "kept", "again", "in", "out", "weights")}
+        if again == "full":
+            x |= {key: x[key] and x[key] + x["f"] for key in ("b", "i", "w")}
+        yield x
 
 
 def cuts_into(n, method, pipeline, data, m):
@@ -239,7 +261,8 @@ def stage_price(n, way, s, S, i, j):
     Work includes the runtime's time of each action, and the ends of messages: a forward takes one from below and sends
     one up, a backward the other way round.
     """
-    W, R, T, method, M, again, shard, chunks, space = way
+    W, R, T, method, M, again, shard, chunks, space, sequence = way
+    D = 1 if sequence else T  # what weights and their work are still divided by
     inside = T * space[0] * space[1]
     w = home(method, s, S, W)
     b = Q(n["batch"], R * M)
@@ -247,7 +270,8 @@ def stage_price(n, way, s, S, i, j):
     rows = space[0] * space[1]  # processes with the same part of the weights: a rank's place among them is t % rows
     of_weights = [[rank for t, rank in enumerate(group) if t // rows == k] for group in ranks for k in range(T)]
     of_slabs = [[rank for t, rank in enumerate(group) if t % rows == k] for group in ranks for k in range(rows)]
-    layers = n["layers"][i:j]
+    layers = list(as_run(n, T, again, sequence, slice(i, j + 1)))
+    following, layers = layers[-1], layers[: j - i]
     busy = [at(n, process) for process in range(R * W * inside)]
     n = n | {"gamma": n["gamma"] * max(slow_of(n, worker) for worker in busy)}
     bandwidth = Q(n["bandwidth"], max(slow_of(n, worker) for group in ranks for worker in group))
@@ -259,7 +283,7 @@ def stage_price(n, way, s, S, i, j):
         return rows if x.get("side") else 1
 
     def cut(x):  # by tensor parallelism too
-        return (T if x["weights"] else 1) * slab(x)
+        return (D if x["weights"] else 1) * slab(x)
 
     enters, leaves = Q(layers[0]["in"]) / slab(layers[0]), Q(layers[-1]["out"]) / slab(layers[-1])
 
@@ -283,10 +307,10 @@ def stage_price(n, way, s, S, i, j):
     split = method in ("zb-h1", "zb-v", "overlapping", "overlapping(delay=0)") and s > 0
     silent = s > 0 and not returns(method, s - 1, S, chunks)  # nobody is told a gradient of the inputs
     back = slowest(inputs) + slowest(late) if split else slowest(late if silent else whole)
-    params = sum(Q(x["weights"]) / T for x in layers)
+    params = sum(Q(x["weights"]) / D for x in layers)
     if M > 1:
         back += 3 * params / bandwidth
-    update = slowest(lambda pace: sum(n["step"] * 5 * Q(x["weights"]) / T * pace for x in layers))
+    update = slowest(lambda pace: sum(n["step"] * 5 * Q(x["weights"]) / D * pace for x in layers))
     update += n["once"] if params else 0
     gradients, kept = params, sum(x["kept"] * b / cut(x) for x in layers)
     static = versions(method, s, S) * params
@@ -300,12 +324,17 @@ def stage_price(n, way, s, S, i, j):
         kept += head["kept"] * b
     for x in layers:
         up, down = halos(n, x, space, of_weights, b)
-        f, back = f + up, back + down
         if x["weights"] and T > 1:
-            f += max(ring(n, group, Q(x["out"]) / slab(x) * b) for group in of_slabs)
-            back += max(ring(n, group, Q(x["in"]) / slab(x) * b) for group in of_slabs)
+            up += max(ring(n, group, Q(x["out"]) / slab(x) * b) for group in of_slabs)
+            down += max(ring(n, group, Q(x["in"]) / slab(x) * b) for group in of_slabs)
+        f, back = f + up, back + down + (up if again == "full" else 0)
     count = held(method, s, S, M)
-    recomputed = f if again and count > 1 else Q(0)
+    recomputed = f if again == "stage" and count > 1 else Q(0)
+    layerwise = max(0, *(x["again"] * b / cut(x) for x in layers))
+    if again == "full":  # every layer's input, the output of the last one, and what one layer makes again
+        head_kept = kept - sum(x["kept"] * b / cut(x) for x in layers)
+        layerwise = max(0, *(x["kept"] * b / cut(x) - Q(x["in"]) / slab(x) * b for x in layers))
+        kept = head_kept + sum(Q(x["in"]) / slab(x) * b for x in layers) + leaves * b
     back += recomputed
     replicas = [[ranks[r][t] for r in range(R)] for t in range(inside)]
     if versions(method, s, S) > 1:
@@ -324,8 +353,8 @@ def stage_price(n, way, s, S, i, j):
         scatter = max(ring(n, group, params, halves=1) for group in replicas)
         f, back = f + gather, back + gather * (2 if recomputed else 1) + scatter
         end = update / R
-        size = 2 * params / R + 2 * max(Q(x["weights"]) / T for x in layers)
-    size += count * enters * b + kept if recomputed else count * kept
+        size = 2 * params / R + 2 * max(Q(x["weights"]) / D for x in layers)
+    size += count * enters * b + kept if recomputed else count * kept + layerwise
     x = Q(0)
     if s < S - 1 and home(method, s + 1, S, W) != w:
         nxt = [[at(n, (r * W + home(method, s + 1, S, W)) * inside + t) for t in range(inside)] for r in range(R)]
@@ -340,7 +369,6 @@ def stage_price(n, way, s, S, i, j):
     above = s < S - 1 and home(method, s + 1, S, W) != w
     f += below * end_of(n, "receive", enters * b) + above * end_of(n, "send", leaves * b)
     back += (below and returns(method, s - 1, S, chunks)) * end_of(n, "send", enters * b)
-    following = n["layers"][j] if above else layers[-1]
     gradient_bytes = Q(following["in"]) / slab(following) * b if above else 0
     taken = (above and returns(method, s, S, chunks)) * end_of(n, "receive", gradient_bytes)
     back += taken
@@ -369,7 +397,7 @@ def returns(method, s, S, K):
 
 def step(n, way, bounds):
     """Seconds of a step, or None where a worker's memory is too small."""
-    W, _, _, method, M, _, _, chunks, _ = way
+    W, _, _, method, M, _, _, chunks, _, _ = way
     S = len(bounds) - 1
     v = S // W
     prices = [stage_price(n, way, s, S, bounds[s], bounds[s + 1]) for s in range(S)]
@@ -413,7 +441,7 @@ def device_of(n, worker):
 
 def joules(n, way, bounds):
     """The energy of a step: each device's idle watts for all of it, and the rest of its watts while it is busy."""
-    W, R, T, method, M, _, _, _, space = way
+    W, R, T, method, M, _, _, _, space, _ = way
     seconds, inside, S = step(n, way, bounds), T * space[0] * space[1], len(bounds) - 1
     if seconds is None:
         return None

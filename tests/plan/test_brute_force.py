@@ -2,10 +2,10 @@
 
 import random
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
-from brute_force import best, best_placed, joules, least_cost, money, rows_out, step
+from brute_force import as_run, best, best_placed, joules, least_cost, money, rows_out, step
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
 from stretto.cost.layer_table import Affine, ImageWindow
@@ -45,6 +45,13 @@ def draw(seed, workers=None, layers=0):
         "gamma": Fraction(1, 16), "bandwidth": 256, "step": Fraction(1, 64),
         "memory": dice.choice([1 << 20, 1 << 13, 1 << 12, 3 << 10]),
     }  # fmt: skip
+    formed = random.Random(-1 - seed)
+    if formed.random() < 0.3:  # layers of which parts may be recomputed
+        found["selective"] = [
+            x | {"b": x["b"] + 4, "i": x["i"] + 4, "kept": x["kept"] // 2, "again": x["kept"] - x["kept"] // 2}
+            for x in layers
+        ]
+    found["sequence"] = formed.random() < 0.3
     some = dice.random() < 0.6  # a cluster whose runtime takes time of its own
 
     def cost(*values):
@@ -70,7 +77,11 @@ def images(n, seed):
             side = x["side"]
     for below, above in pairwise(layers):
         below["out"] = above["in"]
-    return n | {"layers": layers}
+    changed = ("in", "out", "side", "window")
+    again = [
+        x | {key: y[key] for key in changed if key in y} for x, y in zip(n.get("selective", ()), layers, strict=False)
+    ]
+    return n | {"layers": layers} | ({"selective": again} if again else {})
 
 
 def window_of(x):
@@ -78,21 +89,23 @@ def window_of(x):
     kernel, stride, dilation, padding = x["window"]
     slid = SlidingWindow(kernel, stride, dilation, padding, padding)
     side = x["side"]
-    return ImageWindow((side, side), (slid, slid), "refused", True, Affine(0, x["in"] / side**2))
+    return ImageWindow((side, side), (slid, slid), "refused", True, Affine(0, float(x["in"]) / side**2))
 
 
 def row(name, x):
     """A layer as the planner takes it: its FLOPs are its time at pace 1."""
 
     def work(value):
-        return (Work("linear", 1, Affine(0, value), Affine()),) if value else ()
+        return (Work("linear", 1, Affine(0, float(value)), Affine()),) if value else ()
 
     return LayerCost(
         name=name, type="Linear", forward=work(x["f"]), backward=work(x["b"]), input_gradient=work(x["i"]),
-        weight_gradient=work(x["w"]), differentiated=True, parameters=x["weights"], parameter_tensors=1,
-        parameter_bytes=x["weights"], gradient_bytes=x["weights"], activation=Affine(0, x["kept"]), shared=Affine(),
-        input=Affine(0, x.get("in", 1)), output=Affine(0, x.get("out", 1)), loose_input=Affine(),
-        loose_output=Affine(), image_windows=(window_of(x),) if x.get("window") else (),
+        weight_gradient=work(x["w"]), differentiated=True, parameters=int(x["weights"]), parameter_tensors=1,
+        parameter_bytes=float(x["weights"]), gradient_bytes=float(x["weights"]),
+        activation=Affine(0, float(x["kept"])), shared=Affine(),
+        input=Affine(0, float(x.get("in", 1))), output=Affine(0, float(x.get("out", 1))), loose_input=Affine(),
+        loose_output=Affine(), recomputed=Affine(0, float(x.get("again", 0))),
+        image_windows=(window_of(x),) if x.get("window") else (),
     )  # fmt: skip
 
 
@@ -123,9 +136,25 @@ def problem(n, methods=("all",)):
         ), cluster=cluster,
         workers=n["workers"], batch_sizes=(n["batch"],), methods=methods, places_workers=n.get("placed", False),
         heads=tuple(row(f"head{k}", x) for k, x in enumerate(n["heads"])), optimizer="sgd",
+        form_costs=form_costs(n),
         sides=tuple(x.get("side", 0) for x in n["layers"]) if any("side" in x for x in n["layers"]) else None,
         **limits_of(n),
     )  # fmt: skip
+
+
+def form_costs(n):
+    """The costs of layers that are recomputed in part, and on parts of the sequence, as the planner has them."""
+    found = {}
+    for tensor, sequence, again in product((1, 2, 4), (False, True), ("none", "selective")):
+        if (
+            (again == "selective" and "selective" not in n)
+            or sequence != (tensor > 1)
+            or (sequence and not n["sequence"])
+        ):
+            continue
+        rows = tuple(row(str(k), x) for k, x in enumerate(as_run(n, tensor, again, sequence)))
+        found[tensor, sequence, again] = ModelCosts(rows, "float32", float(n["start"]), float(n["once"]))
+    return found
 
 
 def speeds_of(n):
@@ -295,5 +324,5 @@ def way_of(c):
     """A candidate as brute force names it."""
     return (
         c.pipeline, c.mesh.data, c.mesh.tensor, c.method, c.microbatches, c.recompute, shard_name(c.shard), c.losses,
-        c.mesh.space,
+        c.mesh.space, c.sequence,
     )  # fmt: skip

@@ -64,7 +64,7 @@ def test_tensor_sizes_that_are_named_may_be_any_and_cross_nodes():
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_limits_that_conflict_and_no_others(limits, fields, said):
-    asked = images(**{"recompute": (False,), **limits})
+    asked = images(**{"recompute": ("none",), **limits})
     found, freed = conflict(asked)
     assert {*found} == fields
     assert not possible(freed)

@@ -60,7 +60,7 @@ def test_micro_batches_held_by_workers_that_run_ahead(name, ahead):
 
 @pytest.mark.parametrize("name", [name for name in catalogue() if planned(name).drains and planned(name).suits(2)])
 def test_stages_that_recompute(name):
-    c = candidate(name, 3, 6)._replace(recompute=True)
+    c = candidate(name, 3, 6)._replace(recompute="stage")
     schedule, _ = method(str(c)).plan(c.stages, c.pipeline)
     real = {action.stage for body in schedule.body for action in body if action.kind == "C"}
     assert real <= {s for s in range(c.stages) if c.recomputes(s)}

@@ -121,7 +121,7 @@ def jittery_problem(cluster):
     costs = layer_costs(layers, x, loss=mse_loss, target=x)
     return Problem(
         costs=costs, cluster=cluster, workers=2, batch_sizes=(256,), methods=("1f1b",), all_workers=True,
-        optimizer="sgd", microbatches=(8,), pipelines=(2,), recompute=(False,), tensors=(1,),
+        optimizer="sgd", microbatches=(8,), pipelines=(2,), recompute=("none",), tensors=(1,),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ OPTIONS = [
     ("1f1b", {"clip": 0.1}), ("pb", {"clip": 0.1}), ("gpipe(recompute=True)", {}), ("pipemare(recompute=True)", {}),
     ("pb", {"precision": "bf16"}), ("pb(finish=9)", {}), ("greedy(head=infopro)", {}),
     ("overlapping(head=infopro)", {}), ("chunked(head=auglocal)", {}), ("greedy(head=auglocal)", {}),
+    ("zb-h1", {"recompute": "full"}), ("pipedream", {"recompute": "full", "precision": "bf16"}),
 ]  # fmt: skip
 EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS

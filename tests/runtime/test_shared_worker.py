@@ -40,6 +40,7 @@ FOUR = [
     ("residual", "backprop", BOTH, {"clip": 0.1}),
     ("pixels", "backprop", BOTH_WIDE, {}),
     ("convolutions", "greedy", BOTH_WIDE, {"adam": True}),
+    ("transformer", "1f1b", TENSOR, {"recompute": "full"}),
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from stretto.cli.progress import progress, rising
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
 from stretto.options.checks import one_of
-from stretto.settings.planning import LAYERS, FailureSettings, PlanOutput, PlanSettings
+from stretto.settings.planning import LAYERS, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
 
 if TYPE_CHECKING:
     from stretto.cost import Cluster
@@ -103,19 +103,22 @@ def asked_beside(
 
 def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster") -> "Costed":
     """What the model costs, heads included if some method has any, and parts of it that workers may share."""
+    from stretto.models.published import is_planned_only
     from stretto.plan.planned_methods import names_of, planned
+    from stretto.plan.problem import RECOMPUTE
     from stretto.settings.runs import DEFAULTS
     from stretto.study.model_costs import costed
 
-    model = settings.model
-    usual = DEFAULTS[model].data if model in DEFAULTS else None
+    model, options = settings.model, settings.model_options or {}
+    usual = DEFAULTS[model].data if model in DEFAULTS and not is_planned_only(model, options) else None
     heads = {planned(name).method.head: None for name in names_of(methods) if planned(name).family == "local"}
     if measures_on(cluster, settings):  # steps with heads are measured whatever the methods are
         heads |= {"auto": None}
     return costed(
-        model, settings.model_options or {}, settings.data or usual, settings.data_options or {}, settings.optimizer,
+        model, options, settings.data or usual, settings.data_options or {}, settings.optimizer,
         loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=tuple(heads),
-        sharing=sharing_workers(settings, cluster),
+        sharing=sharing_workers(settings, cluster), selective="selective" in (settings.recompute or RECOMPUTE),
+        sequence=settings.sequence_parallel != "no",
     )  # fmt: skip
 
 
@@ -192,9 +195,31 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
         sides=images(model), masters=model.costs.dtype == "bfloat16", shards=settings.sharding or shards(model),
         methods=methods, microbatches=settings.microbatches, stages=settings.stages, pipelines=settings.pipeline,
         data_parallels=settings.data_parallel, tensors=tensors_of(settings, model, cluster),
-        tensor_costs=model.tensor_costs, spaces=settings.space or USUAL_SPACES,
+        tensor_costs=model.tensor_costs, form_costs=model.form_costs, recompute=recompute_of(settings, model),
+        sequences=sequences_of(settings, model), spaces=settings.space or USUAL_SPACES,
         all_workers=settings.all_workers, trained=model.trained is not None,
     )  # fmt: skip
+
+
+def recompute_of(settings: PlanSettings, model: "Costed") -> tuple[str, ...]:
+    """What may be recomputed. Raises UsageError for selective recomputation alone of a model without marks for it."""
+    from stretto.plan.problem import RECOMPUTE
+
+    chosen = settings.recompute or RECOMPUTE
+    if set(chosen) == {"selective"} and "selective" in model.unformed:
+        raise UsageError(
+            f"recompute='selective' of {settings.model}: {model.unformed['selective']}; choose none or full instead"
+        )
+    return chosen
+
+
+def sequences_of(settings: PlanSettings, model: "Costed") -> tuple[bool, ...]:
+    """Whether sequences may be divided. Raises UsageError where they have to be and cannot."""
+    one_of("sequence_parallel", settings.sequence_parallel, SEQUENCE)
+    if settings.sequence_parallel == "yes" and not any(sequence for _, sequence, _ in model.form_costs):
+        reason = model.unformed.get("sequence", "no processes share weights: choose --tensor 2 or more")
+        raise UsageError(f"sequence_parallel='yes' of {settings.model}: {reason}. Choose no or auto")
+    return SEQUENCE[settings.sequence_parallel]
 
 
 def tensors_of(settings: PlanSettings, model: "Costed", cluster: "Cluster") -> tuple[int, ...] | None:

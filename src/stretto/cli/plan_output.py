@@ -38,7 +38,9 @@ def written(
     """
     from stretto.plan.plan_file import content, to_toml
 
-    known = content(best, prices, objective, model=model.name, trained=model.trained, measured=measured)
+    known = content(
+        best, prices, objective, model=model.name, trained=model.trained, options=model.options, measured=measured
+    )
     known["plan"]["bounds"] = model.bounds(best.bounds)
     text = to_toml(known)
     known["kept"] = kept(out, text)
@@ -98,6 +100,9 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "doubts": doubts_of(best, found),
         "between_stages": model.passed(best.bounds),
     }
+    if model.options:
+        options, parameters = dict(model.options), model.costs.parameters
+        facts["network"] = {"model": model.name, "model_options": options, "parameters": parameters}
     if found.prices.problem.cluster.is_uneven:
         facts["places"] = places_of(best, found.prices)
     trained = {} if model.trained is None else model.trained
@@ -200,6 +205,8 @@ def in_words(facts: Mapping[str, Any]) -> str:
     plan_rows = rows_of(facts["chosen"], facts["predicted"])
     plan_rows[3:3] = place_rows(facts.get("places", ()))
     plan_rows += goodput_rows(facts["goodput"]) if "goodput" in facts else []
+    if "network" in facts:
+        plan_rows.append(("model", network_in_words(**facts["network"])))
     lines = [aligned([*plan_rows, *passed_rows(facts["between_stages"])])]
     lines += [f"doubtful: {doubt}" for doubt in facts["doubts"]]
     if "tried" in facts:
@@ -257,6 +264,11 @@ def expense_rows(predicted: Mapping[str, Any], batch: int) -> list[tuple[str, st
     if joules is not None:
         rows.append(("energy", f"{energy(joules)} a step, {energy(joules / batch)} an example"))
     return rows
+
+
+def network_in_words(model: str, model_options: Mapping[str, Any], parameters: int) -> str:
+    """A network without data: its name, parameters and options."""
+    return f"{model}, {parameters:,} parameters: {', '.join(f'{key} {value}' for key, value in model_options.items())}"
 
 
 def place_rows(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import reduce
 from itertools import chain, pairwise
 from typing import Any, Literal, TypeVar, get_args
@@ -134,7 +134,8 @@ class LayerCost:
 
     Bytes: `activation` is kept by autograd for the backward, without parameters, each storage once; `shared` is the
     part of it that earlier layers keep too. `input` and `output` are sent between stages; `loose_input` and
-    `loose_output` are the parts of them that the layer itself does not keep. Only single layers have `peaks`.
+    `loose_output` are the parts of them that the layer itself does not keep. `recomputed` is what its backward makes
+    again before it frees it, beside what is kept. Only single layers have `peaks`.
     `image_windows` are its convolutions and pools of images, in the order in which they run.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
@@ -163,6 +164,7 @@ class LayerCost:
     forward_exchanges: Works | None = None
     backward_exchanges: Works | None = None
     image_windows: tuple[ImageWindow, ...] = ()
+    recomputed: Affine = Affine()
 
     def works(self, kind: Kind) -> Works:
         """The work of an action of this kind."""
@@ -205,7 +207,54 @@ class LayerCost:
             forward_exchanges=exchanges_together(self.forward_exchanges, after.forward_exchanges),
             backward_exchanges=exchanges_together(self.backward_exchanges, after.backward_exchanges),
             image_windows=self.image_windows + after.image_windows,
+            recomputed=max(self.recomputed, after.recomputed, key=lambda bytes: (bytes.each, bytes.fixed)),
         )
+
+
+def keeping_inputs(layer: LayerCost) -> LayerCost:
+    """A layer that keeps its input alone, and runs its forward again in each of its backwards; a loss as it is."""
+    if layer.type == "Loss":
+        return layer
+    kept, again, times = layer.input - layer.loose_input, layer.forward, layer.measured
+    recomputed = layer.activation - kept
+
+    def repeated(works: Works) -> Works:
+        return total_works(works, again) if works else ()
+
+    def longer(line: Affine | None) -> Affine | None:
+        return None if line is None or times is None or line == Affine() else line + times.forward
+
+    return replace(
+        layer,
+        backward=repeated(layer.backward),
+        input_gradient=repeated(layer.input_gradient),
+        weight_gradient=repeated(layer.weight_gradient),
+        activation=layer.input,
+        shared=Affine(),
+        loose_input=Affine(),
+        loose_output=layer.output,
+        recomputed=recomputed if layer.backward else Affine(),
+        measured=None if times is None else replace(
+            times,
+            backward=longer(times.backward) or Affine(),
+            input_gradient=longer(times.input_gradient),
+            weight_gradient=longer(times.weight_gradient),
+        ),
+        peaks=None if layer.peaks is None else peaks_again(layer.peaks, layer.output, recomputed),
+        backward_exchanges=exchanges_together(layer.backward_exchanges, layer.forward_exchanges),
+    )  # fmt: skip
+
+
+def peaks_again(peaks: Peaks, gradient: Affine, recomputed: Affine) -> Peaks:
+    """The peaks of a layer whose backwards begin with a forward, beside the gradient of its output."""
+    forward = [line + gradient for line in peaks.forward]
+    backward, again = ([*forward, *(line + recomputed for line in lines)] for lines in (peaks.backward, peaks.again))
+    return replace(peaks, backward=highest(backward), again=highest(again))
+
+
+def with_recomputed(layer: LayerCost, whole: LayerCost) -> LayerCost:
+    """A layer of which parts are recomputed, with the bytes that these are, by the same layer without; and its name."""
+    return replace(layer, name=whole.name, recomputed=whole.activation - layer.activation)
 
 
 def exchanges_together(below: Works | None, above: Works | None) -> Works | None:
@@ -281,6 +330,13 @@ class ModelCosts:
             for borrower in borrowers:
                 shared_bytes[owner, borrower] = shared_bytes.get((owner, borrower), 0.0) + tie.bytes
         return dict(sorted(shared_bytes.items()))
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has, those that several layers share once."""
+        each = max((row.parameter_bytes / row.parameters for row in self.layers if row.parameters), default=1.0)
+        shared = sum((len(tie.layers) - 1) * tie.bytes / each for tie in self.ties)
+        return sum(row.parameters for row in self.layers) - round(shared)
 
     @property
     def whole(self) -> LayerCost:

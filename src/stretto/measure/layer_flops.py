@@ -1,8 +1,9 @@
 """What each layer of a model costs, read off the operators that torch really runs, on tensors that may be fake."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from stretto.measure.image_windows import ImageWindows, SeenWindow, image_window
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
+from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, attempt
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
@@ -35,6 +37,7 @@ def layer_costs(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     target: Tensor | None = None,
     fake: bool = True,
+    recompute: str = "none",
 ) -> ModelCosts:
     """A row for each of `layers`, run one after the other on `example`, as in training; one more for a loss.
 
@@ -42,6 +45,7 @@ def layer_costs(
     does not depend on the batch. `fake` runs them on torch's fake tensors: nothing is computed and nothing allocated,
     so that modules on the meta device, or made under `faking()`, will do whatever their size. A model whose shapes
     depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they were.
+    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training.
 
     Raises UsageError for a layer that cannot take what reaches it.
     """
@@ -49,15 +53,21 @@ def layer_costs(
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
     sweep = faked if fake else real
+    again = {id(layer): layers_again(layer, recompute) for layer in layers}
     runs = []
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
-        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given)))
+        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), again))
     rows = [
         row(name, module, Pair(given[0].shape[0], few, many))
         for (name, module), few, many in zip([*named, *ends], *runs, strict=True)
     ]
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
+
+
+def layers_again(layer: nn.Module, recompute: str) -> Recomputing:
+    """The parts of a layer that are recomputed: its marked modules, or the layer itself."""
+    return Recomputing({"none": [], "selective": marked(layer), "full": [layer]}[recompute], records=True)
 
 
 def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: Any) -> None:
@@ -190,7 +200,7 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRun]:
+def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Recomputing]) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = device_of(modules)
@@ -198,12 +208,15 @@ def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRu
         for module in modules:
             module.train()
         return run(
-            [Runnable(name, module, [*module.parameters(), *module.buffers()]) for name, module in named],
+            [
+                Runnable(name, module, [*module.parameters(), *module.buffers()], again=again.get(id(module)))
+                for name, module in named
+            ],
             tuple(each.to(device) for each in inputs),
         )
 
 
-def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerRun]:
+def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Recomputing]) -> list[LayerRun]:
     """Run the layers on tensors without numbers, as on the CPU."""
     mode = current() or FakeTensorMode(allow_non_fake_inputs=True)
     known: dict[int, Tensor] = {}
@@ -216,7 +229,8 @@ def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> list[LayerR
 
     def on_fakes(name: str, module: nn.Module) -> Runnable:
         own = {key: fake(each) for key, each in (*module.named_parameters(), *module.named_buffers())}
-        return Runnable(name, lambda *given: functional_call(module, own, given), list(own.values()), alike(module))
+        call, weights = (lambda *given: functional_call(module, own, given)), list(own.values())
+        return Runnable(name, call, weights, alike(module), again.get(id(module)))
 
     with mode, training([module for _, module in named]):
         return run([on_fakes(*each) for each in named], tuple(fake(each) for each in inputs))
@@ -248,12 +262,25 @@ def training(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Runnable:
-    """A layer, its parameters and buffers as they are used, and what it is alike with, if that is known."""
+    """A layer, its parameters and buffers as they are used, what it is alike with, if known, and what is recomputed."""
 
     name: str
     call: Callable[..., Any]
     own: Sequence[Tensor]
     alike: Hashable = None
+    again: Recomputing | None = None
+
+    def run(self, *inputs: Tensor) -> Any:
+        """A forward, which does not keep what is recomputed."""
+        with self.again() if self.again is not None else nullcontext():
+            return self.call(*inputs)
+
+    def kept(self, known: Collection[int]) -> dict[int, Tensor]:
+        """The inputs of what is recomputed, kept beside what the latest graph saves, but for `known` storages."""
+        if self.again is None:
+            return {}
+        tensors, self.again.kept[:] = list(self.again.kept), []
+        return {storage(tensor): tensor.detach() for tensor in tensors if storage(tensor) not in known}
 
 
 def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
@@ -345,7 +372,8 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
         Operators() as operators,
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
-        outputs = output_tensors(attempt(layer.call, f"layer {layer.name}", leaves, REMEDY))
+        outputs = output_tensors(attempt(layer.run, f"layer {layer.name}", leaves, REMEDY))
+    saved |= layer.kept(weights)
     passes = {"F": dict(operators.done)} | backwards(layer, leaves, outputs)
     places, made = [storage(leaf) for leaf in leaves], [storage(output) for output in outputs]
     return TracedLayer(
@@ -387,7 +415,8 @@ def freeing(layer: Runnable, leaves: Inputs, weights: set[int]) -> tuple[list[in
         return tensor.detach()
 
     with LiveBytes() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        roots = [tensor for tensor in output_tensors(layer.call(*leaves)) if tensor.requires_grad]
+        roots = [tensor for tensor in output_tensors(layer.run(*leaves)) if tensor.requires_grad]
+    saved |= layer.kept(known)
     if not roots:
         return forward.held, [0]
     end = returning(roots)
@@ -439,6 +468,12 @@ def plain(value: Any) -> Hashable:
         return type(value), value
     if isinstance(value, tuple):
         return tuple(plain(each) for each in value)
-    if isinstance(value, dict | set | list) and not value:
+    if isinstance(value, set):
+        return frozenset(plain(each) for each in value)
+    if isinstance(value, dict | list) and not value:
         return ()
+    if isinstance(value, OrderedDict):  # of hooks
+        return tuple(plain(each) for each in value.values())
+    if is_dataclass(value) and not isinstance(value, type) and getattr(value, "__dataclass_params__").frozen:  # noqa: B009
+        return type(value), tuple(plain(getattr(value, each.name)) for each in fields(value))
     return "object", id(value)

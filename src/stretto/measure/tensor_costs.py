@@ -4,8 +4,10 @@ No other process is there: an axis that only counts stands in for the real one, 
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,26 +17,35 @@ from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.cost.layer_table import EXCHANGES, LayerCost, ModelCosts, Works
 from stretto.measure.aten_costs import Operators
 from stretto.measure.layer_flops import Inputs, faking, layer_costs
+from stretto.models.published_network import PublishedNetwork
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.preparation import cut_module
+from stretto.parallel.operator.sequence import CutInput
+from stretto.parallel.operator.span import SequenceParts
+
+SUMS_OF_LOSS = 3  # over processes that have a part of the classes each
 
 
 @dataclass(frozen=True, eq=False)
 class CountedAxis(Axis):
-    """An axis of so many processes of which this is the first: it sends nothing, and counts what would be sent."""
+    """An axis of so many processes of which this is the first: it sends nothing, and counts what would be sent.
 
+    `in_place`: tensors are summed where they are, without a copy.
+    """
+
+    in_place: bool = False
     draws = False
 
     @classmethod
-    def of_size(cls, size: int) -> "CountedAxis":
+    def of_size(cls, size: int, *, in_place: bool = False) -> "CountedAxis":
         """The axis as the first of `size` processes sees it."""
         nothing: Any = None
-        return cls(nothing, nothing, size, 0)
+        return cls(nothing, nothing, size, 0, in_place)
 
     def sum(self, x: Tensor) -> Tensor:
         """A tensor like the sum over processes."""
         count(TENSOR_SUM, x)
-        return x.clone(memory_format=torch.contiguous_format)
+        return x.view_as(x) if self.in_place else x.clone(memory_format=torch.contiguous_format)
 
     def join(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
         """A tensor like the whole one."""
@@ -66,17 +77,92 @@ def tensor_costs(
     *,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     target: Tensor | None = None,
+    plan: Mapping[str, str] | None = None,
+    in_place: bool = False,
+    sequence: bool = False,
+    recompute: str = "none",
 ) -> ModelCosts:
     """The costs of `layers`, as one stage, to each of `parts` processes that share their weights; as `layer_costs`.
 
-    `forward_exchanges` and `backward_exchanges` of a row are what its processes send each other.
+    `forward_exchanges` and `backward_exchanges` of a row are what its processes send each other. `plan` gives styles by
+    path, as that of `stretto.parallel.tensor`; with `in_place` sums take no copies. With `sequence` transformer blocks
+    work on parts of the sequence outside their cut pairs, and pass them to each other. Raises UsageError for layers
+    that cannot be cut so.
     """
     whole = nn.Sequential(*layers)
     with faking():
         numberless: dict[int, Any] = {id(own): like(own) for own in (*whole.parameters(), *whole.buffers())}
-        cut = cut_module(copy.deepcopy(whole, numberless), CountedAxis.of_size(parts), {})
-        costs = layer_costs(list(cut.children()), example, loss=loss, target=target)
+        axis = CountedAxis.of_size(parts, in_place=in_place)
+        cut = cut_module(copy.deepcopy(whole, numberless), axis, plan or {}, sequence=sequence)
+        for parts_of_sequence in sequence_parts(cut):
+            parts_of_sequence.running = True  # layers run one by one, and not by their container
+        costs = layer_costs(list(cut.children()), example, loss=loss, target=target, recompute=recompute)
     return replace(costs, layers=tuple(map(with_exchanges, costs.layers)))
+
+
+def sequence_parts(module: nn.Module) -> Iterator[SequenceParts]:
+    """What the blocks of a module cut sequences with."""
+    for part in module.modules():
+        yield from (hook.parts for hook in part._forward_pre_hooks.values() if isinstance(hook, CutInput))
+
+
+def published_tensor_costs(
+    network: PublishedNetwork, layers: Sequence[nn.Module], inputs: tuple[Tensor, Tensor], parts: int,
+    whole: ModelCosts, *, sequence: bool = False, recompute: str = "none",
+) -> ModelCosts:  # fmt: skip
+    """The same for a network without data, as Megatron runs it; `inputs` are an input batch and its target.
+
+    Of consecutive layers whose rows in `whole` are equal one is cut and counted; with `sequence`, of which the first
+    cuts its input and the last gathers its output, three. Where `network.classes` names the
+    layer that scores classes, each process scores its part of them, and the loss sums three numbers of each token:
+    the largest score, the sum of exponentials, the target's score. Tied weights are cut alike.
+    """
+    rows = [replace(row, name="") for row in whole.layers]
+    kept = representatives(rows[: len(layers)], ends=sequence)
+    plan, loss = {}, network.loss
+    if network.classes is not None:
+        plan = {f"{len(kept) - 1}.{network.classes}": "column-sliced"}
+        loss = partial(parted_loss, network.loss)
+    if network.tied is not None:
+        plan[f"0.{network.tied[0].rpartition('.')[0]}"] = "vocabulary"
+    x, y = inputs
+    counted = tensor_costs(
+        [layers[index] for index in kept], x, parts, loss=loss, target=y, plan=plan, in_place=True,
+        sequence=sequence, recompute=recompute,
+    )  # fmt: skip
+    numbers = [bisect_right(kept, index) - 1 for index in range(len(layers))]
+    cut_rows = [
+        replace(counted.layers[number], name=row.name) for number, row in zip(numbers, whole.layers, strict=False)
+    ]
+    cut_rows = [summed_once(row) if sequence else row for row in cut_rows]
+    ties = tuple(replace(tie, bytes=tie.bytes / parts) for tie in whole.ties)
+    return replace(counted, layers=(*cut_rows, *counted.layers[len(kept) :]), ties=ties)
+
+
+def summed_once(row: LayerCost) -> LayerCost:
+    """A block on parts of the sequence that does not sum its norms' gradients in each backward, but once a step.
+
+    As Megatron does; those sums, of some vectors a step, are not priced.
+    """
+    if not any(work.operator == TENSOR_SCATTER for work in row.forward_exchanges or ()):
+        return row
+    return replace(row, backward_exchanges=tuple(w for w in row.backward_exchanges or () if w.operator != TENSOR_SUM))
+
+
+def representatives(rows: Sequence[LayerCost], *, ends: bool) -> list[int]:
+    """The first of equal rows one after the other; with `ends`, also the second and the last."""
+    starts = [index for index in range(len(rows)) if index == 0 or rows[index] != rows[index - 1]]
+    if not ends:
+        return starts
+    lasts = [start - 1 for start in (*starts[1:], len(rows))]
+    return sorted({*starts, *(min(a + 1, b) for a, b in zip(starts, lasts, strict=True)), *lasts})
+
+
+def parted_loss(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Tensor:
+    """A loss of a part of the classes, and the sums over processes that complete it."""
+    for _ in range(SUMS_OF_LOSS):
+        count(TENSOR_SUM, target.new_empty(target.shape, dtype=torch.float32))
+    return loss(output, target)
 
 
 def like(tensor: Tensor) -> Tensor:

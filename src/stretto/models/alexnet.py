@@ -16,7 +16,7 @@ LEAST_SIDE = 67  # pixels, of which the last pooling leaves one
 def alexnet(dataset: Dataset, *, hidden: int = 512) -> Recipe:
     """`imagenet_alexnet` for images of 67 x 67 pixels or more; `hidden` are the units of the middle Linear."""
     channels, _ = image_of("alexnet", dataset, least=LEAST_SIDE)
-    height, width = (_final_side(side) for side in dataset.train.x.shape[2:])
+    height, width = (final_side(side) for side in dataset.train.x.shape[2:])
     return imagenet_alexnet(channels=channels, area=height * width, hidden=hidden, classes=dataset.num_classes)
 
 
@@ -65,7 +65,7 @@ def _initialised(layer: nn.Conv2d | nn.Linear) -> nn.Module:
     return layer
 
 
-def _final_side(side: int) -> int:
+def final_side(side: int) -> int:
     """The side behind a convolution of size 11 and stride 4, and three poolings of size 3 and stride 2."""
     side = (side - 11) // 4 + 1
     for _ in range(3):

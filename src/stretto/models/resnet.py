@@ -24,19 +24,25 @@ def resnet(dataset: Dataset, *, depth: int = 18, norm: str = "batch") -> Recipe:
     return imagenet_resnet(depth=depth, channels=channels, classes=dataset.num_classes, norm=norm)
 
 
-def imagenet_resnet(*, depth: int, channels: int = 3, classes: int = 1000, norm: str = "batch") -> Recipe:
-    """The same network without data. Strides are on the 3x3 convolutions, as in torchvision."""
+def imagenet_resnet(
+    *, depth: int, channels: int = 3, classes: int = 1000, norm: str = "batch", factor: int = 1
+) -> Recipe:
+    """The same network without data. Strides are on the 3x3 convolutions, as in torchvision.
+
+    `factor` multiplies the channels of the 3x3 convolutions: wide ResNets (Zagoruyko and Komodakis 2016).
+    """
     choose("model 'resnet'", "depth", depth, tuple(DEPTHS))
     choose("model 'resnet'", "norm", norm, NORMS)
-    kind, growth = (Basic, 1) if depth < 50 else (Bottleneck, 4)
     recipe: Recipe = [partial(_stem, channels, norm)]
     inputs = 64
     for group, number in enumerate(DEPTHS[depth]):
         width = 64 << group
+        outputs = factor * width if depth < 50 else 4 * width
+        block = Basic if depth < 50 else partial(Bottleneck, outputs=outputs)
         for index in range(number):
             stride = 2 if group and index == 0 else 1
-            recipe.append(partial(kind, inputs, width, stride=stride, norm=norm))
-            inputs = growth * width
+            recipe.append(partial(block, inputs, factor * width, stride=stride, norm=norm))
+            inputs = outputs
     return [*recipe, partial(_classifier, inputs, classes)]
 
 
@@ -108,15 +114,18 @@ class Basic(Residual):
 
 
 class Bottleneck(Residual):
-    """1x1, 3x3 and 1x1 convolutions, of `width`, `width` and 4 `width` channels."""
+    """1x1, 3x3 and 1x1 convolutions, of `width`, `width` and `outputs` channels; 4 `width` unless said otherwise."""
 
-    def __init__(self, inputs: int, width: int, *, stride: int = 1, norm: str = "batch") -> None:
+    def __init__(
+        self, inputs: int, width: int, *, outputs: int | None = None, stride: int = 1, norm: str = "batch"
+    ) -> None:
+        outputs = outputs or 4 * width
         branch = nn.Sequential(
             *_normalised(inputs, width, 1, norm=norm), nn.ReLU(inplace=True),
             *_normalised(width, width, 3, stride, norm=norm), nn.ReLU(inplace=True),
-            *_normalised(width, 4 * width, 1, norm=norm),
+            *_normalised(width, outputs, 1, norm=norm),
         )  # fmt: skip
-        super().__init__(branch, inputs, 4 * width, stride=stride, norm=norm)
+        super().__init__(branch, inputs, outputs, stride=stride, norm=norm)
 
 
 class FirstConvolution(nn.Module):

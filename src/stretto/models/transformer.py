@@ -157,7 +157,8 @@ def initialise(block: nn.Module, writers: Sequence[str], depth: int) -> None:
         if isinstance(module, nn.Linear):
             shared = len(writers) * depth if name in writers else 1
             nn.init.normal_(module.weight, std=(module.in_features * shared) ** -0.5)
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def unembedding(vocabulary: int, width: int) -> nn.Linear:

@@ -31,6 +31,11 @@ def unet(dataset: Dataset, *, depth: int = 2, width: int = 16, norm: str = "batc
             f"model 'unet': depth={depth} halves images {depth} times, and those of data set {dataset.name!r} are "
             f"{height} x {breadth}; take sides that {2**depth} divides, or a smaller depth"
         )
+    return plain_unet(depth=depth, width=width, norm=norm, channels=channels, classes=dataset.num_classes)
+
+
+def plain_unet(*, depth: int, width: int, norm: str, channels: int, classes: int) -> Recipe:
+    """The same network without data."""
     widths = [width << level for level in range(depth + 1)]
     recipe: Recipe = []
     for outputs in widths:
@@ -40,7 +45,7 @@ def unet(dataset: Dataset, *, depth: int = 2, width: int = 16, norm: str = "batc
     for outputs in reversed(widths[:-1]):
         recipe += [partial(Up, channels, outputs), *_convolutions(2 * outputs, outputs, norm)]
         channels = outputs
-    return [*recipe, partial(nn.Conv2d, width, dataset.num_classes, 1)]
+    return [*recipe, partial(nn.Conv2d, width, classes, 1)]
 
 
 class ConvolutionLayer(nn.Module):

@@ -10,6 +10,12 @@ from stretto.options.checks import is_whole, shown
 MOST = 10**12  # larger whole numbers are mistyped
 
 
+def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a function's keyword-only options."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
 def resolve(owner: str, function: Callable[..., Any], options: Mapping[str, object]) -> dict[str, object]:
     """All keyword-only options of `function`, in its order: those given, and its defaults for the rest.
 

@@ -15,8 +15,10 @@ from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill, range
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
+from stretto.plan.problem import Form
 from stretto.plan.search_space import Candidate
 
+ENDS = ("input", "output")  # what may be a message
 SLACK = 1 - 1e-9  # sums in another order differ in the last bits
 
 
@@ -111,8 +113,8 @@ class Bounds:
             min(least(device.per_step, device.alone_per_step) for device in devices),
         )
 
-    def _least(self, kinds: tuple[DeviceKind, ...], tensor: int, space: tuple[int, int], examples: float) -> LeastWork:
-        rows = np.minimum.reduce([self.prices.layer_rows(kind, tensor, space, examples) for kind in kinds])
+    def _least(self, kinds: tuple[DeviceKind, ...], forms: tuple[Form, ...], examples: float) -> LeastWork:
+        rows = np.minimum.reduce([self.prices.layer_rows(kind, form, examples) for kind in kinds for form in forms])
         forward, backward, inputs, weights = rows.T[:4]
         with_weights = np.flatnonzero(weights)
         lowest = int(with_weights[0]) if len(with_weights) else len(weights)
@@ -131,31 +133,39 @@ class Bounds:
             share(input_gradients, forward + np.where(has_weights, least_backward, 0.0)),
         )  # fmt: skip
 
-    def _messages(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], examples: float) -> LeastMessages:
+    def _messages(
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float
+    ) -> LeastMessages:
         axes, place = self.axes(mesh, pipeline, placement), self.prices.places(mesh, pipeline, placement)
         inside = 0.0
         if mesh.inside > 1:
             communication = (
-                self.prices.intra_stage(mesh, pipeline, placement, worker, examples) for worker in axes.workers
+                self.prices.intra_stage(mesh, pipeline, placement, worker, form, examples)
+                for worker in axes.workers
+                for form in forms
             )
             inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
-        sizes, links = self.prices.sizes(mesh.tensor, mesh.space, examples), place.ahead[:-1]
-        least_bytes = np.array([min(sizes.output[1:].min(), sizes.input[:-1].min())])
+        amounts, links = [self.prices.amount(form, key, examples) for form in forms for key in ENDS], place.ahead[:-1]
+        least_bytes = np.array([min(amount.min() for amount in amounts)])
         transit = sum(message(link, least_bytes)[0] for link in links)
         overhead = sum(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0] for link in links)
         return LeastMessages(inside, float(transit), float(overhead))
 
     def _total(self, tensor: int) -> ModelBytes:
-        sizes = self.prices.sizes(tensor, (1, 1), 1.0)
+        sizes = self.prices.sizes(Form(tensor), 1.0)
         return ModelBytes(*(float(table[0, -1]) for table in (sizes.parameters, sizes.gradients, sizes.state)))
 
-    def seconds(self, c: Candidate) -> float:
-        """A lower bound of a step's seconds, from sums over all layers: as if they divided evenly among stages."""
+    def seconds(self, c: Candidate, forms: tuple[Form, ...] = ()) -> float:
+        """A lower bound of a step's seconds, from sums over all layers: as if they divided evenly among stages.
+
+        With `forms`, of the candidate with its layers run in any of them: on layers that take the least time of all.
+        """
         mesh, planning, axes, stages = c.mesh, c.planning, self.axes(c.mesh, c.pipeline, c.placement), c.stages
-        least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
-        inside, transit, _ = self.messages(mesh, c.pipeline, c.placement, c.examples)
+        forms = forms or (c.form,)
+        least = self.least(axes.kinds, forms, c.examples)
+        inside, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
         whole, parts = (least.whole if all_receive_gradients(c) else least.separate) + inside, float(stages)
-        overhead = self.overhead(c, axes)
+        overhead = self.overhead(c, axes, message_overhead)
         if planning.split and stages > 1:
             parts_with_inputs = parts + least.input_share
             per_part = (least.split - stages * least.gap) / parts_with_inputs
@@ -163,7 +173,7 @@ class Bounds:
                 whole, parts = least.split - stages * least.gap + inside, parts_with_inputs
             else:
                 whole = least.separate + inside
-        if c.recompute:  # in all stages but perhaps the last
+        if c.recompute == "stage":  # in all stages but perhaps the last
             whole, parts = whole + least.forward, parts + least.forward_share
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
@@ -176,13 +186,17 @@ class Bounds:
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
 
-    def value(self, c: Candidate, rates: Rates, seconds: float) -> float:
-        """A lower bound of the objective's value where a step takes so many `seconds` at least, without correction."""
+    def value(self, c: Candidate, rates: Rates, seconds: float, forms: tuple[Form, ...] = ()) -> float:
+        """A lower bound of the objective's value where a step takes so many `seconds` at least, without correction.
+
+        With `forms`, of the candidate with its layers run in any of them.
+        """
         if not rates.busy:
             return rates.step * seconds
-        least = self.least(self.axes(c.mesh, c.pipeline, c.placement).kinds, c.mesh.tensor, c.mesh.space, c.examples)
-        busy, more = self.busy(c, least), min(rates.busy)
-        if not c.recompute or c.recomputes(c.stages - 1) or not least.forward:
+        forms = forms or (c.form,)
+        least = self.least(self.axes(c.mesh, c.pipeline, c.placement).kinds, forms, c.examples)
+        busy, more = self.busy(c, least, forms), min(rates.busy)
+        if c.recompute != "stage" or c.recomputes(c.stages - 1) or not least.forward:
             return rates.step * seconds + more * busy
 
         def without(forward: float) -> float:
@@ -193,21 +207,21 @@ class Bounds:
         longest = seconds * least.forward_share / c.microbatches  # of which it is busy for no longer than the step
         return min(without(min(longest, least.forward)), without(least.forward))
 
-    def busy(self, c: Candidate, least: LeastWork) -> float:
+    def busy(self, c: Candidate, least: LeastWork, forms: tuple[Form, ...]) -> float:
         """The least seconds of a step in which workers are busy, summed over them, if all stages run forwards again."""
         mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
-        inside = self.messages(mesh, c.pipeline, c.placement, c.examples).inside
+        inside, _, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
         whole = least.whole if all_receive_gradients(c) else least.separate
         if c.planning.split and c.stages > 1:
             whole = max(least.separate, least.split - c.stages * least.gap)
-        whole += least.forward if c.recompute else 0.0
+        whole += least.forward if c.recompute == "stage" else 0.0
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
-        return (c.microbatches * (whole + inside + self.overhead(c, axes)) + self.ends(c, axes, least)) * SLACK
+        turn = whole + inside + self.overhead(c, axes, message_overhead)
+        return (c.microbatches * turn + self.ends(c, axes, least)) * SLACK
 
-    def overhead(self, c: Candidate, axes: MeshSummary) -> float:
+    def overhead(self, c: Candidate, axes: MeshSummary, message_overhead: float) -> float:
         """The least seconds of the runtime and of sending and receiving for a micro-batch, summed over all stages."""
-        message_overhead = self.messages(c.mesh, c.pipeline, c.placement, c.examples).overhead
         directions = 2 if all_receive_gradients(c) else 1
         return 2 * c.stages * axes.per_action + directions * c.planning.stages_per_worker * message_overhead
 
@@ -220,28 +234,28 @@ class Bounds:
     def tighter(self, c: Candidate) -> float:
         """A tighter bound of a step's seconds: from the exact bottleneck of computation over all partitions."""
         mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
-        least = self.least(axes.kinds, mesh.tensor, mesh.space, c.examples)
-        inside, transit, _ = self.messages(mesh, c.pipeline, c.placement, c.examples)
+        forms = (c.form,)
+        least = self.least(axes.kinds, forms, c.examples)
+        inside, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
         whole: Passes = "whole" if all_receive_gradients(c) else "weights"
         passes: Passes = "split" if c.planning.split and c.stages > 1 else whole
         machines = self.prices.places_of(c).machines
         kinds = tuple(machines[c.worker_of(s)] for s in range(c.stages))
-        bottleneck = self.bottleneck(kinds, mesh.tensor, mesh.space, c.examples, passes, c.recompute)
+        bottleneck = self.bottleneck(kinds, c.form, c.examples, passes, c.recompute == "stage")
         bottleneck += 2 * axes.per_action
         load = turns_of(c) * bottleneck
         if c.planning.fills_bubble and c.stages > 1:
             load = max(load, least.forward + (c.microbatches - 1) * bottleneck)
-        return (self.fill(c, least.whole + inside + self.overhead(c, axes), transit) + load) * SLACK
+        return (self.fill(c, least.whole + inside + self.overhead(c, axes, message_overhead), transit) + load) * SLACK
 
     def _bottleneck(
-        self, kinds: tuple[tuple[DeviceKind, ...], ...], tensor: int, space: tuple[int, int], examples: float,
-        passes: Passes, recomputes: bool,
-    ) -> float:  # fmt: skip
+        self, kinds: tuple[tuple[DeviceKind, ...], ...], form: Form, examples: float, passes: Passes, recomputes: bool
+    ) -> float:
         known: dict[tuple[tuple[DeviceKind, ...], bool, bool], Table] = {}
         last = len(kinds) - 1
         stages = [(machines, s == 0, recomputes and s < last) for s, machines in enumerate(kinds)]
         for machines, is_first, again in dict.fromkeys(stages):
-            times = [self.prices.times(kind, tensor, space, examples) for kind in machines]
+            times = [self.prices.times(kind, form, examples) for kind in machines]
             forward, backward, inputs, weights = (
                 np.maximum.reduce([kind_times[i] for kind_times in times]) for i in range(4)
             )
@@ -278,7 +292,7 @@ class Bounds:
         Only activations that grow with every layer count, so that fewer layers never need more memory.
         """
         last, memory = len(self.prices.problem.layers), self.prices.places_of(c).memory
-        kept = self.kept(c.mesh.tensor, c.mesh.space, c.examples)
+        kept = self.kept(c.form, c.examples)
         method, planning, start = c.planned, c.planning, 0
         for s in range(c.stages):
             stage_at = c.stage_at(s)
@@ -292,15 +306,15 @@ class Bounds:
         return False
 
     def _static(self, tensor: int, shard: str, data: int, versions: float) -> Table:
-        sizes = self.prices.sizes(tensor, (1, 1), 1.0)
+        sizes = self.prices.sizes(Form(tensor), 1.0)
         weights, gradients, state = sizes.parameters, sizes.gradients, sizes.state
         if shard == "fully-shard":
             return weights + gradients + (weights + state) / data
         return versions * weights + gradients + state if shard == "none" else (weights + gradients + state) / data
 
-    def _kept(self, tensor: int, space: tuple[int, int], examples: float) -> Table:
-        layers = self.prices.layers(tensor, space)
-        return range_sums(np.array([max(0.0, (x.activation - x.shared).at(examples)) for x in layers]))
+    def _kept(self, form: Form, examples: float) -> Table:
+        activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
+        return range_sums(np.maximum(0.0, activation - shared))
 
 
 def least(seconds: float, alone: float | None) -> float:

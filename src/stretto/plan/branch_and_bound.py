@@ -4,12 +4,14 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple
 
 from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices, Row
 from stretto.plan.objective import Objective
-from stretto.plan.problem import Problem
-from stretto.plan.search_space import Candidate, candidates
+from stretto.plan.problem import Form, Problem
+from stretto.plan.search_space import Alternatives, Candidate, all_alternatives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,55 +64,88 @@ class Found:
 
 def search(
     problem: Problem, objective: Objective | None = None, *, keep: int = 1, prices: Prices | None = None,
-    among: Callable[[Candidate], bool] = lambda c: True, enough: int | None = None,
+    among: Callable[[Candidate], bool] | None = None, enough: int | None = None,
 ) -> Found:  # fmt: skip
     """The `keep` best plans by closed forms (`candidate_costs`), each of another candidate; none if nothing fits.
 
     Only candidates that satisfy `among` are searched. `prices` may come from another problem with the same model and
-    cluster. The search is exact: it leaves out a candidate only if its lower bound is worse than the last plan kept.
+    cluster. The search is exact: it leaves out a candidate only if its lower bound, or one of all its alternatives, is
+    worse than the last plan kept.
     With `enough`, it stops after pricing that many of the most promising candidates once a plan fits; then the plan may
     not be the best.
     """
     begin = time.perf_counter()
     aim, prices = objective or Objective(), prices or Prices(problem)
     bounds = Bounds(prices)
-    all_candidates = [c for c in candidates(problem) if among(c)]
+    every = list(all_alternatives(problem))
+    if among is not None:
+        every = [alone(c) for each in every for c in each.each() if among(c)]
     best: list[tuple[float, tuple[object, ...], Plan]] = []
     priced = 0
-    for least, c in in_order(all_candidates, aim, prices, bounds):
+    for least, c in in_order(every, aim, prices, bounds):
         if len(best) == keep and (least > best[-1][0] or (enough is not None and priced >= enough)):
             break
         plan = plan_of(c, aim, prices)
         priced += 1
         if plan is not None:
             best = sorted([*best, (plan.value, c.order, plan)], key=lambda entry: entry[:2])[:keep]
-    return Found(tuple(plan for _, _, plan in best), len(all_candidates), priced, time.perf_counter() - begin, prices)
+    return Found(tuple(plan for _, _, plan in best), sum(map(len, every)), priced, time.perf_counter() - begin, prices)
+
+
+class Entry(NamedTuple):
+    """Candidates whose objective's value is at least `least`; `number` is their place among entries of one bound."""
+
+    least: float
+    number: int
+    rank: int  # 0: alternatives together, 1: one of them, 2: with the tighter bound
+    alternatives: Alternatives
 
 
 def in_order(
-    all_candidates: Iterable[Candidate], aim: Objective, prices: Prices, bounds: Bounds
+    every: Iterable[Alternatives], aim: Objective, prices: Prices, bounds: Bounds
 ) -> Iterator[tuple[float, Candidate]]:
     """(lower bound, candidate) of each candidate whose weights could fit, the least bound first."""
-    heap: list[tuple[float, int, bool, Candidate]] = []
-    for index, c in enumerate(all_candidates):
-        if bounds.fits(c):
+    heap: list[Entry] = []
+    numbers = count()
+    for alternatives in every:
+        plain = alternatives.plain
+        if bounds.fits(plain):
             if aim.goal == "memory":
-                heap.append((bounds.bytes(c) / c.pipeline, index, True, c))
+                least = bounds.bytes(plain) / plain.pipeline
+                heap += [Entry(least, next(numbers), 2, alone(c)) for c in alternatives.each()]
             else:
-                heap.append((least_value(c, aim, prices, bounds, bounds.seconds(c)), index, False, c))
+                least = bounds.seconds(plain, alternatives.forms)
+                value = least_value(plain, aim, prices, bounds, least, alternatives.forms)
+                heap.append(Entry(value, next(numbers), 0, alternatives))
     heapq.heapify(heap)
     while heap:
-        least, index, is_tight, c = heapq.heappop(heap)
-        if is_tight:
+        least, number, rank, alternatives = heapq.heappop(heap)
+        if rank == 0:
+            for c in alternatives.each():
+                own = least_value(c, aim, prices, bounds, bounds.seconds(c))
+                heapq.heappush(heap, Entry(max(least, own), next(numbers), 1, alone(c)))
+            continue
+        (c,) = alternatives.each()
+        if rank == 2:
             yield least, c
         elif bounds.reaches(c):
             tighter = least_value(c, aim, prices, bounds, bounds.tighter(c))
-            heapq.heappush(heap, (max(least, tighter), index, True, c))
+            heapq.heappush(heap, Entry(max(least, tighter), number, 2, alternatives))
 
 
-def least_value(c: Candidate, aim: Objective, prices: Prices, bounds: Bounds, seconds: float) -> float:
-    """A lower bound of the objective's value for a candidate whose step takes so many seconds at least."""
-    return prices.correction(c) * bounds.value(c, aim.rates(c, prices.places_of(c)), seconds)
+def alone(c: Candidate) -> Alternatives:
+    """A candidate without alternatives."""
+    return Alternatives(c, (c.recompute,), (c.sequence,))
+
+
+def least_value(
+    c: Candidate, aim: Objective, prices: Prices, bounds: Bounds, seconds: float, forms: tuple[Form, ...] = ()
+) -> float:
+    """A lower bound of the objective's value for a candidate whose step takes so many seconds at least.
+
+    With `forms`, of the candidate with its layers run in any of them.
+    """
+    return prices.correction(c) * bounds.value(c, aim.rates(c, prices.places_of(c)), seconds, forms)
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:

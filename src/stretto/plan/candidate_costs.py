@@ -33,6 +33,7 @@ fixed for equal stages. The formulas without a drain are exact for any stages if
 that hides them; those of chunked and overlapping are exact for any messages. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas if sharded) + held x activations
+    + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
 
 Energy of a step: every device's power while it waits, times the step, plus what it uses more while it is busy, times
 
@@ -41,6 +42,7 @@ Energy of a step: every device's power while it waits, times the step, plus what
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
@@ -51,7 +53,7 @@ from numpy.typing import NDArray
 
 from stretto.cost.cluster import Link
 from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
-from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.objective import Rates
@@ -70,7 +72,7 @@ from stretto.plan.places import (
     scattering,
     sending,
 )
-from stretto.plan.problem import Problem, merged
+from stretto.plan.problem import Form, Problem, merged
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 from stretto.plan.ways import correction
@@ -87,6 +89,7 @@ class Sizes(NamedTuple):
     state: Table
     tensors: Table  # how many trained parameters
     held: Table
+    recomputed: Table  # by the backward of the layer that recomputes most
     largest: Table  # the weights of the largest layer
     input: Numbers
     output: Numbers
@@ -97,7 +100,8 @@ class StageTable(NamedTuple):
 
     Seconds of a micro-batch: `forward` and `backward` include `intra_forward` and `intra_backward`, the communication
     among processes that share the stage; `forward_gather` and `backward_gather`, gathering sharded weights and
-    scattering gradients; `recompute`, the second forward; `message_overhead`, sending and receiving;
+    scattering gradients; `recompute`, the second forward, of whole stages, or of layers once numbers stand instead of
+    tables; `message_overhead`, sending and receiving;
     `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a bubble: W.
     `transit` is the part of a message to the next stage that keeps neither end busy.
 
@@ -165,9 +169,13 @@ class Prices:
         self.sides = problem.sides or (0,) * len(problem.layers)
         self.places = lru_cache(maxsize=None)(self._places)
         self.layers = lru_cache(maxsize=None)(self._layers)
+        self.distinct = lru_cache(maxsize=None)(self._distinct)
         self.layer_rows = lru_cache(maxsize=None)(self._layer_rows)
         self.intra_stage = lru_cache(maxsize=1024)(self._intra_stage)
+        self.exchanges: dict[Hashable, tuple[Numbers, Numbers]] = {}
         self.times = lru_cache(maxsize=256)(self._times)
+        self.lines = lru_cache(maxsize=None)(self._lines)
+        self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
@@ -183,10 +191,20 @@ class Prices:
         """The devices and links that a candidate runs on."""
         return self.places(c.mesh, c.pipeline, c.placement)
 
-    def _layers(self, tensor: int, space: tuple[int, int]) -> list[LayerCost]:
-        counted = self.problem.tensor_costs.get(tensor)
+    def _layers(self, form: Form) -> list[LayerCost]:
+        if form.recompute == "full":
+            return list(merged(self.rows(form)))
+        whole, counted = self.problem.whole_costs(form), self.problem.counted_costs(form)
         shared = None if counted is None else merged(counted.layers)
-        return layer_parts(self.problem.layers, tensor, space, self.sides, shared)
+        return layer_parts(merged(whole.layers), form.tensor, form.space, self.sides, shared)
+
+    def rows(self, form: Form) -> tuple[LayerCost, ...]:
+        """The cost of one process's part of each layer, the loss apart."""
+        whole, counted = self.problem.whole_costs(form), self.problem.counted_costs(form)
+        sides = (*self.sides, *[0] * (len(whole.layers) - len(self.sides)))
+        shared = None if counted is None else counted.layers
+        parts = layer_parts(whole.layers, form.tensor, form.space, sides, shared)
+        return tuple(map(keeping_inputs, parts) if form.recompute == "full" else parts)
 
     def seconds(self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
@@ -197,11 +215,19 @@ class Prices:
         rows[:, UPDATE] *= 2 if self.problem.masters else 1  # also updates float32 master weights
         return rows
 
-    def _layer_rows(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Table:
-        return self.seconds(self.layers(tensor, space), [kind], examples)
+    def _distinct(self, form: Form) -> tuple[list[LayerCost], NDArray[np.intp]]:
+        # The layers that differ in more than their names, and for each layer which of them it is.
+        places: dict[LayerCost, int] = {}
+        indices = [places.setdefault(replace(layer, name=""), len(places)) for layer in self.layers(form)]
+        return list(places), np.array(indices)
 
-    def _times(self, kind: DeviceKind, tensor: int, space: tuple[int, int], examples: float) -> Times:
-        layers, costs = LayerTimes(*self.layer_rows(kind, tensor, space, examples).T), self.problem.costs
+    def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+        layers, indices = self.distinct(form)
+        rows: Table = self.seconds(layers, [kind], examples)[indices]
+        return rows
+
+    def _times(self, kind: DeviceKind, form: Form, examples: float) -> Times:
+        layers, costs = LayerTimes(*self.layer_rows(kind, form, examples).T), self.problem.costs
         speed = self.problem.cluster.devices_by_kind[kind.worker].speed
         weight_gradient = weight_gradients_of(layers.weight_gradient, layers.backward)
         backward, input_gradient = range_sums(layers.backward), range_sums(layers.input_gradient)
@@ -222,69 +248,100 @@ class Prices:
     def slowest(self, c: Candidate, worker: int) -> Times:
         """Times on the slowest of the devices that hold a worker's replicas."""
         kinds = self.places_of(c).machines[worker]
-        times = [self.times(kind, c.mesh.tensor, c.mesh.space, c.examples) for kind in kinds]
+        times = [self.times(kind, c.form, c.examples) for kind in kinds]
         return times[0] if len(times) == 1 else Times(*map(np.maximum.reduce, zip(*times, strict=True)))
 
     def _loss_seconds(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], last: int) -> tuple[float, ...]:
         workers = self.places(mesh, pipeline, placement).workers
         return tuple(workers.losses(worker, last) for worker in range(pipeline))
 
-    def _sizes(self, tensor: int, space: tuple[int, int], examples: float) -> Sizes:
-        layers = self.layers(tensor, space)
+    def _lines(self, form: Form) -> dict[str, tuple[Numbers, Numbers]]:
+        # The fixed bytes of each layer, and those for each example, by name.
+        layers, indices = self.distinct(form)
+        lines = {key: [getattr(layer, key) for layer in layers] for key in AMOUNTS}
+        return {
+            key: (np.array([line.fixed for line in each])[indices], np.array([line.each for line in each])[indices])
+            for key, each in lines.items()
+        }
 
-        def amounts(key: str) -> Numbers:
-            return np.array([getattr(layer, key).at(examples) for layer in layers])
+    def amount(self, form: Form, key: str, examples: float) -> Numbers:
+        """An amount of bytes of each layer, by its name in `LayerCost`."""
+        fixed, each = self.lines(form)[key]
+        return fixed + examples * each
 
-        weights = np.array([layer.parameter_bytes for layer in layers])
-        held = range_sums(amounts("activation") - amounts("shared"))
-        held += np.append(amounts("shared") + amounts("loose_input"), 0.0)[:, None]
-        held += np.concatenate([[0.0], amounts("loose_output")])[None, :]
-        return Sizes(
-            range_sums(weights),
-            range_sums(np.array([layer.gradient_bytes for layer in layers])),
-            range_sums(np.array([self.problem.state(layer) for layer in layers])),
-            range_sums(np.array([float(layer.parameter_tensors) for layer in layers])),
-            held,
-            range_max(weights),
-            np.append(amounts("input"), 0.0),
-            np.concatenate([[0.0], amounts("output")]),
+    def _weights(self, form: Form) -> tuple[Table, ...]:
+        # What of the sizes does not depend on examples.
+        layers, indices = self.distinct(form)
+        weights, gradients, state, tensors = (
+            np.array(values, dtype=float)[indices]
+            for values in zip(
+                *((x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors) for x in layers),
+                strict=True,
+            )
         )
+        return (*map(range_sums, (weights, gradients, state, tensors)), range_max(weights))
+
+    def _sizes(self, form: Form, examples: float) -> Sizes:
+        parameters, gradients, state, tensors, largest = self.weights(form)
+        activation, shared, inputs, outputs, loose_input, loose_output, recomputed = (
+            self.amount(form, key, examples) for key in AMOUNTS
+        )
+        held = range_sums(activation - shared)
+        held += np.append(shared + loose_input, 0.0)[:, None]
+        held += np.concatenate([[0.0], loose_output])[None, :]
+        return Sizes(
+            parameters, gradients, state, tensors, held,
+            range_max(np.maximum(0.0, recomputed)) if recomputed.any() else np.zeros_like(held),
+            largest, np.append(inputs, 0.0), np.concatenate([[0.0], outputs]),
+        )  # fmt: skip
 
     def _intra_stage(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, examples: float
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, form: Form, examples: float
     ) -> tuple[Numbers, Numbers]:
-        layers, place = self.layers(mesh.tensor, mesh.space), self.places(mesh, pipeline, placement)
-        forward, backward = self.tensor_seconds(mesh, layers, place.weights[worker], examples, place.gamma)
+        layers, place = self.layers(form), self.places(mesh, pipeline, placement)
+        links, counted = place.weights[worker], self.is_counted(form)
+        key = (tuple(map(id, links)), mesh.tensor, form, examples, place.gamma)
+        if key not in self.exchanges:
+            self.exchanges[key] = self.tensor_seconds(form, links, examples, place.gamma)
+        forward, backward = self.exchanges[key]
+        again = forward if form.recompute == "full" and not counted else 0.0
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, place.slabs[worker], examples)
             forward, backward = (seconds + each for seconds, each in zip((forward, backward), halos, strict=True))
-        return forward, backward
+            again = again + np.array(halos[0]) if form.recompute == "full" else again
+        return forward, backward + again
+
+    def is_counted(self, form: Form) -> bool:
+        """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
+        layers, _ = self.distinct(form)
+        return form.tensor > 1 and all(layer.forward_exchanges is not None for layer in layers)
 
     def tensor_seconds(
-        self, mesh: Mesh, layers: Sequence[LayerCost], links: Sequence[Link], examples: float, gamma: float
+        self, form: Form, links: Sequence[Link], examples: float, gamma: float
     ) -> tuple[Numbers, Numbers]:
         """Seconds of each layer's exchanges among processes that share its weights, in a forward and in a backward."""
-        if mesh.tensor == 1:
+        layers, (rows, indices) = self.layers(form), self.distinct(form)
+        if form.tensor == 1:
             return np.zeros(len(layers)), np.zeros(len(layers))
-        if all(layer.forward_exchanges is not None for layer in layers):
+        if self.is_counted(form):
             forward, backward = (
-                np.array([exchange_seconds(works or (), links, mesh.tensor, examples, gamma) for works in passes])
-                for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in layers), strict=True)
+                np.array([exchange_seconds(works or (), links, form.tensor, examples, gamma) for works in passes])
+                for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in rows), strict=True)
             )
-            return forward, backward
+            return forward[indices], backward[indices]
         num_all_reduces = np.array([num_all_reduces_of(layer) for layer in self.problem.layers], dtype=float)
         outputs, inputs = (
             np.array([getattr(layer, key).at(examples) for layer in layers]) for key in ("output", "input")
         )
-        forward = num_all_reduces * all_reduce(links, mesh.tensor, outputs, gamma)
-        backward = num_all_reduces * all_reduce(links, mesh.tensor, inputs, gamma)
+        forward = num_all_reduces * all_reduce(links, form.tensor, outputs, gamma)
+        backward = num_all_reduces * all_reduce(links, form.tensor, inputs, gamma)
         return forward, backward
 
     def stage(self, c: Candidate, s: int) -> StageTable:
         """The costs of stage s for all [i, j)."""
         worker, places, versions = c.worker_of(s), self.places_of(c), c.planned.versions(c.stage_at(s))
         workers, stages_per_worker = places.workers, c.planning.stages_per_worker
-        times, sizes = self.slowest(c, worker), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        times, sizes = self.slowest(c, worker), self.sizes(c.form, c.examples)
         static, gradients, held = sizes.parameters * versions + sizes.state, sizes.gradients, sizes.held
         if s and not c.receives_gradient(s - 1):
             times = times._replace(backward=times.weight_gradient)
@@ -292,23 +349,23 @@ class Prices:
             head = self.head(c, worker)
             times = with_head(times, head.times)
             static, gradients, held = static + head.static, gradients + head.gradients, held + head.held
-        intra = self.intra_stage(c.mesh, c.pipeline, c.placement, worker, c.examples)
+        intra = self.intra_stage(c.mesh, c.pipeline, c.placement, worker, c.form, c.examples)
         intra_forward, intra_backward = (range_sums(values) for values in intra)
         backward = times.input_gradient + times.weight_gradient if c.planning.split and s else times.backward
         if c.microbatches > 1:
             backward = backward + times.accumulate
         zeros = np.zeros_like(intra_forward)
-        recompute = times.forward + intra_forward if c.recomputes(s) else zeros
+        again = times.forward + intra_forward if c.recomputes(s) else zeros
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
             forward=times.forward + intra_forward,
-            backward=backward + intra_backward + recompute,
+            backward=backward + intra_backward + again,
             intra_forward=intra_forward,
             intra_backward=intra_backward,
             forward_gather=zeros,
             backward_gather=zeros,
-            recompute=recompute,
+            recompute=again,
             message_overhead=zeros,
             action_overhead=zeros,
             deferrable=times.weight_gradient,
@@ -319,7 +376,7 @@ class Prices:
             turn_overhead=zeros + workers.per_action(worker) + workers.per_step(worker) / stages_per_worker,
             static_bytes=static + gradients,
             microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else held,
-            recompute_bytes=held if c.recomputes(s) else zeros,
+            recompute_bytes=held if c.recomputes(s) else sizes.recomputed,
         )
         return self.with_runtime(c, s, computing if c.shard == "none" else self.with_sharding(c, s, computing))
 
@@ -337,7 +394,7 @@ class Prices:
 
     def with_runtime(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with the runtime's own time of its actions, and the time of sending and receiving its messages."""
-        places, sizes = self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        places, sizes = self.places_of(c), self.sizes(c.form, c.examples)
         per_action, below, above = places.workers.per_action(c.worker_of(s)), c.link(s - 1, places), c.link(s, places)
         forward_messages = receiving(below, sizes.input)[:, None] + sending(above, sizes.output)
         send_gradient = sending(below, sizes.input)[:, None] * c.receives_gradient(s - 1)
@@ -356,7 +413,7 @@ class Prices:
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with weights, gradients and optimizer state sharded among replicas."""
-        sizes = self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        sizes = self.sizes(c.form, c.examples)
         gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
         update = stage.update / c.mesh.data
         if c.shard == "fully-shard":
@@ -376,7 +433,7 @@ class Prices:
 
     def sharding_messages(self, c: Candidate, worker: int, stage: StageTable) -> tuple[Table, Table]:
         """Seconds of gathering sharded weights once, and of scattering their gradients."""
-        places, sizes = self.places_of(c), self.sizes(c.mesh.tensor, c.mesh.space, c.examples)
+        places, sizes = self.places_of(c), self.sizes(c.form, c.examples)
         links, data, again = places.replicas[worker], c.mesh.data, c.shard == "fully-shard(reshard=True)"
         longer = measured_seconds(
             RESHARDING if again else SHARDING, links, data, sizes.gradients, tensors=sizes.tensors
@@ -461,7 +518,14 @@ class Prices:
 
     def stages_at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
         """Every stage's costs for one partition: numbers instead of tables."""
-        return [StageTable(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
+        stages = [StageTable(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
+        if c.form.recompute == "none":
+            return stages
+        plain = self.stages_at(c._replace(recompute="none"), bounds)
+        return [
+            one._replace(recompute=one.backward - one.intra_backward - (other.backward - other.intra_backward))
+            for one, other in zip(stages, plain, strict=True)
+        ]
 
     def terms(self, c: Candidate, bounds: Sequence[int]) -> dict[str, float]:
         """The seconds of a step by term (see TERMS): those of the busiest stage, and the bubble of the fill.
@@ -521,6 +585,15 @@ TERMS = (
     "computing", "computing again", "inside stages", "gathering weights", "all-reduce", "update", "runtime", "messages",
     "bubble", "correction",
 )  # fmt: skip
+AMOUNTS = (
+    "activation",
+    "shared",
+    "input",
+    "output",
+    "loose_input",
+    "loose_output",
+    "recomputed",
+)  # of a layer, in bytes
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
 UPDATE = 4  # the column of `LayerTimes`
 

@@ -6,7 +6,7 @@ from math import prod
 from typing import NamedTuple
 
 from stretto.plan.planned_methods import planned
-from stretto.plan.problem import SHARDS, Problem
+from stretto.plan.problem import RECOMPUTE, SHARDS, Problem
 from stretto.plan.search_space import Candidate, candidates, divisors, tensors_of
 
 LOOKED_AT = 5000  # candidates of a freed problem that are looked at for the values that would be possible
@@ -43,6 +43,8 @@ LIMITS: Mapping[
     "microbatches": Limit("--microbatches", lambda p: None, lambda c: c.microbatches),
     "stages": Limit("--stages", lambda p: None, lambda c: c.stages),
     "methods": Limit("--methods", lambda p: ("all",), lambda c: c.method),
+    "recompute": Limit("--recompute", lambda p: RECOMPUTE, lambda c: c.recompute),
+    "sequences": Limit("--sequence-parallel", lambda p: (False, True), lambda c: "yes" if c.sequence else "no"),
     "shards": Limit("--sharding", lambda p: SHARDS, lambda c: c.shard),
     "spaces": Limit("--space", lambda p: all_spaces(p), lambda c: c.mesh.space),
     "tensors": Limit("--tensor", lambda p: tuple(divisors(p.workers)), lambda c: c.mesh.tensor),
@@ -97,6 +99,8 @@ def written(field: str, problem: Problem) -> str:
     if field == "all_workers":
         return LIMITS[field].option
     listed = tensors_of(problem) if field == "tensors" else value
+    if field == "sequences":
+        listed = ["yes" if each else "no" for each in value] if len(value) == 1 else ["auto"]
     separator = " " if field == "spaces" else ","
     return f"{LIMITS[field].option} {separator.join(map(text, listed))}"
 

@@ -9,7 +9,7 @@ from stretto.plan.branch_and_bound import Found, Plan, plan_of, search
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.conflict import possible, refusal
 from stretto.plan.objective import Goal, Objective
-from stretto.plan.problem import SHARDS, Problem
+from stretto.plan.problem import RECOMPUTE, SHARDS, Problem
 from stretto.plan.search_space import Candidate, candidates
 
 
@@ -28,6 +28,7 @@ def choices(c: Candidate) -> Mapping[str, object]:
     return {
         "method": c.method, "chunks": c.losses, "workers": c.workers, "pipeline": c.pipeline, "tensor": c.mesh.tensor,
         "space": c.mesh.space, "batch size": c.batch, "recompute": c.recompute, "sharding": c.shard,
+        "sequence parallel": c.sequence,
     }  # fmt: skip
 
 
@@ -206,9 +207,9 @@ def remedy(problem: Problem) -> str:
 def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Problems with more choices or more workers, nearest first, and how to describe each."""
     relaxed = problem.but(
-        recompute=(False, True), shards=SHARDS, microbatches=None, stages=None, pipelines=None, data_parallels=None
+        recompute=RECOMPUTE, shards=SHARDS, microbatches=None, stages=None, pipelines=None, data_parallels=None
     )
-    yield "recomputation", problem.but(recompute=(False, True))
+    yield "recomputation", problem.but(recompute=RECOMPUTE)
     yield "sharding", problem.but(shards=SHARDS)
     yield "smaller micro-batches", problem.but(microbatches=None)
     yield (

@@ -12,7 +12,7 @@ from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
 from stretto.simulate.network import LATE_DRAWS
 
-TRAIN, PLAN, PREDICTED, MEASURED = "train", "plan", "predicted", "measured"
+TRAIN, PLAN, PREDICTED, MEASURED, OPTIONS = "train", "plan", "predicted", "measured", "model_options"
 
 
 def content(
@@ -22,17 +22,20 @@ def content(
     *,
     model: str,
     trained: Mapping[str, Any] | None,
+    options: Mapping[str, Any] | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The contents of a plan's file. `trained` are the settings of its model, if `stretto train` can train it.
 
-    `measured` is what a trial of the plan came to, if there was one.
+    `options` are those of a network without data, which cannot be trained. `measured` is what a trial of the plan came
+    to, if there was one.
     """
     c, problem = plan.candidate, prices.problem
     penalty = aim.penalty(c)
     known: dict[str, Any] = {
         "model": model,
         "cluster": problem.cluster.name,
+        **({OPTIONS: dict(options)} if options else {}),
         PLAN: {
             "method": str(c),
             "workers": c.workers,
@@ -44,6 +47,7 @@ def content(
             "bounds": list(plan.bounds),
             **({"placement": placement_of(plan)} if problem.cluster.is_uneven else {}),
             "microbatches": c.microbatches,
+            "sequence_parallel": c.sequence,
             "recompute": c.recompute,
             "sharding": c.shard,
             "batch_size": c.batch,
@@ -102,10 +106,12 @@ def settings(plan: Plan) -> dict[str, Any]:
     axes: dict[str, Any] = {"data_parallel": c.mesh.data, "tensor": c.mesh.tensor, "space": list(c.mesh.space)}
     used_axes = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
     shard = {} if c.shard == "none" else {"sync": c.shard}
+    recompute = {} if c.form.recompute == "none" else {"recompute": c.form.recompute}
     workers = {"workers": c.workers} if c.workers > 1 else {}
     placed = {"placement": list(c.placement)} if c.workers > 1 and c.placement else {}
     return {
         "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes, **shard,
+        **recompute,
         "batch_size": c.batch,
     }  # fmt: skip
 
@@ -117,8 +123,9 @@ def script(plan: Plan, bounds: Sequence[int]) -> str:
     axes = ", ".join(f"{axis}={length}" for axis, length in lengths.items() if length not in (1, (1, 1)))
     mesh = f", mesh=stretto.Mesh({axes})" if axes else ""
     shard = "" if c.shard == "none" else f', sync="{c.shard}"'
+    again = "" if c.form.recompute == "none" else f', recompute="{c.form.recompute}"'
     cut = f"stretto.split(model, {list(bounds)}, example=x)"
-    return f'stretto.Trainer({cut}, loss, optimizer, "{c}", workers={c.pipeline}{mesh}{shard})'
+    return f'stretto.Trainer({cut}, loss, optimizer, "{c}", workers={c.pipeline}{mesh}{shard}{again})'
 
 
 def to_toml(known: Mapping[str, Any]) -> str:

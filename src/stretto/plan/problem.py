@@ -3,18 +3,32 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from stretto.cost.cluster import Cluster
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.errors import UsageError, nearest
 from stretto.optimizers import optimizer_of
-from stretto.options.checks import shown
+from stretto.options.checks import one_of, shown
 from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
 
+RECOMPUTE = ("none", "selective", "full", "stage")
 SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
 USUAL_TENSORS = (1, 2, 4, 8, 16)  # tried where a problem names none, within a node
 USUAL_SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
+
+
+class Form(NamedTuple):
+    """How layers are run: by how many processes each, on parts of the sequence or not, and what is recomputed of them.
+
+    `recompute` is "none", "selective" or "full", layer by layer.
+    """
+
+    tensor: int = 1
+    space: tuple[int, int] = (1, 1)
+    sequence: bool = False
+    recompute: str = "none"
 
 
 def usual_tensors(cluster: Cluster) -> tuple[int, ...]:
@@ -39,7 +53,8 @@ class Problem:
     """A model to train on at most `workers` of a cluster, and the choices that a plan may make.
 
     `batch_sizes` are numbers of examples of a step. `methods` are names, families ("synchronous", "asynchronous",
-    "local") or "all". `recompute`, `shards` and `spaces` list the values to try. `pipelines` (workers of a replica's
+    "local") or "all". `recompute`, `sequences` (whether processes that share weights divide the sequence outside cut
+    layers), `shards` and `spaces` list the values to try. `pipelines` (workers of a replica's
     pipeline), `data_parallels` (replicas), `microbatches` and `stages` list the numbers allowed, None for any.
     `tensors` lists the numbers of processes that may share a stage's weights; None for USUAL_TENSORS that fit into a
     node. `heads[l]` is the cost of an auxiliary head behind layer l, chosen
@@ -47,12 +62,13 @@ class Problem:
     same of methods that name another, by its name; `no_heads` says by name why some cannot be priced. `sides[l]`
     is the number of rows (and columns) of layer l's input image, 0 for no image; space needs them. With `masters`, the
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
-    processes that share weights, where they have been counted; others follow from `costs`. `ratios` are measured over
-    predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`, and `byte_ratios` measured
-    over predicted bytes of the fullest worker. With `all_workers`, every plan uses all workers. With `trained`, there
-    are only plans that `stretto train` can run. Where workers differ, plans choose among them and place processes,
-    unless `places_workers` is false; else they take the first ones in their order. Raises UsageError for values that no
-    plan can have.
+    processes that share weights, where they have been counted; others follow from `costs`. `form_costs` are those by
+    (processes, whether they divide the sequence, "selective" or "none"), without which there are no plans with them.
+    `ratios` are measured over predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`,
+    and `byte_ratios` measured over predicted bytes of the fullest worker. With `all_workers`, every plan uses all
+    workers. With `trained`, there are only plans that `stretto train` can run. Where workers differ, plans choose among
+    them and place processes, unless `places_workers` is false; else they take the first ones in their order. Raises
+    UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -62,7 +78,8 @@ class Problem:
     optimizer: str = "sgd"
     dtype: str | None = None
     methods: tuple[str, ...] = ("synchronous",)
-    recompute: tuple[bool, ...] = (False, True)
+    recompute: tuple[str, ...] = RECOMPUTE
+    sequences: tuple[bool, ...] = (False, True)
     shards: tuple[str, ...] = SHARDS
     pipelines: tuple[int, ...] | None = None
     data_parallels: tuple[int, ...] | None = None
@@ -76,6 +93,7 @@ class Problem:
     sides: tuple[int, ...] | None = None
     masters: bool = False
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
+    form_costs: Mapping[tuple[int, bool, str], ModelCosts] = field(default_factory=dict)
     ratios: Mapping[str, float] = field(default_factory=dict)
     byte_ratios: Mapping[str, float] = field(default_factory=dict)
     all_workers: bool = False
@@ -108,6 +126,8 @@ class Problem:
         for space in self.spaces:
             if len(space) != 2 or min(space) < 1:
                 raise UsageError(f"spaces lists {shown(space)}: give pairs of whole numbers of at least 1, such as 2,1")
+        for kind in self.recompute:
+            one_of("recompute", kind, RECOMPUTE)
         for shard in self.shards:
             if shard not in SHARDS:
                 raise UsageError(f"unknown sharding {shown(shard)}: {nearest(str(shard), SHARDS)}")
@@ -145,6 +165,24 @@ class Problem:
     def layers(self) -> tuple[LayerCost, ...]:
         """The layers; the loss is merged into the last one."""
         return merged(self.costs.layers)
+
+    def whole_costs(self, form: Form) -> ModelCosts:
+        """The costs of layers that no processes share."""
+        selective = form.recompute == "selective"
+        return self.form_costs.get((1, False, "selective"), self.costs) if selective else self.costs
+
+    def counted_costs(self, form: Form) -> ModelCosts | None:
+        """The costs of layers to each of the processes that share them; None where they follow from `whole_costs`."""
+        how = "selective" if form.recompute == "selective" else "none"
+        if form.sequence or how != "none":
+            return self.form_costs.get((form.tensor, form.sequence, how))
+        return self.tensor_costs.get(form.tensor)
+
+    def has(self, form: Form) -> bool:
+        """Whether the costs of a form are known."""
+        if form.sequence:
+            return form.tensor > 1 and self.counted_costs(form) is not None
+        return form.recompute != "selective" or (1, False, "selective") in self.form_costs
 
     def too_small(self, space: tuple[int, int]) -> str:
         """The first layer whose image has too few rows for `space`, which training refuses; empty if there is none."""

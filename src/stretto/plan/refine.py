@@ -14,7 +14,6 @@ from stretto.methods import Method, method
 from stretto.plan.branch_and_bound import Plan, bytes_of_workers
 from stretto.plan.candidate_costs import TERMS, Prices, StageTable
 from stretto.plan.search_space import Candidate
-from stretto.plan.split_layer_costs import layer_parts
 from stretto.plan.ways import byte_correction
 from stretto.schedule import Rules, Schedule
 
@@ -86,12 +85,7 @@ class LaidOut(NamedTuple):
         ends = [*plan.bounds[:-1], len(costs.layers)]
         tied = costs.tied(ends)
         schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
-        sides = (*prices.sides, *[0] * (len(costs.layers) - len(prices.sides)))
-        counted = problem.tensor_costs.get(c.mesh.tensor)
-        shared = None if counted is None else counted.layers
-        rows = replace(
-            counted or costs, layers=tuple(layer_parts(costs.layers, c.mesh.tensor, c.mesh.space, sides, shared))
-        )
+        rows = replace(problem.counted_costs(c.form) or costs, layers=prices.rows(c.form))
         has_head, heads = set(rules.reach.heads[:-1]), problem.heads_of(c.method)
         behind = [heads[end - 1] if heads and s in has_head else None for s, end in enumerate(plan.bounds[1:])]
         return cls(chosen, schedule, rules, rows, ends, tied, behind)
@@ -182,9 +176,13 @@ def work_terms(worker: int, pricer: Pricer, stages: Sequence[StageTable]) -> dic
             seconds["computing again"] += action_seconds.stage
         else:
             inside, gathering = communication_of(action.kind, stage)
+            again = {"B": 1.0, "I": 0.5, "W": 0.5}.get(action.kind, 0.0) * float(stage.recompute)
+            if action.stage in pricer.rules.recompute:  # in actions of its own
+                again = 0.0
             seconds["inside stages"] += inside
             seconds["gathering weights"] += gathering
-            seconds["computing"] += action_seconds.stage - inside - gathering
+            seconds["computing again"] += again
+            seconds["computing"] += action_seconds.stage - inside - gathering - again
     return seconds
 
 

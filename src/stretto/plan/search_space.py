@@ -1,6 +1,7 @@
-"""The search space: data x pipeline x tensor x space x method x micro-batches x recompute x sharding."""
+"""The search space: data x pipeline x tensor (x sequence) x space x method x micro-batches x recompute x sharding."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from stretto.methods import BASELINE, Planning, StageAt
 from stretto.plan.placements import IN_ORDER, placements
 from stretto.plan.places import Places
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
-from stretto.plan.problem import Problem, usual_tensors
+from stretto.plan.problem import RECOMPUTE, Form, Problem, usual_tensors
 
 
 class Candidate(NamedTuple):
@@ -19,7 +20,9 @@ class Candidate(NamedTuple):
     `pipeline` is the number of workers in a replica's pipeline, `batch` the number of examples a step, `microbatches`
     the number a turn. The model is trained by `losses` losses, each of which trains one chunk of the stages. Process p
     is the worker `placement[p]` of the cluster; worker p if that is empty. `ahead` is the number of forwards before the
-    first backward beyond the method's own, for each worker above.
+    first backward beyond the method's own, for each worker above. `recompute` is a member of RECOMPUTE: "selective" and
+    "full" recompute parts of each layer, or each layer from its input; "stage" whole stages, as the method's option
+    does. With `sequence` the processes that share weights divide the sequence outside cut layers.
     """
 
     pipeline: int
@@ -27,11 +30,18 @@ class Candidate(NamedTuple):
     batch: int
     method: str = BASELINE
     microbatches: int = 1
-    recompute: bool = False
+    recompute: str = "none"
     shard: str = "none"
     losses: int = 1
     placement: tuple[int, ...] = ()
     ahead: int = 0
+    sequence: bool = False
+
+    @property
+    def form(self) -> Form:
+        """How its layers are run."""
+        kind = "none" if self.recompute == "stage" else self.recompute
+        return Form(self.mesh.tensor, self.mesh.space, self.sequence, kind)
 
     @property
     def planned(self) -> PlannedMethod:
@@ -66,7 +76,8 @@ class Candidate(NamedTuple):
     @property
     def order(self) -> tuple[object, ...]:
         """A sort key among plans of equal value: fewer workers first, then shorter pipelines, then simpler ways."""
-        return (self.workers, *self._replace(mesh=self.mesh.tensor), self.mesh.space)  # type: ignore[arg-type]
+        kind = RECOMPUTE.index(self.recompute)
+        return (self.workers, *self._replace(mesh=self.mesh.tensor, recompute=kind), self.mesh.space)  # type: ignore[arg-type]
 
     def stage_at(self, stage: int) -> StageAt:
         """The stage, as an argument of the method's closed forms."""
@@ -99,19 +110,55 @@ class Candidate(NamedTuple):
         return 2 if self.planning.split and (stage or not self.planned.drains) else 1
 
     def recomputes(self, stage: int) -> bool:
-        """Whether a stage recomputes its forwards: only if it holds several micro-batches, else it saves nothing."""
-        return self.recompute and self.planning.held(self.stage_at(stage)) > 1
+        """Whether a stage runs whole forwards again: only if it holds several micro-batches, else it saves nothing."""
+        return self.recompute == "stage" and self.planning.held(self.stage_at(stage)) > 1
 
     def __str__(self) -> str:
         """The method with its options, as `stretto.method` reads it."""
         chosen = {self.planning.cut: self.microbatches, self.planning.losses: self.losses}
         options = [f"{option}={value}" for option, value in chosen.items() if option is not None]
         options += [f"{self.planning.ahead}={self.ahead}"] if self.ahead else []
-        return self.planned.written(*options, *(["recompute=True"] if self.recompute else []))
+        return self.planned.written(*options, *(["recompute=True"] if self.recompute == "stage" else []))
+
+
+class Alternatives(NamedTuple):
+    """Candidates that differ in what is recomputed, and in whether the sequence is divided."""
+
+    plain: Candidate  # that recomputes nothing and does not divide the sequence, whether or not it is among them
+    recompute: tuple[str, ...]
+    sequences: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.recompute) * len(self.sequences)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """How layers are run in any of them."""
+        return forms(self.plain.mesh.tensor, self.plain.mesh.space, self.recompute, self.sequences)
+
+    def each(self) -> Iterator[Candidate]:
+        """The candidates, one by one."""
+        for recompute, sequence in product(self.recompute, self.sequences):
+            yield self.plain._replace(recompute=recompute, sequence=sequence)
+
+
+@cache
+def forms(
+    tensor: int, space: tuple[int, int], recompute: tuple[str, ...], sequences: tuple[bool, ...]
+) -> tuple[Form, ...]:
+    """The forms of layers with these choices, each once."""
+    kinds = dict.fromkeys("none" if kind == "stage" else kind for kind in recompute)
+    return tuple(Form(tensor, space, sequence, kind) for kind, sequence in product(kinds, sequences))
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
     """Every candidate of a problem, each once."""
+    for alternatives in all_alternatives(problem):
+        yield from alternatives.each()
+
+
+def all_alternatives(problem: Problem) -> Iterator[Alternatives]:
+    """Every candidate of a problem, each once, together with those that differ in recomputation and sequence alone."""
     counts = [problem.workers] if problem.all_workers else divisors(problem.workers)
     for workers in counts:
         for tensor, space in inner_axes(problem, workers):
@@ -151,8 +198,11 @@ def tensors_of(problem: Problem) -> tuple[int, ...]:
     return usual_tensors(problem.cluster)
 
 
-def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
+def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
     """The candidates on given axes: methods with all their options."""
+    sequences = tuple(each for each in problem.sequences if problem.has(Form(axes.mesh.tensor, sequence=each)))
+    if not sequences:
+        return
     for method in problem.names:
         tried = planned(method)
         stages = axes.pipeline * tried.planning.stages_per_worker
@@ -167,10 +217,27 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Candidate]:
         chunks = range(2, stages) if tried.planning.losses else (1,)
         for count, losses in product(counts_of(problem, axes, method), chunks):
             candidate = axes._replace(method=method, microbatches=count, losses=losses)
-            can_recompute = tried.drains and candidate._replace(recompute=True).recomputes(0)
-            for recompute, shard in product(problem.recompute, shards):
-                if can_recompute or not recompute:
-                    yield candidate._replace(recompute=recompute, shard=shard)
+            kinds = recomputable(problem, candidate, sequences)
+            if kinds:
+                for shard in shards:
+                    yield Alternatives(candidate._replace(shard=shard), kinds, sequences)
+
+
+def recomputable(problem: Problem, c: Candidate, sequences: tuple[bool, ...]) -> tuple[str, ...]:
+    """What may be recomputed: what a problem lists, and `stretto train` can run of networks that it trains.
+
+    It recomputes no layers on parts of images, and whole layers only on the weights that their forward saw.
+    """
+    tried, tensor = c.planned, c.mesh.tensor
+    layerwise = c.mesh.space == (1, 1) or not problem.trained
+    keeps_weights = tried.drains or tried.family == "local" or tried.method.weights != "live"
+    possible = {
+        "none": True,
+        "selective": layerwise and all(problem.has(Form(tensor, (1, 1), each, "selective")) for each in sequences),
+        "full": layerwise and keeps_weights,
+        "stage": tried.drains and c._replace(recompute="stage").recomputes(0),
+    }
+    return tuple(kind for kind in problem.recompute if possible[kind])
 
 
 def shareable(mesh: Mesh, problem: Problem) -> bool:

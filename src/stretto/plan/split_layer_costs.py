@@ -22,6 +22,7 @@ def by_tensor(layer: LayerCost, parts: int) -> LayerCost:
         parameter_bytes=layer.parameter_bytes / parts,
         gradient_bytes=layer.gradient_bytes / parts,
         activation=layer.shared + part_of_amount(inside, parts, fixed=True),
+        recomputed=part_of_amount(layer.recomputed, parts, fixed=True),
         measured=part_of_times(layer.measured, parts, fixed=True),
     )
 
@@ -43,7 +44,7 @@ def by_space(layer: LayerCost, parts: int, side: int) -> LayerCost:
 
 
 PASSES = ("forward", "backward", "input_gradient", "weight_gradient")
-SIZES = ("activation", "shared", "input", "output", "loose_input", "loose_output")
+SIZES = ("activation", "shared", "input", "output", "loose_input", "loose_output", "recomputed")
 
 
 def part_of_works(passes: Works, parts: int, *, fixed: bool) -> Works:

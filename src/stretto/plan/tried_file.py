@@ -22,7 +22,10 @@ from stretto.plan.trials import predicted
 
 Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
 # Fields of a problem that are no choices.
-PRICED = ("costs", "tensor_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios", "byte_ratios")
+PRICED = (
+    "costs", "tensor_costs", "form_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios",
+    "byte_ratios",
+)  # fmt: skip
 WORD = "problems"  # of the file, above its records
 NEEDED = ("method", "workers", "bounds", "predicted_seconds", "measured_seconds", "reported_seconds", "allowed")
 
@@ -54,6 +57,7 @@ def row(plan: Plan) -> dict[str, Any]:
         "bounds": list(plan.bounds),
         "microbatches": c.microbatches,
         "recompute": c.recompute,
+        "sequence_parallel": c.sequence,
         "batch_size": c.batch,
         "losses": c.losses,
         "placement": list(c.placement),
@@ -66,11 +70,13 @@ def row(plan: Plan) -> dict[str, Any]:
 def candidate_of(tried: Tried) -> Candidate:
     """The candidate of a plan that was tried."""
     height, width = tried["space"]
+    former = {False: "none", True: "stage"}  # as versions before 0.3 wrote it
+    recompute = str(former.get(tried["recompute"], tried["recompute"]))
     mesh = Mesh(data=tried["data_parallel"], tensor=tried["tensor"], space=(height, width))
     return Candidate(
         tried["pipeline"], mesh, tried["batch_size"], tried["planned_method"], tried["microbatches"],
-        tried["recompute"], tried["sharding"], tried["losses"], tuple(tried.get("placement", ())),
-        tried.get("ahead", 0),
+        recompute, tried["sharding"], tried["losses"], tuple(tried.get("placement", ())),
+        tried.get("ahead", 0), tried.get("sequence_parallel", False),
     )  # fmt: skip
 
 

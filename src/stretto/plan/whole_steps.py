@@ -32,7 +32,7 @@ def probes(problem: Problem, workers: int) -> dict[str, Plan]:
     batch = max(problem.batch_sizes)
     methods = (method for method in PROBED.values() if method != PROBED[LOCAL] or not problem.why_no_local(method))
     every = problem.but(
-        workers=workers, batch_sizes=(batch,), methods=(BASELINE, *methods), recompute=(False,), shards=SHARDS,
+        workers=workers, batch_sizes=(batch,), methods=(BASELINE, *methods), recompute=("none",), shards=SHARDS,
         pipelines=None, data_parallels=None, tensors=(1, *problem.tensor_costs), spaces=((1, 1), (workers, 1)),
         microbatches=None, stages=None, all_workers=False, ratios={}, byte_ratios={},
     )  # fmt: skip

@@ -13,6 +13,7 @@ from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, TEXTS, W
 
 PLAN = Path("plan.toml")
 LAYERS = ("auto", "measured", "counted")
+SEQUENCE = {"yes": (True,), "no": (False,), "auto": (False, True)}
 TWO_FILES = Parameter(
     consume_multiple=True, negative="", converter=lambda _, tokens: tuple(Path(token.value) for token in tokens)
 )
@@ -64,6 +65,13 @@ class PlanSettings:
     """Parts of images along height and width to choose from: 2,1 1,1. 1,1 leaves images whole."""
     sharding: Annotated[tuple[str, ...] | None, TEXTS] = None
     """What replicas may do with weights: none (all have all), fully-shard, fully-shard(reshard=True)."""
+    recompute: Annotated[tuple[str, ...] | None, TEXTS] = None
+    """What a backward may compute again instead of keeping it: none; selective (marked modules, as the core of
+    attention), full (each layer from its input), stage (whole stages, a method's option recompute=True). Any, unless
+    said otherwise."""
+    sequence_parallel: str = "auto"
+    """Whether processes that share weights (--tensor) also divide the sequence among them, outside of cut layers: yes,
+    no, or auto, what is better. Only for networks that are planned for without data."""
     stages: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of stages to choose from."""
     microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None

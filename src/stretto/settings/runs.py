@@ -25,7 +25,7 @@ class Settings:
     """The settings that a run and a study have in common."""
 
     # settings of later versions, with their values unused: folders that were written before lack them
-    added: ClassVar[Mapping[str, Any]] = {"loss": "auto", "metric": [], "sources": {}}
+    added: ClassVar[Mapping[str, Any]] = {"loss": "auto", "metric": [], "sources": {}, "recompute": "none"}
     # where a run computes and logs: not what it computes, and so no part of what makes it the same run
     where: ClassVar[tuple[str, ...]] = ("device", "threads", "log")
 
@@ -98,6 +98,9 @@ class Settings:
     sync: str = "all-reduce"
     """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
     "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
+    recompute: str = "none"
+    """What a backward computes again instead of keeping it: none; full, of every layer all but its input; selective,
+    the modules marked for it, such as the scores of attention. Same numbers."""
     device: str = "auto"
     """Device to compute on: auto (an accelerator if there is one, else cpu), or as torch.device names it, with or
     without a number. Of several processes, each takes an accelerator of its own unless there is a number. A run on
@@ -275,6 +278,7 @@ CHOICES = {
     "schedule": ("constant", "cosine"),
     "precision": ("float32", "bf16", "bf16-autocast"),
     "accounting": ("counted", "paper"),
+    "recompute": ("none", "selective", "full"),
 }
 
 

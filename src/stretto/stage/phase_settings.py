@@ -39,6 +39,7 @@ def build_phases(specification: Specification, parts: StageParts, place: Place) 
     optimizer, clip = parts.optimizer, specification.clip
     weights = build_weights(specification, parts, place)
     check_copies(specification.method, weights, place.stage, autocast=specification.precision.name == "bf16-autocast")
+    check_recompute(specification, weights, place.stage)
     if optimizer is None:
         return PhaseSettings(weights, None), PhaseSettings(Plain(weights), None)
     stage_clip = clip if clip is None or specification.method.synchronous else clip / math.sqrt(place.num_stages)
@@ -92,6 +93,22 @@ def check_copies(method: Method, weights: Weights, stage: int, *, autocast: bool
                 "its backward is to see other weights than its forward saw, but it is compiled, and a compiled graph "
                 f"may keep copies of weights; leave it uncompiled, or {STASH}"
             )
+
+
+def check_recompute(specification: Specification, weights: Weights, stage: int) -> None:
+    """Raise UsageError where layers cannot be recomputed on the weights that their forward saw, or are compiled."""
+    how, method = specification.recompute, specification.method
+    if how == "full" and isinstance(weights, Live | Substituted):
+        raise UsageError(
+            f"method {method} cannot train stage {stage} with recompute='full': its layers would be recomputed on "
+            f"other weights than their forward saw; take recompute='selective', or {STASH}"
+        )
+    compiled = next((name for name, part in weights.module.named_modules() if is_compiled(part)), None)
+    if how != "none" and compiled is not None:
+        raise UsageError(
+            f"recompute={how!r}: {f'{compiled} of ' * bool(compiled)}stage {stage} is compiled, and a compiled graph "
+            "chooses itself what it keeps and what it computes again: leave it uncompiled, or leave recompute= out"
+        )
 
 
 def sees_current(method: Method, place: Place) -> bool:

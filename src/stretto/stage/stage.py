@@ -21,6 +21,7 @@ from stretto.losses.value import Loss, call, mean_and_weight, of_stage, value_fu
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.input_errors import error_text, is_misfit, out_of_range
+from stretto.nn.layer_recompute import Recomputing, recomputed
 from stretto.nn.preserve import device_of
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
@@ -153,6 +154,7 @@ class Stage:
         self._buffers = Buffers([part for part in (module, head) if part is not None])
         self._fitting: Kinds | None = None  # of the first micro-batch whose forward succeeded
         self._tried = False  # whether a forward of this phase has run, for a recompute
+        self._recomputing = Recomputing(recomputed(module, specification.recompute))
         self._is_last = index == reach.num_stages - 1
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
@@ -373,10 +375,11 @@ class Stage:
         else:  # without an optimizer all versions are the same
             run = partial(self.weights.forward, inputs, 0 if self.optimizer is None else self.updates - updates)
         if self._borrows is None:
-            return *run(), {}
+            with self._recomputing():
+                return *run(), {}
         self._borrows.receive(operands.get("tied-weight", ()))
         tied = self._borrows.leaves() if seen is None else seen.tied
-        with self._borrows.substituted(tied):
+        with self._borrows.substituted(tied), self._recomputing():
             return *run(), tied
 
     def abandon(self) -> None:

@@ -11,8 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
+from stretto.nn.layer_recompute import RECOMPUTE
 from stretto.nn.seeding import PreservedGenerator, derive
-from stretto.options.checks import is_number, refuse, shown
+from stretto.options.checks import is_number, one_of, refuse, shown
 from stretto.options.user_errors import called
 from stretto.replicas import Sync
 from stretto.schedule import Reach
@@ -52,6 +53,16 @@ def check_mesh(mesh: Mesh, sync: Sync) -> None:
             "tensor=1, or sync='all-reduce'"
         )
     sync.check_replicas(mesh.data)
+
+
+def check_recompute(recompute: Any, mesh: Mesh) -> None:
+    """Raise UsageError for an unknown kind of recomputation, and for one on a mesh that cuts images."""
+    one_of("recompute", recompute, RECOMPUTE)
+    if recompute != "none" and mesh.space != (1, 1):
+        raise UsageError(
+            f"recompute={recompute!r} on {mesh}: layers that work on parts of images are not recomputed; leave "
+            "recompute= out, or use space=(1, 1)"
+        )
 
 
 def is_list(value: Any) -> bool:

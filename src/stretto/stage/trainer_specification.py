@@ -18,7 +18,7 @@ class Specification:
     """The arguments of `Trainer` that hold for all its stages.
 
     `loss` is what `stretto.losses.understand` returned for the user's. `optimizer` and `scheduler` are the user's
-    functions, called once a stage.
+    functions, called once a stage. `recompute` is a member of `stretto.nn.layer_recompute.RECOMPUTE`.
     """
 
     method: Method
@@ -31,3 +31,4 @@ class Specification:
     seed: int = 0
     mesh: Mesh
     sync: Sync
+    recompute: str = "none"

@@ -16,7 +16,7 @@ from torch import Tensor
 from stretto.cost import Cluster
 from stretto.cost.cluster import Device
 from stretto.cost.cluster_file import to_dict
-from stretto.cost.layer_table import Affine, LayerCost, Measured, measured_of
+from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, measured_of
 from stretto.cost.stage_prediction import Machine, layer_seconds, update_seconds
 from stretto.measure import with_times
 from stretto.measure.messages import agreed
@@ -69,18 +69,15 @@ def with_measured_layers(
         for row, times in zip(model.costs.layers, found["layers"], strict=True)
     )
     costs = replace(model.costs, layers=rows, start=found["start"], step=found["step"])
-    shared = {
-        parts: replace(
-            counted,
-            layers=tuple(
-                scaled(row, whole, cluster.device(0), model, batch)
-                for row, whole in zip(counted.layers, rows, strict=True)
-            ),
-            start=found["start"], step=found["step"],
-        )
-        for parts, counted in model.tensor_costs.items()
-    }  # fmt: skip
-    return replace(model, costs=costs, tensor_costs=shared)
+
+    def part(counted: ModelCosts) -> ModelCosts:
+        pairs = zip(counted.layers, rows, strict=True)
+        layers = tuple(scaled(row, whole, cluster.device(0), model, batch) for row, whole in pairs)
+        return replace(counted, layers=layers, start=found["start"], step=found["step"])
+
+    shared = {parts: part(counted) for parts, counted in model.tensor_costs.items()}
+    formed = {form: part(counted) for form, counted in model.form_costs.items()}
+    return replace(model, costs=costs, tensor_costs=shared, form_costs=formed)
 
 
 def measured(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Costs of the models that the command line plans for: built-in ones, published ones and the user's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.layer_table import LayerCost, ModelCosts, with_recomputed
 from stretto.errors import UsageError, nearest
 from stretto.options.user_function import is_function
 
@@ -12,12 +12,32 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from stretto.models.model import Model
+    from stretto.models.published_network import PublishedNetwork
     from stretto.settings.runs import TrainSettings
     from stretto.splitting import Stages
 
 EXAMPLES = 2  # of the batch on which costs are counted
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
 ANY_RATE = 1e-3  # for an optimizer whose state is counted
+
+
+FormCosts = Mapping[tuple[int, bool, str], ModelCosts]  # by processes, whether they divide the sequence, recomputation
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What is counted beside whole layers.
+
+    Parts to `sharing` numbers of processes; with `selective` recomputation; with the `sequence` divided.
+    """
+
+    sharing: tuple[int, ...] = ()
+    selective: bool = False
+    sequence: bool = False
+
+
+NO_MARK = "no module of its layers is marked for it (recompute_selectively = True), as the core of attention is"
+NOT_TRAINED = "stretto train cannot divide sequences among the processes that share weights"
 
 
 @dataclass(frozen=True)
@@ -31,7 +51,9 @@ class Costed:
     `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
     several where branches cross its end; empty where they are not counted. `tensor_costs` are the costs to
     each of several processes that share weights, by their number, and `unshared` the reasons why others cannot share
-    them; `resolved` are the settings, one stage, of a model that `stretto train` can train.
+    them; `resolved` are the settings, one stage, of a model that `stretto train` can train; `options` those of a
+    network that is planned for without data. `form_costs` are those of layers that are recomputed, or on parts of the
+    sequence, as `Problem` has them; `unformed` says why there are none with "selective" or with "sequence".
     """
 
     name: str
@@ -48,6 +70,9 @@ class Costed:
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     unshared: Mapping[int, str] = field(default_factory=dict)
     resolved: "TrainSettings | None" = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    form_costs: FormCosts = field(default_factory=dict)
+    unformed: Mapping[str, str] = field(default_factory=dict)
 
     def passed(self, cut: Sequence[int]) -> list[dict[str, float]]:
         """What passes from each stage to the next, as plain data: tensors, and bytes an example, all tensors together.
@@ -64,53 +89,50 @@ class Costed:
         return [bound if self.positions is None else self.positions[bound] for bound in cut]
 
 
-PAPERS = {
-    "gpt3-175b": (1536, "adam"),
-    "gpt3-small": (256, "adam"),
-}  # batch size (3.2 and 0.5 million tokens), optimizer
-
-
 def costed(
     name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
     *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32",
-    heads: Sequence[str] = ("auto",), sharing: Sequence[int] = (),
+    heads: Sequence[str] = ("auto",), sharing: Sequence[int] = (), selective: bool = False, sequence: bool = False,
 ) -> Costed:  # fmt: skip
-    """Count the costs of a model on its data, of a published network, or of the user's own (`file.py:function`).
+    """Count the costs of a model on its data, of a network without data, or of the user's own (`file.py:function`).
 
-    `sharing` are numbers of processes that may share the weights of a model that `stretto train` trains: the costs to
-    each of them are counted, too. Without `data` a user's own network is counted on its example, without a loss.
-    `metric` costs nothing. `dtype` concerns published networks only. `heads` are the names of those that are counted.
-    Raises UsageError for an unknown name.
+    `sharing` are numbers of processes that may share the weights of a model: the costs to each of them are counted,
+    too; with `selective` also those of layers whose marked modules are recomputed, with `sequence` those on parts of
+    the sequence. Without `data` a user's own network is counted on its example, without a loss. `metric` costs nothing.
+    `dtype` concerns networks without data only. `heads` are the names of those that are counted. Raises UsageError for
+    an unknown name.
     """
-    from stretto.models.published import PUBLISHED
+    from stretto.models.published import NETWORKS, is_planned_only
     from stretto.models.table import MODELS
     from stretto.settings.runs import TrainSettings
 
+    forms = Forms(tuple(sharing), selective=selective, sequence=sequence)
+    if is_planned_only(name, model_options):
+        refuse_data(name, data=data, data_options=data_options, loss=loss, metric=metric)
+        return of_paper(name, model_options, optimizer, dtype=dtype, heads=heads, forms=forms)
     if (is_function(name) and data is not None) or name in MODELS:
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
         return trainable(
             TrainSettings(model=name, data=data, loss=loss, metric=metric, optimizer=optimizer, **options),  # type: ignore[arg-type]
             heads,
-            sharing,
+            forms,
         )
     if is_function(name):
         return of_user(name, model_options, optimizer, heads)
-    if name not in PUBLISHED:
-        raise UsageError(
-            f"unknown model {name!r}: {nearest(name, [*MODELS, *PUBLISHED])}; or write package.module:function or "
-            "path/to/file.py:function"
-        )
-    if model_options:
-        raise UsageError(f"model_options: network {name!r} is as published and takes none")
-    return of_paper(name, optimizer, dtype=dtype, heads=heads)
+    raise UsageError(
+        f"unknown model {name!r}: {nearest(name, [*MODELS, *NETWORKS])}; or write "
+        "package.module:function or path/to/file.py:function"
+    )
 
 
-def trainable(requested: "TrainSettings", heads: Sequence[str], sharing: Sequence[int] = ()) -> Costed:
+def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) -> Costed:
     """Count the costs of a network that `stretto train` can train: its loss is known, too.
 
-    Also to each process of several that share its weights, for each number in `sharing` that can.
+    Also to each process of several that share its weights, for each number of them that can, and of layers of which
+    parts are recomputed.
     """
     from stretto.measure.layer_flops import layer_costs
+    from stretto.measure.tensor_costs import tensor_costs
     from stretto.nn.batch import inputs_of
     from stretto.settings.runs import as_lists, known
 
@@ -119,6 +141,14 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], sharing: Sequenc
     inputs = inputs_of(x)
     layers = model.layers if cut is None else cut
     costs = layer_costs(layers, inputs, loss=model.loss, target=y)
+    parts, unshared = shared_costs(layers, inputs, model.loss, y, forms.sharing)
+
+    def count(number: int, _: bool, how: str) -> ModelCosts:
+        if number == 1:
+            return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how)
+        return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how)
+
+    formed, unformed = counted_forms(layers, replace(forms, sequence=False), count, {1: costs, **parts})
     features = outputs(layers, *inputs)
     chosen = ("model", "model_options", "data", "data_options", "loss", "metric", "optimizer")
     wanted = as_lists({key: getattr(requested, key) for key in chosen})
@@ -128,7 +158,7 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], sharing: Sequenc
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
         None if cut is None else tuple(cut.bounds), tuple(map(len, features)),
-        *shared_costs(layers, inputs, model.loss, y, sharing), settings,
+        parts, unshared, settings, form_costs=formed, unformed={"sequence": NOT_TRAINED, **unformed},
     )  # fmt: skip
 
 
@@ -155,6 +185,36 @@ def shared_costs(
             found[parts] = tensor_costs(layers, inputs, parts, loss=loss, target=target)
         except UsageError as error:  # too few heads for so many processes, say
             reasons[parts] = str(error)
+    return found, reasons
+
+
+def counted_forms(
+    layers: "Sequence[nn.Module]", forms: Forms, count: Callable[[int, bool, str], ModelCosts],
+    whole: Mapping[int, ModelCosts],
+) -> tuple[FormCosts, dict[str, str]]:  # fmt: skip
+    """The costs of every form that was asked for and can be, and why others cannot.
+
+    `count` counts one; `whole` are the costs to each of so many processes, without recomputation. Processes whose parts
+    were not counted have no forms of their own.
+    """
+    from stretto.nn.layer_recompute import marked
+
+    found: dict[tuple[int, bool, str], ModelCosts] = {}
+    reasons: dict[str, str] = {}
+    has_marks = any(marked(layer) for layer in layers)
+    if not has_marks:
+        reasons["selective"] = NO_MARK
+    for number, plain in whole.items():
+        of_sequence = {False: plain}
+        if forms.sequence and number > 1:
+            try:
+                of_sequence[True] = found[number, True, "none"] = count(number, True, "none")
+            except UsageError as error:  # no transformer blocks, say
+                reasons["sequence"] = str(error)
+        for sequence, costs in of_sequence.items() if forms.selective and has_marks else ():
+            again = count(number, sequence, "selective")
+            rows = tuple(map(with_recomputed, again.layers, costs.layers))
+            found[number, sequence, "selective"] = replace(costs, layers=rows)
     return found, reasons
 
 
@@ -186,14 +246,23 @@ def planned_optimizer(name: str) -> str:
     return "adam" if states > 1.5 * parameter.numel() else "sgd"
 
 
-def of_paper(name: str, optimizer: str, *, dtype: str, heads: Sequence[str]) -> Costed:
-    """Count the costs of a published network on the meta device, without memory for its parameters."""
+def of_paper(
+    name: str,
+    options: Mapping[str, Any],
+    optimizer: str,
+    *,
+    dtype: str,
+    heads: Sequence[str],
+    forms: Forms,
+) -> Costed:
+    """Count the costs of a network without data on the meta device, without memory for its parameters."""
     import torch
 
     from stretto.measure.layer_flops import layer_costs
-    from stretto.models.published import published
+    from stretto.measure.tensor_costs import published_tensor_costs
+    from stretto.models.published import planned_network
 
-    network, kind = published(name), getattr(torch, dtype, None)
+    network, kind = planned_network(name, options), getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise UsageError(f"dtype={dtype!r}: choose float32 or bfloat16")
     with torch.device("meta"):
@@ -202,13 +271,46 @@ def of_paper(name: str, optimizer: str, *, dtype: str, heads: Sequence[str]) -> 
     x = x.to(kind) if x.is_floating_point() else x
     costs = layer_costs(layers, x, loss=network.loss, target=y)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
-    batch, usual = PAPERS.get(name, (256, "sgd"))
+    parts, unshared = parts_of(network, layers, (x, y), costs, forms.sharing)
+
+    def count(number: int, sequence: bool, how: str) -> ModelCosts:
+        if number == 1:
+            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how)
+        return published_tensor_costs(network, layers, (x, y), number, costs, sequence=sequence, recompute=how)
+
+    formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
     return Costed(
         name, costs, *heads_of(heads, features, network.loss, y),
-        sides([(x,), *features[:-1]] if features else []), batch,
-        usual if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
-        tensors=tuple(map(len, features)),
+        sides([(x,), *features[:-1]] if features else []), network.batch_size,
+        network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
+        tensors=tuple(map(len, features)), tensor_costs=parts, unshared=unshared, options=network.options,
+        form_costs=formed, unformed=unformed,
     )  # fmt: skip
+
+
+def refuse_data(name: str, *, loss: str, **given: object) -> None:
+    """Raise UsageError for settings of data, beside a network that has none."""
+    for key, value in (given | ({} if loss == "auto" else {"loss": loss})).items():
+        if value:
+            raise UsageError(
+                f"{key}={value!r}: network {name!r} is planned for without data, and has its loss; leave it out"
+            )
+
+
+def parts_of(
+    network: "PublishedNetwork", layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, Tensor]", whole: ModelCosts,
+    sharing: Sequence[int],
+) -> tuple[dict[int, ModelCosts], dict[int, str]]:  # fmt: skip
+    """As `shared_costs`, of a network without data; nothing where parts follow from the whole."""
+    from stretto.measure.tensor_costs import published_tensor_costs
+
+    found, reasons = {}, {}
+    for parts in sharing if network.counts_parts else ():
+        try:
+            found[parts] = published_tensor_costs(network, layers, inputs, parts, whole)
+        except UsageError as error:  # too few heads for so many processes, say
+            reasons[parts] = str(error)
+    return found, reasons
 
 
 def of_user(name: str, model_options: Mapping[str, Any], optimizer: str, heads: Sequence[str]) -> Costed:

@@ -20,6 +20,7 @@ from stretto.measure import Costs, measure
 from stretto.methods import Method, method
 from stretto.models.greedy_decode import find_bleu
 from stretto.models.hugging_face import digest_of_folder
+from stretto.models.published import refuse_planned_only
 from stretto.models.user_model import build_folder_model, build_user_model
 from stretto.nn import deferred
 from stretto.nn.chain import Chain
@@ -103,6 +104,7 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
     if "seed" in options:
         raise UsageError("model_options: seed is no option of a network; the seed of a run decides its weights")
     suited = loaded.for_networks() if isinstance(loaded, UserData) else loaded
+    refuse_planned_only(settings.model, options)
     if settings.model not in runs.DEFAULTS:
         raise UsageError(
             f"unknown model {settings.model!r}: {nearest(settings.model, runs.DEFAULTS)}; or write "
@@ -278,6 +280,7 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
             workers=settings.stage_workers,
             mesh=settings.mesh,
             sync=settings.sync,
+            recompute=settings.recompute,
             seed=settings.seed,
             device=settings.device,
             precision=None if settings.precision == "float32" else settings.precision,

@@ -15,6 +15,7 @@ from stretto.heads.solo import readers_of_readout
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
+from stretto.nn.layer_recompute import check_marked
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
@@ -71,6 +72,7 @@ class Construction:
         self._agreement = of.sync.agreement if of.mesh.data > 1 or of.sync.agreement != "A" else None
         self.merges = self._agreement not in (None, "A")
         self.summed_replicas = of.mesh.data if self.merges else 1
+        check_marked(known, of.recompute)
         self._ties = self._tied(known)
         self._reads = readers_of_readout(of.method.head, of.method.reach(num_stages), heads)
         self._check_reading()
@@ -99,6 +101,7 @@ class Construction:
             "clip": self._of.clip,
             "mesh": self._of.mesh.to_json(),
             "sync": str(self._of.sync),
+            "recompute": self._of.recompute,
         }
 
     def _build(self, given: Sequence[StageLike], homes: Mapping[int, int]) -> list[nn.Module]:

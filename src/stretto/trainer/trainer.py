@@ -32,7 +32,7 @@ from stretto.replicas.resume_check import refuse_other
 from stretto.runtime.process_memory import most_held
 from stretto.stage.interpreter import Interpreter, Profile
 from stretto.stage.precision import Precision
-from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh
+from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh, check_recompute
 from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.tracing.pauses import PAUSE
@@ -102,6 +102,11 @@ class Trainer:
             stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
             "parameter-server(staleness=4)", or stretto.ParameterServer(...), lets none wait for another's gradients.
             Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation.
+        recompute: "none"; "full", with which every layer of a stage keeps its input alone, and computes the rest again
+            in its backward; "selective", with which modules marked by `recompute_selectively = True` do so, such as
+            the scores of this package's attention. A stage's layers are the members of an nn.Sequential, or the
+            modules that a traced stage calls; another stage is one layer. Numbers stay the same to the last bit. (A
+            method's own option, "1f1b(recompute=True)", runs whole stages again.)
         timeout: on several processes, how many seconds a worker waits for another before it gives up.
 
     Raises UsageError when the parts do not fit, before anything is trained.
@@ -124,6 +129,7 @@ class Trainer:
         precision: str | None = None,
         mesh: Mesh | None = None,
         sync: str | Sync = "all-reduce",
+        recompute: str = "none",
         timeout: float = 600,
     ) -> None:
         positive("timeout", timeout)
@@ -136,6 +142,7 @@ class Trainer:
             check_mesh(mesh, sync)
             method = find_method(method)
             sync.check(method, precision)
+            check_recompute(recompute, mesh)
             specification = Specification(
                 method=method,
                 loss=understand(loss),
@@ -147,6 +154,7 @@ class Trainer:
                 seed=seed,
                 mesh=mesh,
                 sync=sync,
+                recompute=recompute,
             )
             built = Construction(specification, self._backend, stages, example=example, heads=heads, workers=workers)
         self.specification = specification

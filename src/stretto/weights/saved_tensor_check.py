@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.errors import UsageError
 from stretto.nn.batch import call
+from stretto.nn.layer_recompute import Region
 from stretto.weights import unnoticed_changes
 from stretto.weights.tensor_origins import Copy, Origin, Origins, storage_address, tensors_in
 
@@ -83,7 +84,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         hook = unnoticed_changes.innermost_hook()
         if hook is not None and is_checkpoint(hook):
             self.refuse(self.submodules[-1], *RECOMPUTED)
-        if hook not in (self._hook, None):
+        region = getattr(hook, "__self__", None)
+        if isinstance(region, Region):
+            if region.trains:
+                self.refuse(self.submodules[-1], *RECOMPUTED)
+        elif hook not in (self._hook, None):
             self.refuse(self.submodules[-1], *HOOKED)
         if inside_compiled():
             self.refuse(self.submodules[-1], *COMPILED)

@@ -14,7 +14,10 @@ from stretto.parallel.operator.role import CONVOLUTIONS, Role, groups, weight_di
 
 STYLES = ("column", "row", "column-sliced", "row-sliced", "vocabulary", "replicate")
 NAMED_EMBEDDINGS = ("wte", "embed_tokens", "word_embeddings", "tok_embeddings", "token")
-MLP_PAIRS = (("intermediate.dense", "output.dense"),)  # MLPs whose two layers are in different modules (BERT, ViT)
+MLP_PAIRS = (  # MLPs whose two layers are in different modules (BERT, ViT), or whose first has pairs of rows (gates)
+    ("intermediate.dense", "output.dense"),
+    ("gates", "narrow"),
+)
 
 
 def roles(module: nn.Module, axis: Axis, plan: Mapping[str, str]) -> tuple[dict[str, Role], list[AttentionLayers]]:
@@ -128,10 +131,11 @@ def pair_roles(module: nn.Module, first: str, second: str, axis: Axis) -> dict[s
     column, row = layers.get(first), layers.get(second)
     if type(column) is not nn.Linear or type(row) is not nn.Linear:
         return {}
-    if column.out_features != row.in_features or column.out_features < axis.size:
+    sizes, rows = axis.cuts(row.in_features), 2 if first.rpartition(".")[2] == "gates" else 1  # rows of a hidden unit
+    if column.out_features != rows * row.in_features or row.in_features < axis.size:
         return {}
-    sizes = axis.cuts(column.out_features)
-    return {first: Role("column", sizes, sliced=True), second: Role("row", sizes, sliced=True)}
+    column_sizes = tuple(rows * size for size in sizes)
+    return {first: Role("column", column_sizes, sliced=True), second: Role("row", sizes, sliced=True)}
 
 
 def single_layer_roles(module: nn.Module, axis: Axis, taken: set[str]) -> Iterator[tuple[str, Role]]:

@@ -22,6 +22,7 @@ PROJECTIONS = (  # query, key, value, output
 )
 WITH_OUTPUT_BESIDE = ("query", "key", "value")  # the output layer is `output.dense` of the parent module
 PACKED = ("c_attn", "c_proj")  # one layer for query, key and value; output
+GROUPED = ("qkv", "output")  # the same, with the rows of one key head after the other: queries, key, value
 HEAD_WIDTHS = ("head_width", "head_dim", "attention_head_size")
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 KEY_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
@@ -38,12 +39,15 @@ class AttentionLayers:
     others: tuple[str, ...]  # key and value; empty where one layer computes query, key and value
     output: str
     head_width: int
+    group: int = 0  # where the rows of one layer are by key head: the query heads of each; else 0
 
     def roles(self, root: nn.Module, axis: Axis) -> dict[str, Role]:
         """The roles of its layers, by path: key heads cut as torch.tensor_split cuts, query heads with their key head.
 
         Raises UsageError if a process would have no head.
         """
+        if self.group:
+            return self.grouped_roles(root, axis)
         blocks = 1 if self.others else 3
         queries = outputs(root, self.query) // blocks // self.head_width
         keys = outputs(root, self.others[0]) // self.head_width if self.others else queries
@@ -54,6 +58,20 @@ class AttentionLayers:
         columns = {path: Role("column", key_sizes, sliced=True) for path in self.others}
         columns[self.query] = Role("column", query_sizes, sliced=True, blocks=blocks)
         return columns | {self.output: Role("row", query_sizes, sliced=True)}
+
+    def grouped_roles(self, root: nn.Module, axis: Axis) -> dict[str, Role]:
+        """The same, where the rows of one layer are by key head: a key head keeps its queries, its key and its value.
+
+        Raises UsageError if a process would have no key head.
+        """
+        keys = outputs(root, self.query) // ((self.group + 2) * self.head_width)
+        if keys < axis.size:
+            raise too_few(self.path, keys, axis, "key and value heads" if self.group > 1 else "heads")
+        rows, columns = (
+            tuple(heads * number * self.head_width for heads in axis.cuts(keys))
+            for number in (self.group + 2, self.group)
+        )
+        return {self.query: Role("column", rows, sliced=True), self.output: Role("row", columns, sliced=True)}
 
     def adjust(self, role: Role, key_role: Role, axis: Axis) -> None:
         """Set the module's attributes that hold a number of heads or a total width to those of this process."""
@@ -77,8 +95,9 @@ def attentions(root: nn.Module) -> Iterator[AttentionLayers]:
         if paths is not None:
             query, others, output = paths
             width_of_head = head_width(module, outputs(root, query) // (1 if others else 3))
-            if width_of_head is not None:
-                yield AttentionLayers(path, module, query, others, output, width_of_head)
+            group = module.group if query.rpartition(".")[2] == GROUPED[0] else 0
+            if width_of_head is not None and isinstance(group, int):
+                yield AttentionLayers(path, module, query, others, output, width_of_head, group)
 
 
 def projections(path: str, module: nn.Module, modules: dict[str, nn.Module]) -> tuple[str, tuple[str, ...], str] | None:
@@ -92,6 +111,8 @@ def projections(path: str, module: nn.Module, modules: dict[str, nn.Module]) -> 
     choices.append((query, (key, value), output_beside))
     if hasattr(module, "split_size"):
         choices.append((prefix + PACKED[0], (), prefix + PACKED[1]))
+    if hasattr(module, "group"):
+        choices.append((prefix + GROUPED[0], (), prefix + GROUPED[1]))
     for query, others, output in choices:
         layers = [modules.get(layer_path) for layer_path in (query, *others, output)]
         if all(layer is not None and weight_dims(layer) is not None for layer in layers):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,13 +40,14 @@ def install(root: nn.Module, block: CutBlock, parts: SequenceParts, roles: Mappi
         root.get_submodule(path).register_forward_pre_hook(GatherInput(parts), with_kwargs=True)
     for path in block.norms:
         norm = root.get_submodule(path)
-        norm.__class__ = with_summed_gradients(type(norm), tuple(norm._parameters))
+        norm.__class__ = with_summed_gradients(type(norm), tuple(norm._parameters))  # type: ignore[arg-type]
         norm.__dict__["boundary"] = parts
     for path, layer in block.module.named_modules(prefix=block.path):
         if isinstance(layer, nn.Dropout) and layer.p and path not in roles:
             draw_apart(layer, parts.axis, all_draw=False)
 
 
+@cache  # layers of one class stay of one class
 def with_summed_gradients(norm_class: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     """A subclass whose parameters, when its forward reads them, have their gradients summed over processes.
 

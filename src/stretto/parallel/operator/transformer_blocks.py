@@ -17,12 +17,13 @@ from stretto.parallel.operator.role import Role, is_transposed
 
 CHILDREN = (
     {"attention_norm", "attention", "mlp_norm", "mlp"},  # this package's
+    {"attention_norm", "attention", "attention_sum", "mlp_norm", "mlp", "mlp_sum"},  # of its decoders and encoders
     {"ln_1", "attn", "ln_2", "mlp"},  # GPT-2
     {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},  # Llama
     {"attention", "intermediate", "output"},  # BERT
     {"layernorm_before", "attention", "layernorm_after", "intermediate", "output"},  # ViT
 )
-NORMS = ("LayerNorm", "RMSNorm")  # endings of class names
+NORMS = ("LayerNorm", "RMSNorm", "ResidualSum")  # endings of class names; sums of a stream and a branch have a bias
 
 
 @dataclass(frozen=True)
