@@ -204,8 +204,11 @@ def remember(training: Mapping[str, Any], folder: Path) -> None:
         prepared = prepare(settings)
         batches = training_batches(prepared)
         with prepared.trainer.together():
-            for _ in range(2 * int(training["stages"]) + 3):
+            peak.part_ends()
+            for step in range(2 * int(training["stages"]) + 20):
                 prepared.trainer.step(*next(batches))
+                if step >= 2 * int(training["stages"]) + 2:
+                    peak.part_ends()
     (folder / f"{os.environ.get('RANK', '0')}.bytes").write_text(str(peak.bytes), encoding="ascii")
 
 

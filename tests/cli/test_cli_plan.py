@@ -96,6 +96,34 @@ def test_a_published_network_with_batch_norm(capsys, cluster):
     assert run(capsys, "plan", *words, "--cluster", cluster())["predicted_seconds"] > 0
 
 
+def test_a_network_without_data_is_planned_by_its_options(capsys, tmp_path):
+    file = tmp_path / "plan.toml"
+    shape = {"depth": 6, "width": 256, "heads": 4, "context": 64, "vocabulary": 512}
+    words = [word for key, value in shape.items() for word in (f"--model-options.{key}", value)]
+    limits = ("--workers", 8, "--all-workers", "--tensor", 4, "--pipeline", 2, "--batch-size", 8, "--methods", "1f1b")
+    told = run(capsys, "plan", "--model", "decoder", *words, "--cluster", "8-a100", *limits, "--out", file)
+    assert (told["chosen"]["tensor"], told["chosen"]["pipeline"], told["chosen"]["optimizer"]) == (4, 2, "adam")
+    network = told["network"]
+    assert network["parameters"] == 6 * (12 * 256**2 + 13 * 256) + (2 * 512 + 64 + 2) * 256
+    assert network["model_options"] == shape | {
+        "attention": "scores", "dropout": 0.1, "tied": False, "positions": "learned", "norm": "layer", "gated": False,
+        "bias": True,
+    }  # fmt: skip
+    assert tomllib.loads(file.read_text())["model_options"] == network["model_options"]
+    drawn = run(capsys, "show", "--plan", file)
+    assert (drawn["model"], drawn["model_options"]) == ("decoder", network["model_options"])
+    assert "tensor=8" in mistake(capsys, "plan", "--model", "decoder", *words, "--cluster", "8-a100", "--tensor", 8)
+
+
+def test_a_name_of_a_model_that_trains_with_a_shape_instead_of_data(capsys, tmp_path):
+    words = ("plan", "--model", "resnet", "--model-options.depth", 18, "--model-options.side", 64, "--cluster",
+             "8-a100", "--workers", 2, "--methods", "backprop", "--out", tmp_path / "p.toml")  # fmt: skip
+    told = run(capsys, *words)
+    assert (told["network"]["parameters"], told["network"]["model_options"]["side"]) == (11_689_512, 64)
+    assert "network 'resnet' is planned for without data" in mistake(capsys, *words, "--data", "digits")
+    assert "loss='mse_loss'" in mistake(capsys, *words, "--loss", "mse_loss")
+
+
 def test_a_method_that_wants_another_optimizer(capsys, cluster):
     words = ["plan", "--cluster", cluster(), "--methods", "nesterov"]
     assert "built on nadam, and the optimizer is 'sgd'" in mistake(capsys, *words)

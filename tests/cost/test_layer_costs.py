@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from stretto import UsageError
 from stretto.cost import Affine, ModelCosts
 from stretto.measure import faking, layer_costs
+from stretto.models.families import decoder
 from stretto.models.published import PUBLISHED, published
 from stretto.models.transformer import Block
 from stretto.nn.flop_counter import counting
@@ -36,7 +37,12 @@ def tokens():
     return [nn.Embedding(11, 16), Block(16, 2, 2), Block(16, 2, 2), nn.Linear(16, 11)], torch.randint(11, (6, 8))
 
 
-NETWORKS = {"mlp": mlp, "images": images, "tokens": tokens}
+def without_data():
+    shape = {"depth": 2, "width": 16, "heads": 4, "kv_heads": 2, "context": 8, "vocabulary": 11}
+    return decoder(**shape, norm="rms", positions="rotary", gated=True).layers(), torch.randint(11, (6, 8))
+
+
+NETWORKS = {"mlp": mlp, "images": images, "tokens": tokens, "without data": without_data}
 
 
 def test_a_multi_layer_perceptron_by_hand():

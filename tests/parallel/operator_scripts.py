@@ -16,6 +16,8 @@ from laws.operator_cases import check, close, mesh_of, same, turns
 from parallel.networks import ResNet
 from parallel.scripts import begin, end
 from parallel.transformer_blocks import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
+from stretto.models.families import block_shape
+from stretto.models.residual_block import blocks
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces
 from stretto.trainer.backend import in_one_process
@@ -50,6 +52,15 @@ def mlp(width, hidden, bias=True):
         nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.Sequential(nn.GELU(), nn.Linear(hidden, 3)),
         nn.Linear(3, 5), nn.ReLU(inplace=True),
     )  # fmt: skip
+
+
+def residual(width, heads, kv_heads, gated):
+    """Two blocks of networks that are planned for without data."""
+    shape = block_shape(
+        "decoder", depth=2, width=width, heads=heads, kv_heads=kv_heads, hidden=2 * width, context=8, causal=True,
+        attention="scores", dropout=0.0, gated=gated, norm="rms" if gated else "layer", bias=not gated,
+    )  # fmt: skip
+    return nn.Sequential(*(make() for make in blocks(shape)))
 
 
 class Masked(nn.Module):
@@ -102,6 +113,8 @@ def encoder(norm_first=False):
 ALL = {  # module, its input, and how many parameters and buffers are cut at least
     "own": (own, lambda: tokens(12), 22),
     "own, uneven": (partial(own, 20, 5, 11), lambda: tokens(11), 22),
+    "residual": (partial(residual, 16, 4, 4, False), lambda: sequence(16), 12),
+    "residual, grouped and gated, uneven": (partial(residual, 20, 10, 5, True), lambda: sequence(20), 8),
     "mlp": (partial(mlp, 6, 12), lambda: torch.randn(4, 6).double(), 10),
     "mlp, uneven, without bias": (partial(mlp, 6, 7, False), lambda: torch.randn(4, 6).double(), 8),
     "gpt-2": (partial(GPT2, 12, 16, 4), lambda: tokens(12), 12),

@@ -11,6 +11,7 @@ from stretto.plan.candidate_costs import StageTable, adds_fill, fill_and_load, l
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.simulate import period, simulate
 
+MANY = [name for name in catalogue() if planned(name).planning.any_per_worker]
 SHAPES = [(2, 1), (2, 4), (3, 3), (3, 6), (4, 2), (4, 8)]
 
 
@@ -38,6 +39,7 @@ def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
     assert list(chosen.delays(schedule).mean) == [c.planning.delay(c.stage_at(s)) for s in range(c.stages)]
     timeline = simulate(schedule, rules, schedule.drain + 2)
     held = [c.planning.held(c.stage_at(s)) for s in range(c.stages)]
+    assert c.stages == c.pipeline * c.planning.stages_per_worker
     if c.planning.stages_per_worker > 1:  # a worker's chunks share what it holds
         by_worker = [sum(held[w :: c.pipeline]) for w in range(c.pipeline)]
         assert all(real <= told for real, told in zip(timeline.peak_activations, by_worker, strict=True))
@@ -46,6 +48,20 @@ def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
         assert max(timeline.peak_graphs) == max(held)
     else:
         assert list(timeline.peak_graphs) == held
+
+
+@pytest.mark.parametrize("per_worker", [3, 4])
+@pytest.mark.parametrize("name", MANY)
+def test_more_stages_a_worker(name, per_worker):
+    c = candidate(name, 4, 8)._replace(per_worker=per_worker)
+    assert c.stages == 4 * per_worker
+    schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
+    assert [c.worker_of(s) for s in range(c.stages)] == [schedule.worker_of[s] for s in range(c.stages)]
+    held = [c.planning.held(c.stage_at(s)) for s in range(c.stages)]
+    by_worker = [sum(held[w :: c.pipeline]) for w in range(c.pipeline)]
+    real = simulate(schedule, rules, schedule.drain + 2).peak_activations
+    assert all(found <= told for found, told in zip(real, by_worker, strict=True))
+    assert name != "interleaved" or list(real) == by_worker
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 20])
@@ -86,11 +102,14 @@ def durations(stages):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "looped-bfs"])
+@pytest.mark.parametrize(
+    ("name", "per_worker"),
+    [(name, 0) for name in ("1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "looped-bfs")] + [(m, 3) for m in MANY],
+)
 @pytest.mark.parametrize(("pipeline", "microbatches"), [(2, 4), (3, 6), (4, 8)])
-def test_equal_stages_take_what_the_closed_form_says(name, pipeline, microbatches, seed):
+def test_equal_stages_take_what_the_closed_form_says(name, per_worker, pipeline, microbatches, seed):
     dice = random.Random(seed)
-    c = candidate(name, pipeline, microbatches)
+    c = candidate(name, pipeline, microbatches)._replace(per_worker=per_worker)
     forward, inputs, weights = (dice.randint(1, 16) for _ in range(3))
     x = stage_of(forward, inputs, weights, end=0 if planned(name).planning.split else dice.randint(0, 3))
     priced = [fill_and_load(c, s, x) for s in range(c.stages)]

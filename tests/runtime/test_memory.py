@@ -58,3 +58,26 @@ def test_the_most_that_tensors_took_at_once() -> None:
     out, err = process.communicate()
     assert status == 0, err
     assert int(out) == 4 * 4000
+
+
+IN_PARTS = """
+import torch
+from stretto.runtime.process_memory import peak_memory
+
+with peak_memory() as peak:
+    weights = torch.zeros(1000)
+    peak.part_ends()
+    for size in (2000, 2000, 5000, 2000):
+        step = torch.zeros(size)
+        del step
+        peak.part_ends()
+    end = torch.zeros(9000)
+print(peak.bytes)
+"""
+
+
+def test_of_parts_that_are_alike_the_median_counts() -> None:
+    process = Forked([sys.executable, "-c", IN_PARTS], dict(os.environ))
+    out, err = process.communicate()
+    assert process.wait() == 0, err
+    assert int(out) == 4 * 3000

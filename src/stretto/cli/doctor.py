@@ -145,10 +145,12 @@ def diagnosis_of(
 def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
     """A built-in network and a small batch of its data."""
     from stretto.models import MODELS
+    from stretto.models.published import refuse_planned_only
     from stretto.nn.chain import Chain
     from stretto.settings.runs import DEFAULTS, Settings
     from stretto.study.prepare import build_model, dataset
 
+    refuse_planned_only(name, options)
     if name not in MODELS:
         raise UsageError(
             f"unknown model {name!r}: {nearest(name, MODELS)}; or write package.module:function or "

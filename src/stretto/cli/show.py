@@ -72,7 +72,7 @@ def show(
     else:
         layout = planned(plan, microbatches) if plan is not None else listed(file, microbatches)
     timeline = simulate(layout.schedule, layout.rules, layout.turns)
-    facts = facts_of(layout, timeline)
+    facts = facts_of(layout, timeline) | ({} if plan is None else network_of(plan))
     write_files(layout, timeline, output)
     if output.json:
         svg = None if output.svg is None else str(output.svg)
@@ -92,6 +92,15 @@ def planned(file: Path, microbatches: int | None) -> Layout:
     chosen = read_plan(file)["plan"]
     refuse_functions(str(file), chosen["method"])
     return lay_out(chosen["method"], chosen["stages"], chosen["pipeline"], microbatches)
+
+
+def network_of(file: Path) -> dict[str, Any]:
+    """What a plan's file is for, as plain data: the model and its options, those that the file has."""
+    from stretto.plan.plan_file import OPTIONS, TRAIN, read_plan
+
+    known = read_plan(file)
+    options = known.get(OPTIONS) or known.get(TRAIN, {}).get(OPTIONS) or {}
+    return {"model": known.get("model"), "model_options": options}
 
 
 def listed(file: Path | None, microbatches: int | None) -> Layout:
@@ -166,6 +175,9 @@ def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> 
         lines.append(f"inputs kept by stage   {by_stage(facts['peak_inputs'])} for the recompute")
     lines.append(f"weight versions        {by_stage(facts['weight_versions'])}")
     lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
+    if facts.get("model"):
+        options = "".join(f", {key} {value}" for key, value in facts["model_options"].items())
+        lines.append(f"planned for            {facts['model']}{options}")
     return "\n".join(lines)
 
 

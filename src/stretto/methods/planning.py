@@ -17,13 +17,15 @@ Waits = Literal["chunk", "hop"]
 class StageAt(NamedTuple):
     """Stage `stage` of `stages`, with the number of micro-batches of a turn.
 
-    `ahead` are forwards before the first backward beyond the method's own, for each worker above.
+    `ahead` are forwards before the first backward beyond the method's own, for each worker above. `per_worker` is the
+    number of stages of each worker.
     """
 
     stage: int
     stages: int
     microbatches: int = 1
     ahead: int = 0
+    per_worker: int = 1
 
     @property
     def above(self) -> int:
@@ -50,7 +52,8 @@ class Planning:
     split: whether all stages (the first excepted, where minibatches drain) run I and W where others run B.
     fills_bubble: whether W fills 1F1B's bubble, as in ZB-H1.
     stages_per_worker, order: how many stages each worker has, and in which order it takes them up: "line" is one a
-    worker, "loop" interleaved 1F1B, "breadth first" looped-bfs, "v" ZB-V.
+    worker, "loop" interleaved 1F1B, "breadth first" looped-bfs, "v" ZB-V. any_per_worker: whether there may be more of
+    them; plans try as many as --stages asks for.
     waits: what a stage waits for in every turn: "chunk", the gradient of the stages above it in its chunk; "hop", that
     of the stage above it; None for neither.
     """
@@ -67,5 +70,6 @@ class Planning:
     split: bool = False
     fills_bubble: bool = False
     stages_per_worker: int = 1
+    any_per_worker: bool = False
     order: Order = "line"
     waits: Waits | None = None

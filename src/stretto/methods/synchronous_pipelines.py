@@ -101,6 +101,7 @@ def interleaved(*, microbatches: int | None = None) -> Method:
     planning = Planning(
         held=interleaved_held,
         stages_per_worker=2,
+        any_per_worker=True,
         order="loop",
         allows=lambda count, workers: count % max(1, count // workers) == 0,  # rounds are equally long
     )
@@ -108,9 +109,9 @@ def interleaved(*, microbatches: int | None = None) -> Method:
 
 
 def interleaved_held(at: StageAt) -> float:
-    """A stage's share of its worker's ((v-1) W + 2 (W-1-w) + 1) forwards before the first backward, v = 2."""
-    workers = at.stages // 2
-    return min(at.microbatches, (workers + 2 * (workers - 1 - at.stage % workers) + 1) / 2)
+    """A stage's share of its worker's ((v-1) W + 2 (W-1-w) + 1) forwards before the first backward, v stages each."""
+    loops, workers = at.per_worker, at.stages // at.per_worker
+    return min(at.microbatches, ((loops - 1) * workers + 2 * (workers - 1 - at.stage % workers) + 1) / loops)
 
 
 def looped_bfs(*, microbatches: int | None = None) -> Method:
@@ -120,6 +121,7 @@ def looped_bfs(*, microbatches: int | None = None) -> Method:
         held=lambda at: at.microbatches,
         messages="streamed",
         stages_per_worker=2,
+        any_per_worker=True,
         order="breadth first",
         allows=lambda count, workers: count >= workers,  # fewer are GPipe with more messages
     )

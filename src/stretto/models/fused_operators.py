@@ -9,25 +9,32 @@ import torch
 from torch import Tensor, nn
 
 
+def at_least_float32(x: Tensor) -> torch.dtype:
+    """The type that statistics of a tensor are computed in."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 @torch.library.custom_op("stretto::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x / sqrt(mean(x^2) + eps) over the last dim, times weight; and 1 / sqrt(...), which the backward needs."""
-    scale = (x.float().square().mean(-1, keepdim=True) + eps).rsqrt()
-    return (x.float() * scale * weight.float()).to(x.dtype), scale
+    wide = x.to(at_least_float32(x))
+    scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * scale * weight).to(x.dtype), scale
 
 
 @rms_norm.register_fake
 def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
+    return torch.empty_like(x), x.new_empty(*x.shape[:-1], 1, dtype=at_least_float32(x))
 
 
 @torch.library.custom_op("stretto::rms_norm_backward", mutates_args=())
 def rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the weight."""
-    normed, scaled = x.float() * scale, gradient.float() * weight.float()
+    normed, wide = x * scale, gradient.to(scale.dtype)
+    scaled = wide * weight
     towards = (scaled * normed).mean(-1, keepdim=True)
     of_x = (scale * (scaled - normed * towards)).to(x.dtype)
-    return of_x, (gradient.float() * normed).flatten(0, -2).sum(0).to(weight.dtype)
+    return of_x, (wide * normed).flatten(0, -2).sum(0).to(weight.dtype)
 
 
 @rms_norm_backward.register_fake

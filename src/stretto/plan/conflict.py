@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import RECOMPUTE, SHARDS, Problem
-from stretto.plan.search_space import Candidate, candidates, divisors, tensors_of
+from stretto.plan.search_space import Candidate, all_alternatives, candidates, divisors, tensors_of
 
 LOOKED_AT = 5000  # candidates of a freed problem that are looked at for the values that would be possible
 SHOWN = 6  # of these values
@@ -117,14 +117,15 @@ def values(field: str, freed: Problem) -> str:
     some = some_without(freed, field)
     found = {LIMITS[field].value(c) for c in some}
     ordered = sorted(found, key=lambda value: (value if isinstance(value, int) else 0, text(value)))
-    more = len(ordered) > SHOWN or len(some) == LOOKED_AT
+    more = len(ordered) > SHOWN or len(some) >= LOOKED_AT
     listed = " or ".join(map(text, ordered[:SHOWN])) + (" or others" if more else "")
     return f"left out ({listed} workers)" if field == "all_workers" else listed
 
 
 def some_without(freed: Problem, field: str) -> list[Candidate]:
-    """Some candidates without a limit, LOOKED_AT at most."""
-    return list(islice(candidates(without(freed, field)), LOOKED_AT))
+    """Some candidates without a limit, LOOKED_AT at most, and their alternatives."""
+    some = islice(all_alternatives(without(freed, field)), LOOKED_AT)
+    return [c for alternatives in some for c in alternatives.each()]
 
 
 def batches(freed: Problem) -> str:

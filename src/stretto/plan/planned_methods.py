@@ -1,7 +1,7 @@
 """The methods that plans choose from: the table of methods, each with its own closed forms."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from typing import NamedTuple, get_args
@@ -57,6 +57,10 @@ class PlannedMethod:
         """Whether the method works with an optimizer."""
         return not self.optimizers or optimizer in self.optimizers
 
+    def planning_of(self, per_worker: int) -> Planning:
+        """The closed forms with so many stages a worker; 0 is as many as the method has unless asked."""
+        return self.planning if per_worker == 0 else with_stages(self.planning, per_worker)
+
     def suits(self, workers: int) -> bool:
         """Whether plans try the method on a pipeline of this many workers."""
         fewest, most = self.planning.workers
@@ -73,9 +77,15 @@ def with_options(name: str, options: Sequence[str]) -> str:
 
 
 @cache
-def gradients(planned: PlannedMethod, workers: int, losses: int) -> GradientFlow:
-    """The gradient flow of a method on a pipeline of `workers`; `losses` train a chunk of the stages each."""
-    option, stages = planned.planning.losses, workers * planned.planning.stages_per_worker
+def with_stages(planning: Planning, per_worker: int) -> Planning:
+    """Closed forms with so many stages a worker."""
+    return replace(planning, stages_per_worker=per_worker)
+
+
+@cache
+def gradients(planned: PlannedMethod, stages: int, losses: int) -> GradientFlow:
+    """The gradient flow of a method on `stages` stages; `losses` train a chunk of the stages each."""
+    option = planned.planning.losses
     reach = method(planned.written(*([f"{option}={losses}"] if option else []))).reach(stages)
     arrive = tuple(bool(reach.arriving(stage)) for stage in range(stages))
     return GradientFlow(frozenset(reach.heads) - {stages - 1}, arrive, all(arrive[:-1]))

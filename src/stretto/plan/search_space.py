@@ -22,7 +22,8 @@ class Candidate(NamedTuple):
     is the worker `placement[p]` of the cluster; worker p if that is empty. `ahead` is the number of forwards before the
     first backward beyond the method's own, for each worker above. `recompute` is a member of RECOMPUTE: "selective" and
     "full" recompute parts of each layer, or each layer from its input; "stage" whole stages, as the method's option
-    does. With `sequence` the processes that share weights divide the sequence outside cut layers.
+    does. With `sequence` the processes that share weights divide the sequence outside cut layers. `per_worker` is the
+    number of stages of each worker of the pipeline; 0 for the method's own.
     """
 
     pipeline: int
@@ -36,6 +37,7 @@ class Candidate(NamedTuple):
     placement: tuple[int, ...] = ()
     ahead: int = 0
     sequence: bool = False
+    per_worker: int = 0
 
     @property
     def form(self) -> Form:
@@ -51,12 +53,12 @@ class Candidate(NamedTuple):
     @property
     def planning(self) -> Planning:
         """The closed forms of the method."""
-        return planned(self.method).planning
+        return planned(self.method).planning_of(self.per_worker)
 
     @property
     def gradients(self) -> GradientFlow:
         """Which stages have heads, and which get gradients from the stage above."""
-        return gradients(planned(self.method), self.pipeline, self.losses)
+        return gradients(planned(self.method), self.stages, self.losses)
 
     @property
     def workers(self) -> int:
@@ -81,7 +83,7 @@ class Candidate(NamedTuple):
 
     def stage_at(self, stage: int) -> StageAt:
         """The stage, as an argument of the method's closed forms."""
-        return StageAt(stage, self.stages, self.microbatches, self.ahead)
+        return StageAt(stage, self.stages, self.microbatches, self.ahead, self.planning.stages_per_worker)
 
     def worker_of(self, stage: int) -> int:
         """The worker of the pipeline that holds a stage."""
@@ -203,9 +205,9 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
     sequences = tuple(each for each in problem.sequences if problem.has(Form(axes.mesh.tensor, sequence=each)))
     if not sequences:
         return
-    for method in problem.names:
+    for method, per_worker in loops_on(problem, axes):
         tried = planned(method)
-        stages = axes.pipeline * tried.planning.stages_per_worker
+        stages = axes.pipeline * (per_worker or tried.planning.stages_per_worker)
         if stages > len(problem.layers) or not tried.suits(axes.pipeline):
             continue
         if not allows(problem.stages, stages):
@@ -216,7 +218,7 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
         # A single loss is backprop, one for each stage is greedy.
         chunks = range(2, stages) if tried.planning.losses else (1,)
         for count, losses in product(counts_of(problem, axes, method), chunks):
-            candidate = axes._replace(method=method, microbatches=count, losses=losses)
+            candidate = axes._replace(method=method, microbatches=count, losses=losses, per_worker=per_worker)
             kinds = recomputable(problem, candidate, sequences)
             if kinds:
                 for shard in shards:
@@ -238,6 +240,16 @@ def recomputable(problem: Problem, c: Candidate, sequences: tuple[bool, ...]) ->
         "stage": tried.drains and c._replace(recompute="stage").recomputes(0),
     }
     return tuple(kind for kind in problem.recompute if possible[kind])
+
+
+def loops_on(problem: Problem, axes: Candidate) -> Iterator[tuple[str, int]]:
+    """The methods of a problem, each with numbers of stages a worker: its own (0), and others that are named."""
+    for method in problem.names:
+        yield method, 0
+        planning = planned(method).planning
+        if planning.any_per_worker:
+            numbers = {stages // axes.pipeline for stages in problem.stages or () if stages % axes.pipeline == 0}
+            yield from ((method, number) for number in sorted(numbers - {0, 1, planning.stages_per_worker}))
 
 
 def shareable(mesh: Mesh, problem: Problem) -> bool:

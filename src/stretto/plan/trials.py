@@ -91,8 +91,9 @@ def trials_of(problem: Problem, objective: Objective, prices: Prices, number: in
     allowed = any(candidate._replace(placement=IN_ORDER) == plain for candidate in candidates(problem))
 
     def another(c: Candidate) -> bool:
-        """Whether it is another plan: the single worker is no faster if it accumulates gradients of micro-batches."""
-        return c._replace(placement=IN_ORDER) != plain and (not allowed or c.workers > 1 or c.method == BASELINE)
+        """Whether it is another plan: the single worker is no faster if it accumulates gradients, or recomputes."""
+        simple = c.method == BASELINE and c.recompute == "none"
+        return c._replace(placement=IN_ORDER) != plain and (not allowed or c.workers > 1 or simple)
 
     others = search(problem, objective, keep=POOL, prices=prices, among=another).plans
     exact = [predicted(plan, prices) for plan in promising(others, 2 * number)]

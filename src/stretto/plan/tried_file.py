@@ -62,6 +62,7 @@ def row(plan: Plan) -> dict[str, Any]:
         "losses": c.losses,
         "placement": list(c.placement),
         "ahead": c.ahead,
+        "per_worker": c.per_worker,
         "planned_method": c.method,
         "predicted_seconds": plan.seconds,
     }
@@ -76,7 +77,7 @@ def candidate_of(tried: Tried) -> Candidate:
     return Candidate(
         tried["pipeline"], mesh, tried["batch_size"], tried["planned_method"], tried["microbatches"],
         recompute, tried["sharding"], tried["losses"], tuple(tried.get("placement", ())),
-        tried.get("ahead", 0), tried.get("sequence_parallel", False),
+        tried.get("ahead", 0), tried.get("sequence_parallel", False), tried.get("per_worker", 0),
     )  # fmt: skip
 
 

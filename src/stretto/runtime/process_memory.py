@@ -3,7 +3,9 @@
 import ctypes
 import json
 import platform
+import statistics
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from stretto.nn.torch_profiler import recording_operations, silence
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's malloc.h calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
 LARGEST_MMAP_THRESHOLD = 32 * 2**20  # bytes; glibc takes no more
 NEVER = 2**31 - 1  # bytes; the most an int holds
+PART_END = 65_521  # bytes that mark the end of a part for the profiler; a prime, as hardly a tensor has
 CPU = 0  # as torch's profiler numbers devices
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # of Linux
 FORGET_PEAK = "5"  # written to CLEAR
@@ -70,9 +73,18 @@ def forget_most_held() -> None:
 
 @dataclass
 class Peak:
-    """The most bytes that tensors took; known when what was measured is over."""
+    """The most bytes that tensors took; known when what was measured is over.
+
+    Each call of `part_ends` begins another part, of like steps: then `bytes` is the larger of the most before the first
+    call and the median over parts of the most in each. Memory that another thread frees unseen, as gloo's may, counts
+    on until it is used again, which may be some steps later.
+    """
 
     bytes: int = 0
+
+    def part_ends(self) -> None:
+        """A part ends here, and another one begins."""
+        torch.empty(PART_END, dtype=torch.uint8, device="cpu")
 
 
 @contextmanager
@@ -94,17 +106,30 @@ def peak_memory() -> Iterator[Peak]:
         seen.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     told = [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == CPU]
-    peak.bytes = most(sorted((event["ts"], event["args"]["Addr"], event["args"]["Bytes"]) for event in told))
+    changes = sorted((event["ts"], event["args"]["Addr"], event["args"]["Bytes"]) for event in told)
+    first, *parts = most(changes)  # the last one is after the last call
+    peak.bytes = max(first, round(statistics.median(parts[:-1]))) if len(parts) > 1 else max(first, *parts, 0)
 
 
-def most(changes: Sequence[tuple[float, int, int]]) -> int:
-    """The most bytes at once, of times, addresses and bytes: of what came, until it goes (bytes below 0)."""
-    there: dict[int, int] = {}
-    held = peak = 0
+def most(changes: Sequence[tuple[float, int, int]]) -> list[int]:
+    """The most bytes at once in each part, and after the last one.
+
+    `changes` are times, addresses and bytes: of what came, until it goes (bytes below 0), or something else comes into
+    its place.
+    """
+    sizes: dict[int, int] = {}
+    addresses: list[int] = []  # of what is there, sorted
+    held, peaks = 0, [0]
     for _, address, size in changes:
-        held -= there.pop(address, 0)
-        if size > 0:
-            there[address] = size
-            held += size
-        peak = max(peak, held)
-    return peak
+        if abs(size) == PART_END:
+            peaks += [held] if size > 0 else []
+            continue
+        first = bisect_left(addresses, address)
+        if first and addresses[first - 1] + sizes[addresses[first - 1]] > address:
+            first -= 1
+        last = bisect_left(addresses, address + max(size, 1))
+        held += max(size, 0) - sum(sizes.pop(each) for each in addresses[first:last])
+        addresses[first:last] = [address] if size > 0 else []
+        sizes |= {address: size} if size > 0 else {}
+        peaks[-1] = max(peaks[-1], held)
+    return peaks

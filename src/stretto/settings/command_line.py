@@ -1,5 +1,6 @@
 """How words of the command line become values of settings; those of a TOML file are given as such words."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,18 @@ from stretto.options.parse import split_list
 
 Option = str | int | float | bool  # a value of --model-options.NAME and the like
 KINDS: dict[Callable[[str], Any], str] = {int: "whole number", float: "number", str: "text"}
+
+
+def product(text: str) -> int:
+    """A whole number, also as a product: 8x3 stages are three on each of eight workers.
+
+    >>> product("24"), product("8x3")
+    (24, 24)
+    """
+    return math.prod(int(factor) for factor in text.split("x"))
+
+
+KINDS[product] = "whole number, nor a product such as 8x3"
 
 
 def read(kind: Callable[[str], Any], text: str, token: Token) -> Any:
@@ -64,6 +77,7 @@ def option(text: str) -> Option:
 
 WHOLE, NUMBER = single(int), single(float)
 TEXTS, NUMBERS, WHOLES = list_of(str), list_of(float), list_of(int)
+PRODUCTS = list_of(product)
 PAIRS = Parameter(n_tokens=1, consume_multiple=True, converter=pairs, negative="")
 OPTIONS = Parameter(converter=options)
 FLAG = Parameter(negative="")

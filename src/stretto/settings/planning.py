@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, TEXTS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, PRODUCTS, TEXTS, WHOLE, WHOLES, Option
 
 PLAN = Path("plan.toml")
 LAYERS = ("auto", "measured", "counted")
@@ -30,9 +30,10 @@ class PlanSettings:
     cluster: str | None = None
     """A cluster's name, or its file, which stretto calibrate writes."""
     model: str = "mlp"
-    """Network that stretto train trains: mlp, cnn, transformer, ...; a published one: gpt3-175b, resnet152, ...; or
-    your own, path/to/file.py:function or package.module:function: a module or a list of layers, or (module,
-    example) where no --data is given."""
+    """Network that stretto train trains: mlp, cnn, transformer, ...; one without data, which is only planned for:
+    decoder, encoder or vit, with options, or as published: gpt3-175b, resnet152, ...; or your own,
+    path/to/file.py:function or package.module:function: a module or a list of layers, or (module, example) where no
+    --data is given."""
     model_options: Annotated[dict[str, Option] | None, OPTIONS] = None
     """Its options: --model-options.width 256."""
     data: str | None = None
@@ -50,7 +51,7 @@ class PlanSettings:
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Examples of a step; several to choose from: 64,128."""
     dtype: str = "bfloat16"
-    """Of a published network's weights; with bfloat16 the optimizer keeps float32 copies."""
+    """Of the weights of a network without data; with bfloat16 the optimizer keeps float32 copies."""
     methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
     """Methods to choose from: names, or synchronous, asynchronous, local, all. Synchronous ones, which are plain
     training, unless said otherwise, but all for --objective loss."""
@@ -72,8 +73,8 @@ class PlanSettings:
     sequence_parallel: str = "auto"
     """Whether processes that share weights (--tensor) also divide the sequence among them, outside of cut layers: yes,
     no, or auto, what is better. Only for networks that are planned for without data."""
-    stages: Annotated[tuple[int, ...] | None, WHOLES] = None
-    """Numbers of stages to choose from."""
+    stages: Annotated[tuple[int, ...] | None, PRODUCTS] = None
+    """Numbers of stages to choose from; 8x3 is three on each of eight workers."""
     microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of micro-batches to choose from."""
     layers: str = "auto"

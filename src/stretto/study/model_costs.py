@@ -120,7 +120,7 @@ def costed(
     if is_function(name):
         return of_user(name, model_options, optimizer, heads)
     raise UsageError(
-        f"unknown model {name!r}: {nearest(name, [*MODELS, *NETWORKS])}; or write "
+        f"unknown model {name!r}: {nearest(name, {*MODELS, *NETWORKS})}; or write "
         "package.module:function or path/to/file.py:function"
     )
 

@@ -26,6 +26,7 @@ TIMEOUT = 3600.0  # seconds that a worker waits for another: longer than all tur
 GRACE, ENDING = 5.0, 5.0  # seconds for the others once one has failed; for processes to end by themselves
 TURN, FEWEST, MOST = 0.4, 3, 400  # seconds of a turn, if that is at least and at most so many steps
 Task = Callable[[Connection, Mapping[str, Any]], None]  # of each process: its end of a pipe, and its settings
+COUNTED = 16  # steps of a full pipeline whose bytes are counted: how many messages wait depends on who is late
 WARM, WARMING = 2, 0.1  # steps of a turn that are not timed, at least, and seconds: workers have been idle
 
 
@@ -224,8 +225,11 @@ def count_bytes(pipe: Connection, training: Mapping[str, Any]) -> None:
     with peak_memory() as peak:
         prepared = prepare(settings, TIMEOUT)
         batches = training_batches(prepared)
-        for _ in range(round(filling(settings)) + 1):
+        peak.part_ends()
+        for step in range(round(filling(settings)) + COUNTED):
             prepared.trainer.step(*next(batches))
+            if step >= filling(settings):
+                peak.part_ends()
     pipe.send((float(peak.bytes), ""))
     with contextlib.suppress(EOFError):  # others may still need what this process has to say
         pipe.recv()
