@@ -1,7 +1,7 @@
 """The text of a small cluster's file: equal nodes of CPU workers over loopback."""
 
 
-def cluster_text(name="two", workers=2, *, nodes=1, memory="4e9", bandwidth="2e9", price=None):
+def cluster_text(name="two", workers=2, *, nodes=1, memory="4e9", bandwidth="2e9", price=None, power=""):
     between = ', between = "loop"' if nodes > 1 else ""
     priced = "" if price is None else f"price_per_hour = {price}\n"
     return f"""
@@ -10,7 +10,7 @@ groups = [{{ nodes = {nodes}, workers = {workers}, device = "cpu", within = "loo
 [devices.cpu]
 memory = {memory}
 memory_bandwidth = 1e10
-{priced}[devices.cpu.peak]
+{priced}{power}[devices.cpu.peak]
 float32 = 5e10
 [links.loop]
 latency = 5e-5

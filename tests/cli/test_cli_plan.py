@@ -183,6 +183,54 @@ def test_a_frontier_of_time_memory_and_money(capsys, tmp_path, cluster):
         assert not any(other != one and all(a <= b for a, b in zip(other, one, strict=True)) for other in points)
 
 
+def test_the_energy_of_a_step_and_of_an_example(capsys, tmp_path):
+    """One worker is never idle; of a pipeline of two, each waits for a part of the step."""
+    file = tmp_path / "power.toml"
+    file.write_text(cluster_text("power", 2, price=0.1, power="watts = 100.0\nidle_watts = 20.0\n"))
+    words = ("plan", "--cluster", file, "--out", tmp_path / "p.toml", "--batch-size", 64, "--objective", "energy")
+    told = run(capsys, *words)
+    assert told["chosen"]["workers"] == 1
+    joules = told["predicted"]["joules_per_step"]
+    assert joules == pytest.approx(100 * told["predicted_seconds"])
+    assert told["objective"] == {"goal": "energy", "value": pytest.approx(joules / 64)}
+    pair = run(capsys, *words, "--all-workers", "--pipeline", 2, "--frontier")
+    seconds = pair["predicted_seconds"]
+    assert 2 * 20 * seconds < pair["predicted"]["joules_per_step"] < 2 * 100 * seconds
+    assert all(point["joules"] > joules for point in pair["frontier"])
+    assert main([*map(str, words)]) == 0
+    assert re.search(r"energy +[\d.]+ .?Wh a step, [\d.]+ .?Wh an example", capsys.readouterr().out)
+
+
+def test_goodput_of_a_plan_and_of_many_workers(capsys, tmp_path, cluster):
+    pytest.importorskip("altair")
+    words = ("plan", "--model", "mlp", "--cluster", cluster(), "--out", tmp_path / "p.toml", "--methods", "backprop")
+    writing = ("--checkpoint-seconds", 2, "--restart-seconds", 60)
+    failing = (*writing, "--mtbf-hours", 1000)
+    told = run(capsys, *words, *failing, "--scale", "1,1000")
+    left, step = told["goodput"], told["predicted_seconds"]
+    assert left["mtbf_seconds"] == pytest.approx(3.6e6 / told["chosen"]["workers"])
+    assert left["interval_seconds"] == pytest.approx(left["checkpoint_steps"] * step)
+    assert left["interval_seconds"] == pytest.approx((2 * 2 * left["mtbf_seconds"]) ** 0.5, rel=0.01)  # Young's
+    rows = [row for row in told["scaling"]["rows"] if row["way"] == "data parallel" and row["goodput"]]
+    assert [row["goodput"] for row in rows] == sorted((row["goodput"] for row in rows), reverse=True)
+    assert all(row["useful"] == pytest.approx(row["goodput"] * row["throughput"]) for row in rows)
+    assert "Useful throughput" in (tmp_path / "p.html").read_text()
+    sure = run(capsys, *words, *writing, "--mtbf-hours", "inf")["goodput"]
+    assert (sure["share"], sure["mtbf_seconds"], sure["checkpoint_steps"]) == (1, None, None)
+
+
+def test_goodput_that_cannot_be_told(capsys, tmp_path, cluster):
+    words = ("plan", "--model", "mlp", "--cluster", cluster(), "--out", tmp_path / "p.toml")
+    said = mistake(capsys, *words, "--restart-seconds", 60)
+    assert "needs more figures: give --mtbf-hours" in said
+    assert "; and --checkpoint-seconds, or --storage-bandwidth" in said
+    assert "mtbf_hours = 0: it must be more than 0" in mistake(capsys, *words, "--mtbf-hours", 0)
+    assert "seconds of work between" in mistake(capsys, *words, "--checkpoint-interval", "often")
+    both = ("--checkpoint-seconds", 5, "--storage-bandwidth", 1e9)
+    assert "give one of them" in mistake(capsys, *words, *both)
+    assert "energy: the power of a device is not known" in mistake(capsys, *words, "--objective", "energy")
+
+
 def test_the_time_to_a_loss_weighs_penalties(capsys, tmp_path, cluster):
     words = ["plan", "--workers", 4, "--cluster", cluster(), "--out", tmp_path / "p.toml", "--objective", "loss",
              "--critical-batch", 100, "--least-steps", 50, "--batch-size", "32,64,128", "--methods", "1f1b,pb",

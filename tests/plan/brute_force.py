@@ -434,6 +434,46 @@ def step(n, way, bounds):
     return max(M * turn + end for turn, end in zip(turns, last, strict=True))
 
 
+def device_of(n, worker):
+    """The price an hour, the watts and the idle watts of a worker's device."""
+    return n["devices"][n["paces"][worker // n["per_node"]]]
+
+
+def joules(n, way, bounds):
+    """The energy of a step: each device's idle watts for all of it, and the rest of its watts while it is busy."""
+    W, R, T, method, M, _, _, _, space, _ = way
+    seconds, inside, S = step(n, way, bounds), T * space[0] * space[1], len(bounds) - 1
+    if seconds is None:
+        return None
+    busy = [Q(0)] * W
+    for s in range(S):
+        f, b, _, _, end, _ = stage_price(n, way, s, S, bounds[s], bounds[s + 1])
+        busy[home(method, s, S, W)] += M * (f + b) + end
+    total = Q(0)
+    for process in range(R * W * inside):
+        _, watts, idle = device_of(n, at(n, process))
+        total += idle * seconds + (watts - idle) * busy[process // inside % W]
+    return total
+
+
+def money(n, way, bounds):
+    """The price of a step, of all workers that it uses."""
+    seconds, processes = step(n, way, bounds), way[0] * way[1] * way[2] * way[8][0] * way[8][1]
+    return None if seconds is None else seconds * sum(device_of(n, at(n, p))[0] for p in range(processes)) / 3600
+
+
+def least_cost(n, methods, cost):
+    """The least cost of all on any workers, in any order; with `placed`, else on the first ones."""
+    found = []
+    for way in ways(n, methods):
+        S = way[0] * (2 if way[3] in TWICE else 1)
+        processes = way[0] * way[1] * way[2] * way[8][0] * way[8][1]
+        for order in orders(n, processes) if n.get("placed") else [range(processes)]:
+            cuts = itertools.combinations(range(1, len(n["layers"])), S - 1)
+            found += [cost(n | {"order": order}, way, (0, *inner, len(n["layers"]))) for inner in cuts]
+    return min((each for each in found if each is not None), default=None)
+
+
 def chunked(prices, s, end):
     """Up from a stage to the last of its chunk and down again, and its update."""
     inner = sum(f + b + 2 * x for f, b, _, x, _, _ in prices[s : end - 1])

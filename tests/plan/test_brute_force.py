@@ -2,15 +2,18 @@
 
 import random
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 
 import pytest
-from brute_force import as_run, best, best_placed, rows_out, step
+from brute_force import as_run, best, best_placed, joules, least_cost, money, rows_out, step
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
 from stretto.cost.layer_table import Affine, ImageWindow
 from stretto.parallel.space.geometry import SlidingWindow
-from stretto.plan import Problem, search
+from stretto.plan import Objective, Problem, candidates, search
+from stretto.plan.bound import Bounds
+from stretto.plan.branch_and_bound import least_value
+from stretto.plan.candidate_costs import Prices
 
 EIGHTH = Fraction(1, 8)
 CUT = ((2, 1), (1, 2), (2, 2), (1, 4))
@@ -111,7 +114,9 @@ def problem(n, methods=("all",)):
 
     def device(pace):
         rate = Rate(per_flop=float(pace))
+        price, watts, idle = n["devices"][pace] if "devices" in n else (None, None, None)
         return Device(
+            price_per_hour=price, watts=watts, idle_watts=idle,
             memory=n["memory"], memory_bandwidth=n["bandwidth"], reduction_bandwidth=float(1 / n["gamma"]),
             peak={"float32": 1.0}, per_action=float(n["per_action"]), per_step=float(n["per_step"]),
             rates={"linear": {"forward": rate, "backward": rate}, "sgd": {"update": Rate(per_byte=pace / 64)}},
@@ -256,6 +261,49 @@ def test_the_best_on_unequal_workers(seed):
     assert Fraction(found.best.formula) == least
     order = found.best.candidate.placement or range(found.best.candidate.workers)
     assert step(n | {"order": order}, way_of(found.best.candidate), found.best.bounds) == least
+
+
+def with_devices(n, seed):
+    """The same on devices with prices and powers; some wait at the power at which they work."""
+    dice = random.Random(seed)
+    watts = {pace: dice.choice([64, 128, 256]) for pace in (1, 2, 4, 8)}
+    idle = {pace: dice.choice([0, watts[pace] // 8, watts[pace] // 2, watts[pace]]) for pace in watts}
+    return n | {"devices": {pace: (dice.choice([1, 2, 8]), watts[pace], idle[pace]) for pace in watts}}
+
+
+STEADY = ("backprop", "gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream-2bw", "pb", "greedy")
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("goal", ["money", "energy"])
+def test_the_cheapest_of_all(goal, seed):
+    """Every cut on every number of workers, of which one is often the best; a third of them are unequal."""
+    n = with_devices(unequal(4 * (seed // 4) + 2) if seed % 3 == 2 else draw(5000 + seed), seed)
+    methods = STEADY if seed % 3 < 2 else ("backprop", "1f1b", "pb", "zb-h1")
+    found, cost = search(problem(n, methods), Objective(goal=goal)), {"money": money, "energy": joules}[goal]
+    least = least_cost(n, methods, cost)
+    if least is None:
+        assert found.best is None
+        return
+    plan, c = found.best, found.best.candidate
+    assert plan.value * c.batch == pytest.approx(float(least), rel=1e-12)
+    n |= {"order": c.placement or range(c.workers)}
+    assert plan.joules == pytest.approx(float(joules(n, way_of(c), plan.bounds)), rel=1e-12)
+    assert plan.money == pytest.approx(float(money(n, way_of(c), plan.bounds)), rel=1e-12)
+    assert plan.formula == pytest.approx(float(step(n, way_of(c), plan.bounds)), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_cut_uses_less_energy_than_its_bound(seed):
+    """Of every method, those whose stages wait in every turn included."""
+    n = with_devices(images(draw(6000 + seed, workers=(2, 4)[seed % 2], layers=3), seed), seed)
+    prices, aim = Prices(problem(n)), Objective(goal="energy")
+    bounds, layers = Bounds(prices), len(n["layers"])
+    for c in candidates(prices.problem):
+        cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), c.stages - 1)]
+        used = [value for cut in cuts if (value := joules(n, way_of(c), cut)) is not None]
+        for seconds in (bounds.seconds(c), bounds.tighter(c)) if used else ():
+            assert least_value(c, aim, prices, bounds, seconds) * c.batch <= float(min(used))
 
 
 def compare(n, methods=None, *, empty=False):

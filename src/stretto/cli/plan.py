@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from stretto.cli.failures import reliability_of, told
 from stretto.cli.output import print_json
 from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of
 from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
@@ -13,7 +14,7 @@ from stretto.cli.progress import progress, rising
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
 from stretto.options.checks import one_of
-from stretto.settings.planning import LAYERS, SEQUENCE, PlanOutput, PlanSettings
+from stretto.settings.planning import LAYERS, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
 
 if TYPE_CHECKING:
     from stretto.cost import Cluster
@@ -28,6 +29,7 @@ def plan(
     /,
     *,
     settings: Annotated[PlanSettings, Parameter(name="*")] = PlanSettings(),  # noqa: B008 - frozen
+    failures: Annotated[FailureSettings, Parameter(name="*")] = FailureSettings(),  # noqa: B008 - frozen
     output: Annotated[PlanOutput, Parameter(name="*")] = PlanOutput(),  # noqa: B008 - frozen
 ) -> None:
     """Find the best plan for a model and a cluster: axes, stages, method, micro-batches, recomputation, sharding.
@@ -54,6 +56,7 @@ def plan(
         raise UsageError(f"export={output.export!r}: there is torch")
     cluster = find_cluster(settings.cluster)
     check_trials(settings, cluster)
+    known, wanted = reliability_of(failures, cluster)
     study = study_of(settings)
     objective = objective_of(settings, study)
     methods = methods_of(settings, objective, study)
@@ -72,7 +75,14 @@ def plan(
     facts = summary(best, found, file, model, output.out) | ({} if trials is None else trials.facts)
     if settings.objective == "loss":
         facts["penalties"] = penalty_rows(problem, objective, study)
-    facts |= asked_beside(output, problem, objective, best, found, settings.model)
+    if known is not None:
+        facts["goodput"] = told(best, problem, known)
+    facts |= asked_beside(output, problem, objective, best, found)
+    if output.scale is not None:
+        page = output.out.with_suffix(".html")
+        facts["scaling"] = scaled(
+            problem, settings.model, output.scale, page, per_worker=output.per_worker, known=known, wanted=wanted
+        )
     if output.json:
         print_json(facts)
     elif not output.quiet:
@@ -80,17 +90,14 @@ def plan(
 
 
 def asked_beside(
-    output: PlanOutput, problem: "Problem", objective: "Objective", best: "Plan", found: "Found", model: str
+    output: PlanOutput, problem: "Problem", objective: "Objective", best: "Plan", found: "Found"
 ) -> dict[str, Any]:
-    """What was asked for beside the plan, as plain data: other choices, the frontier, other numbers of workers."""
+    """What was asked for beside the plan, as plain data: other choices, and the frontier."""
     facts: dict[str, Any] = {}
     if output.explain:
         facts["explain"] = explained(problem, objective, best, found.prices)
     if output.frontier:
         facts["frontier"] = points(problem, objective)
-    if output.scale is not None:
-        page = output.out.with_suffix(".html")
-        facts["scaling"] = scaled(problem, model, output.scale, page, per_worker=output.per_worker)
     return facts
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stretto.cli.failures import rows_of as goodput_rows
 from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cli.penalties import in_words as penalties_in_words
 from stretto.cli.plan_trials import in_words as trials_in_words
@@ -167,12 +168,14 @@ def explained(problem: "Problem", objective: "Objective", best: "Plan", prices: 
 
 
 def points(problem: "Problem", objective: "Objective") -> list[dict[str, Any]]:
-    """The plans that no other beats in time, memory and money, as plain data."""
+    """The plans that no other beats in time, memory, money and energy, as plain data."""
     from stretto.plan.explain import frontier
 
     return [
         {"method": str(p.plan.candidate), "workers": p.plan.candidate.workers, "seconds": p.plan.seconds,
-         "bytes": round(p.memory), "money": p.plan.money, "pipeline": p.plan.candidate.pipeline,
+         "bytes": round(p.memory), "money": p.plan.money, "joules": p.plan.joules,
+         "batch_size": p.plan.candidate.batch, "microbatches": p.plan.candidate.microbatches,
+         "recompute": p.plan.candidate.recompute, "pipeline": p.plan.candidate.pipeline,
          "tensor": p.plan.candidate.mesh.tensor, "data": p.plan.candidate.mesh.data, "sharding": p.plan.candidate.shard}
         for p in frontier(problem, objective)
     ]  # fmt: skip
@@ -201,6 +204,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
     """What `stretto plan` prints: the plan, a step's time and memory, and what was asked for beside them."""
     plan_rows = rows_of(facts["chosen"], facts["predicted"])
     plan_rows[3:3] = place_rows(facts.get("places", ()))
+    plan_rows += goodput_rows(facts["goodput"]) if "goodput" in facts else []
     if "network" in facts:
         plan_rows.append(("model", network_in_words(**facts["network"])))
     lines = [aligned([*plan_rows, *passed_rows(facts["between_stages"])])]
@@ -213,7 +217,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
         rows = [why(choice) for choice in facts["explain"]] or [("none", "", "", "")]
         lines += ["", "one other choice at a time, by closed forms", aligned(rows)]
     if "frontier" in facts:
-        lines += ["", "not beaten in time, memory and money", aligned([row_of(point) for point in facts["frontier"]])]
+        lines += ["", "not beaten in time, memory, money and energy", aligned(frontier_rows(facts["frontier"]))]
     if "scaling" in facts:
         lines += ["", scaling_in_words(facts["scaling"])]
     if "command" in facts:
@@ -247,7 +251,19 @@ def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tup
             if abs(value) > NEGLIGIBLE * seconds or (name == "bubble" and chosen["pipeline"] > 1)
         ),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
+        *expense_rows(predicted, chosen["batch_size"]),
     ]
+
+
+def expense_rows(predicted: Mapping[str, Any], batch: int) -> list[tuple[str, str]]:
+    """Rows of the money and the energy of a step, where the cluster's file has prices or powers."""
+    from stretto.report.units import energy, number
+
+    money, joules = predicted.get("money_per_step"), predicted.get("joules_per_step")
+    rows = [] if money is None else [("money", f"{number(money)} a step, {number(money / batch)} an example")]
+    if joules is not None:
+        rows.append(("energy", f"{energy(joules)} a step, {energy(joules / batch)} an example"))
+    return rows
 
 
 def network_in_words(model: str, model_options: Mapping[str, Any], parameters: int) -> str:
@@ -288,15 +304,28 @@ def is_none(name: str, seconds: float, step: float) -> bool:
     return name == "bubble" and seconds < RESOLUTION * step
 
 
-def row_of(point: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row about a plan of the frontier: method, workers, a step's time, memory, money."""
+def frontier_rows(points: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row of heads, and one about each plan of the frontier; money and energy only where they are known."""
     from stretto.plan.explain import size
-    from stretto.report.units import duration
+    from stretto.report.units import duration, energy, number
 
-    return (
-        point["method"], f"{point['workers']} workers", duration(point["seconds"]), size(point["bytes"]),
-        shown(point["money"]),
-    )  # fmt: skip
+    known = [key for key in ("money", "joules") if any(point[key] is not None for point in points)]
+    costs = {"money": number, "joules": energy}
+    heads = {"money": "money a step", "joules": "energy a step"}
+    rows: list[tuple[str, ...]] = [("method", "workers", "a step", "memory", *(heads[key] for key in known))]
+    for point in points:
+        expenses = (costs[key](point[key]) for key in known)
+        rows.append(
+            (axes_of(point), str(point["workers"]), duration(point["seconds"]), size(point["bytes"]), *expenses)
+        )
+    return rows
+
+
+def axes_of(point: Mapping[str, Any]) -> str:
+    """The method of a plan of the frontier, with the axes that it uses."""
+    axes = [f"{axis} {point[axis]}" for axis in ("data", "pipeline", "tensor") if point[axis] > 1]
+    sharding = [] if point["sharding"] == "none" else [point["sharding"]]
+    return ", ".join([point["method"], *axes, *sharding])
 
 
 def why(other: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -5,7 +5,7 @@ Workers are numbered group by group, node by node. Times are in seconds, memory 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -70,12 +70,15 @@ class Device:
     `peak` is FLOP/s by dtype. `rates` is by sort of operator ("linear", "convolution", ...) and pass ("forward",
     "backward"; for optimizers "update"); a sort without a rate takes what its kernels take by `attained`, and without
     that max(FLOPs / peak, bytes / memory_bandwidth), the roofline. `reduction_bandwidth` is the bytes/s of adding one
-    tensor to another. `price_per_hour` is money, `watts` its power while it trains. `per_action` and `per_step` are the
-    runtime's own seconds for each action and each step of several processes; `alone_per_action` and `alone_per_step`
-    those of training in one process, where that is known. `speed` is how fast layers are that were measured on another
-    device of the cluster: 0.5 takes twice their time; the other figures are this device's own. A stage whose weights
-    and activations of one micro-batch fit into `on_chip_memory` bytes reads and writes them at `on_chip_bandwidth`.
-    Raises UsageError for numbers out of range.
+    tensor to another. `price_per_hour` is money, `watts` its power while it trains, `idle_watts` while it waits for
+    other workers; without it, `watts` counts then, too. `mtbf_hours` is the mean time between two failures of one
+    worker, its share of the node included.
+
+    `per_action` and `per_step` are the runtime's own seconds for each action and each step of several processes;
+    `alone_per_action` and `alone_per_step` those of training in one process, where that is known. `speed` is how fast
+    layers are that were measured on another device of the cluster: 0.5 takes twice their time; the other figures are
+    this device's own. A stage whose weights and activations of one micro-batch fit into `on_chip_memory` bytes reads
+    and writes them at `on_chip_bandwidth`. Raises UsageError for numbers out of range.
     """
 
     memory: float
@@ -84,6 +87,8 @@ class Device:
     reduction_bandwidth: float | None = None
     price_per_hour: float | None = None
     watts: float | None = None
+    idle_watts: float | None = None
+    mtbf_hours: float | None = None
     per_action: float = 0.0
     per_step: float = 0.0
     alone_per_action: float | None = None
@@ -105,12 +110,23 @@ class Device:
             )
         for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
-        for key in ("price_per_hour", "watts"):
+        check_positive("mtbf_hours", self.mtbf_hours, "leave it out if it is not known")
+        for key in ("price_per_hour", "watts", "idle_watts"):
             check_not_negative(key, getattr(self, key), "leave it out if it is not known")
+        if self.idle_watts is not None and (self.watts is None or self.idle_watts > self.watts):
+            raise UsageError(
+                f"idle_watts = {self.idle_watts:g}, watts = {self.watts}: a device that waits uses no more power than "
+                "one that trains; give both, or leave idle_watts out"
+            )
         if not self.peak:
             raise UsageError(f"peak is empty: give FLOP/s of at least one dtype, float32 = 1e12; {MEASURE}")
         for dtype, value in self.peak.items():
             check_positive(f"peak.{dtype}", value, MEASURE)
+
+    @property
+    def waiting_watts(self) -> float | None:
+        """The power while it waits for other workers; that while it trains, where no other is known."""
+        return self.watts if self.idle_watts is None else self.idle_watts
 
     @property
     def reduction_seconds_per_byte(self) -> float:
@@ -329,7 +345,9 @@ class WorkerKind(NamedTuple):
 class Cluster:
     """Groups of nodes. `between` names the link between groups; `sources` gives the source of each figure by its key.
 
-    `doubts` are reasons, in words, not to rely on the figures. Raises UsageError for devices or links that are missing.
+    `storage_bandwidth` are the bytes/s at which all workers together write a checkpoint, `restart_seconds` the time
+    from a failure until training goes on from the last checkpoint; None if not known. `doubts` are reasons, in words,
+    not to rely on the figures. Raises UsageError for devices or links that are missing.
     """
 
     name: str
@@ -337,10 +355,14 @@ class Cluster:
     devices: Mapping[str, Device]
     links: Mapping[str, Link] = field(default_factory=dict)
     between: str | None = None
+    storage_bandwidth: float | None = None
+    restart_seconds: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_positive("storage_bandwidth", self.storage_bandwidth, "leave it out if it is not known")
+        check_not_negative("restart_seconds", self.restart_seconds, "leave it out if it is not known")
         if not self.groups:
             raise UsageError("groups is empty: give at least one, [[groups]] with nodes, workers and device")
         named_links = [(f"groups[{i}].{key}", getattr(g, key)) for i, g in enumerate(self.groups) for key in LINKED]
@@ -460,13 +482,30 @@ class Cluster:
         counts = Counter(nodes)
         return tuple(counts[node] > 1 for node in nodes)
 
-    def price_per_hour(self, workers: Iterable[int]) -> float | None:
+    def price_per_hour(self, workers: Collection[int]) -> float | None:
         """The price of these workers together, an hour; None if the price of one is not known."""
-        return sum_of_known(self.device(worker).price_per_hour for worker in workers)
+        return self.sum_over(workers, lambda device: device.price_per_hour)
 
-    def watts(self, workers: Iterable[int]) -> float | None:
-        """The power of these workers together; None if the power of one is not known."""
-        return sum_of_known(self.device(worker).watts for worker in workers)
+    def watts(self, workers: Collection[int]) -> float | None:
+        """The power of these workers together while they train; None if the power of one is not known."""
+        return self.sum_over(workers, lambda device: device.watts)
+
+    def waiting_watts(self, workers: Collection[int]) -> float | None:
+        """The power of these workers together while they wait for others; None if the power of one is not known."""
+        return self.sum_over(workers, lambda device: device.waiting_watts)
+
+    def failures_per_second(self, workers: Collection[int]) -> float | None:
+        """How often one of these workers fails; None if that of one is not known."""
+        return self.sum_over(
+            workers, lambda device: None if device.mtbf_hours is None else 1 / device.mtbf_hours / 3600
+        )
+
+    def sum_over(self, workers: Collection[int], figure: Callable[[Device], float | None]) -> float | None:
+        """The sum of a figure over these workers' devices; None if that of one is not known."""
+        if not self.is_uneven and max(workers, default=0) < self.num_workers:
+            value = figure(self.device(0))
+            return None if value is None else len(workers) * value
+        return sum_of_known(figure(self.device(worker)) for worker in workers)
 
 
 def joined_links(within: Link | None, between: Link, nodes: int, per_node: int) -> Link:

@@ -12,6 +12,7 @@ import numpy as np
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill, range_sums
+from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
 from stretto.plan.problem import Form
@@ -184,6 +185,40 @@ class Bounds:
         if planning.fills_bubble and stages > 1:  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
+
+    def value(self, c: Candidate, rates: Rates, seconds: float, forms: tuple[Form, ...] = ()) -> float:
+        """A lower bound of the objective's value where a step takes so many `seconds` at least, without correction.
+
+        With `forms`, of the candidate with its layers run in any of them.
+        """
+        if not rates.busy:
+            return rates.step * seconds
+        forms = forms or (c.form,)
+        least = self.least(self.axes(c.mesh, c.pipeline, c.placement).kinds, forms, c.examples)
+        busy, more = self.busy(c, least, forms), min(rates.busy)
+        if c.recompute != "stage" or c.recomputes(c.stages - 1) or not least.forward:
+            return rates.step * seconds + more * busy
+
+        def without(forward: float) -> float:
+            """If the last stage, which runs no forward again, has so many seconds of them; it is busy for longer."""
+            step = max(seconds, c.microbatches * forward / least.forward_share * SLACK)
+            return rates.step * step + more * (busy - c.microbatches * forward)
+
+        longest = seconds * least.forward_share / c.microbatches  # of which it is busy for no longer than the step
+        return min(without(min(longest, least.forward)), without(least.forward))
+
+    def busy(self, c: Candidate, least: LeastWork, forms: tuple[Form, ...]) -> float:
+        """The least seconds of a step in which workers are busy, summed over them, if all stages run forwards again."""
+        mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
+        inside, _, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
+        whole = least.whole if all_receive_gradients(c) else least.separate
+        if c.planning.split and c.stages > 1:
+            whole = max(least.separate, least.split - c.stages * least.gap)
+        whole += least.forward if c.recompute == "stage" else 0.0
+        if c.shard == "fully-shard(reshard=True)":
+            whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
+        turn = whole + inside + self.overhead(c, axes, message_overhead)
+        return (c.microbatches * turn + self.ends(c, axes, least)) * SLACK
 
     def overhead(self, c: Candidate, axes: MeshSummary, message_overhead: float) -> float:
         """The least seconds of the runtime and of sending and receiving for a micro-batch, summed over all stages."""

@@ -2,15 +2,15 @@
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
 from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices, Row
 from stretto.plan.objective import Objective
-from stretto.plan.problem import Problem
+from stretto.plan.problem import Form, Problem
 from stretto.plan.search_space import Alternatives, Candidate, all_alternatives
 
 
@@ -20,7 +20,8 @@ class Plan:
 
     `formula` is the closed form's seconds of a step. `seconds` is the prediction: by simulation if `simulated`, else
     equal to `formula`. `value` is the objective's, less is better. `bytes` has one entry a worker of the pipeline.
-    `money` is the price of a step.
+    `money` is the price of a step, and `joules` its energy; None if not known. `rates` say how much `value`, and the
+    energy of a step, change with its seconds.
     """
 
     candidate: Candidate
@@ -30,7 +31,19 @@ class Plan:
     value: float
     bytes: tuple[float, ...]
     money: float | None = None
+    joules: float | None = None
+    value_per_second: float = 0.0
+    waiting_watts: float = 0.0
     simulated: bool = False
+
+    def lasting(self, seconds: float) -> "Plan":
+        """The plan if a step takes so many seconds, and its workers wait for longer, or for less time."""
+        more = seconds - self.seconds
+        return replace(
+            self, seconds=seconds, value=self.value + self.value_per_second * more,
+            money=None if self.money is None else self.money * seconds / self.seconds,
+            joules=None if self.joules is None else self.joules + self.waiting_watts * more,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,21 +114,22 @@ def in_order(
                 least = bounds.bytes(plain) / plain.pipeline
                 heap += [Entry(least, next(numbers), 2, alone(c)) for c in alternatives.each()]
             else:
-                least = bounds.seconds(plain, alternatives.forms) * factor(plain, aim, prices)
-                heap.append(Entry(least, next(numbers), 0, alternatives))
+                least = bounds.seconds(plain, alternatives.forms)
+                value = least_value(plain, aim, prices, bounds, least, alternatives.forms)
+                heap.append(Entry(value, next(numbers), 0, alternatives))
     heapq.heapify(heap)
     while heap:
         least, number, rank, alternatives = heapq.heappop(heap)
         if rank == 0:
             for c in alternatives.each():
-                own = bounds.seconds(c) * factor(c, aim, prices)
+                own = least_value(c, aim, prices, bounds, bounds.seconds(c))
                 heapq.heappush(heap, Entry(max(least, own), next(numbers), 1, alone(c)))
             continue
         (c,) = alternatives.each()
         if rank == 2:
             yield least, c
         elif bounds.reaches(c):
-            tighter = bounds.tighter(c) * factor(c, aim, prices)
+            tighter = least_value(c, aim, prices, bounds, bounds.tighter(c))
             heapq.heappush(heap, Entry(max(least, tighter), number, 2, alternatives))
 
 
@@ -124,9 +138,14 @@ def alone(c: Candidate) -> Alternatives:
     return Alternatives(c, (c.recompute,), (c.sequence,))
 
 
-def factor(c: Candidate, aim: Objective, prices: Prices) -> float:
-    """From the seconds of closed forms to the objective's value."""
-    return prices.correction(c) * aim.factor(c, prices.places_of(c).price)
+def least_value(
+    c: Candidate, aim: Objective, prices: Prices, bounds: Bounds, seconds: float, forms: tuple[Form, ...] = ()
+) -> float:
+    """A lower bound of the objective's value for a candidate whose step takes so many seconds at least.
+
+    With `forms`, of the candidate with its layers run in any of them.
+    """
+    return prices.correction(c) * bounds.value(c, aim.rates(c, prices.places_of(c)), seconds, forms)
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
@@ -134,7 +153,7 @@ def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
     rows = prices.tables(c)
     if aim.goal == "memory":
         rows = within_least_memory(c, prices, rows)
-    cut = prices.cut(c, rows)
+    cut = prices.cut(c, rows, aim.rates(c, prices.places_of(c)))
     return None if cut is None else planned(c, cut.bounds, cut.value, rows, aim, prices)
 
 
@@ -159,10 +178,27 @@ def planned(
     c: Candidate, bounds: tuple[int, ...], seconds: float, rows: list[Row], aim: Objective, prices: Prices
 ) -> Plan:
     """The plan of a candidate with these bounds, and its costs."""
-    worker_bytes = bytes_of_workers(c, bounds, rows)
-    price, seconds = prices.places_of(c).price, seconds * prices.correction(c)
-    value = max(worker_bytes) if aim.goal == "memory" else seconds * aim.factor(c, price)
+    worker_bytes, places, correction = bytes_of_workers(c, bounds, rows), prices.places_of(c), prices.correction(c)
+    busy = [correction * each for each in busy_of_workers(c, bounds, rows)]
+    rates, price, power, seconds = aim.rates(c, places), places.price, places.power, seconds * correction
+    value = rates.step * seconds + products(rates.busy, busy)
     return Plan(
-        candidate=c, bounds=bounds, formula=seconds, seconds=seconds, value=value, bytes=tuple(worker_bytes),
+        candidate=c, bounds=bounds, formula=seconds, seconds=seconds, bytes=tuple(worker_bytes),
+        value=max(worker_bytes) if aim.goal == "memory" else value, value_per_second=rates.step,
         money=None if price is None else price / 3600 * seconds,
+        joules=None if power is None else power.waiting * seconds + products(power.more, busy),
+        waiting_watts=0.0 if power is None else power.waiting,
     )  # fmt: skip
+
+
+def busy_of_workers(c: Candidate, bounds: tuple[int, ...], rows: list[Row]) -> list[float]:
+    """The seconds of a step in which each worker of the pipeline is busy."""
+    busy = [0.0] * c.pipeline
+    for s, row in enumerate(rows):
+        busy[c.worker_of(s)] += float(row.busy[bounds[s], bounds[s + 1]])
+    return busy
+
+
+def products(factors: Sequence[float], values: Sequence[float]) -> float:
+    """The sum of factors times values; 0 without factors."""
+    return sum(factor * value for factor, value in zip(factors, values, strict=True)) if factors else 0.0

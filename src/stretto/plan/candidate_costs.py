@@ -34,6 +34,11 @@ that hides them; those of chunked and overlapping are exact for any messages. Me
 
     versions x weights + gradients + optimizer state (divided among replicas if sharded) + held x activations
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
+
+Energy of a step: every device's power while it waits, times the step, plus what it uses more while it is busy, times
+
+    busy       = M (forward + backward) + end      of each of its stages: computing, communicating inside the stage and
+                 with replicas, sending and receiving; not the bubble and not the transit of messages
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -51,6 +56,7 @@ from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, Works, keeping_inputs
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
+from stretto.plan.objective import Rates
 from stretto.plan.partition import Partition, partition, partition_waiting
 from stretto.plan.places import (
     DeviceKind,
@@ -134,6 +140,7 @@ class StageTable(NamedTuple):
 class Row(NamedTuple):
     """A stage's tables for `partition`: seconds that it adds to the fill, seconds of its load, and its bytes.
 
+    `busy` are the seconds of a step in which it keeps its worker busy.
     Under methods whose stages wait for the one above them in every turn, `beside_wait` are a stage's seconds without
     that wait, and `awaited` the seconds that the stage below waits for it; else None.
     """
@@ -141,6 +148,7 @@ class Row(NamedTuple):
     fill: Table
     load: Table
     bytes: Table
+    busy: Table
     beside_wait: Table | None = None
     awaited: Table | None = None
 
@@ -506,7 +514,7 @@ class Prices:
         place, method, heads, rows = self.places_of(c), c.planned, c.gradients.heads, []
         planning, last = method.planning, c.stages - 1
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(last))
-        known: dict[Hashable, tuple[StageTable, Table, Table]] = {}
+        known: dict[Hashable, tuple[StageTable, Table, Table, Table]] = {}
         for s in range(c.stages):
             worker, stage_at = c.worker_of(s), c.stage_at(s)
             key = (
@@ -518,18 +526,30 @@ class Prices:
             if key not in known:
                 stage = self.stage(c, s)
                 fill, load = fill_and_load(c, s, stage)
-                known[key] = stage, np.where(self.valid, fill, inf), np.where(self.valid, load, inf)
-            stage, fill, load = known[key]
+                busy = c.microbatches * (stage.forward + stage.backward) + stage.end
+                fill, load, busy = (np.where(self.valid, table, inf) for table in (fill, load, busy))
+                known[key] = stage, fill, load, busy
+            stage, fill, load, busy = known[key]
             stage_bytes = stage.static_bytes + planning.held(stage_at) * stage.microbatch_bytes + stage.recompute_bytes
             memory = place.memory[worker] / planning.stages_per_worker
             wait = wait_terms(c, s, stage) if planning.waits else (None, None)
             fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
-            rows.append(Row(fill, np.where(fits, load, inf), stage_bytes, *wait))
+            rows.append(Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait))
         return rows
 
-    def cut(self, c: Candidate, rows: Sequence[Row]) -> Partition | None:
-        """The fastest partition of the layers; None if none fits."""
+    def cut(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
+        """The partition of the layers of the least value, and its seconds; None if none fits.
+
+        Where stages wait for the one above them in every turn, it is the fastest one.
+        """
         load = [row.load for row in rows]
+        if rates.busy and not c.planning.waits:
+            fills = [
+                times(rates.busy[c.worker_of(s)], row.busy) + (times(rates.step, row.fill) if adds_fill(c) else 0.0)
+                for s, row in enumerate(rows)
+            ]
+            cut = partition([times(rates.step, table) for table in load], fills)
+            return None if cut is None else Partition(cut.bounds, seconds_of(c, rows, cut.bounds))
         if c.planning.waits:
             beside_wait = [row.beside_wait for row in rows if row.beside_wait is not None]
             awaited = [row.awaited for row in rows if row.awaited is not None]
@@ -582,6 +602,18 @@ class Prices:
         parts["bubble"] = total - sum(parts.values())
         parts["correction"] = total * (self.correction(c) - 1)
         return {name: float(value) for name, value in parts.items()}
+
+
+def times(factor: float, table: Table) -> Table:
+    """A table times a factor, which may be 0; what is infinite stays so."""
+    return table * factor if factor else np.where(np.isfinite(table), 0.0, inf)
+
+
+def seconds_of(c: Candidate, rows: Sequence[Row], bounds: Sequence[int]) -> float:
+    """The seconds of a step for one partition, under methods whose stages do not wait in every turn."""
+    stages = list(zip(rows, pairwise(bounds), strict=True))
+    fill = sum(float(row.fill[span]) for row, span in stages) if adds_fill(c) else 0.0
+    return fill + max(float(row.load[span]) for row, span in stages)
 
 
 class Head(NamedTuple):

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 
 from stretto.cost.cluster import Cluster
 from stretto.plan.branch_and_bound import Found, Plan, plan_of, search
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.conflict import possible, refusal
-from stretto.plan.objective import Objective
+from stretto.plan.objective import Goal, Objective
 from stretto.plan.problem import RECOMPUTE, SHARDS, Problem
 from stretto.plan.search_space import Candidate, candidates
 
@@ -68,29 +68,61 @@ def alternative(choice: str, group: Sequence[Candidate], aim: Objective, best: P
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A plan on the frontier of time, memory and money."""
+    """A plan on the frontier of time, memory, money and energy.
+
+    `time`, `money` and `joules` are of an example, or up to the loss where that is the objective. Without prices,
+    `money` is the number of workers; without powers, `joules` is 0.
+    """
 
     plan: Plan
+    time: float
     memory: float  # bytes of the fullest worker
+    money: float
+    joules: float
+
+    @classmethod
+    def of(cls, plan: Plan, aim: Objective) -> "FrontierPoint":
+        """The point of a plan."""
+        c = plan.candidate
+        steps = aim.steps(c) if aim.goal == "loss" else 1 / c.batch
+        money = float(c.workers) if plan.money is None else plan.money * steps
+        return cls(plan, plan.seconds * steps, max(plan.bytes), money, (plan.joules or 0.0) * steps)
+
+    @property
+    def costs(self) -> tuple[float, float, float, float]:
+        """What is compared; less is better."""
+        return self.time, self.memory, self.money, self.joules
 
 
 def frontier(problem: Problem, aim: Objective) -> list[FrontierPoint]:
-    """The plans that no other beats in time, memory and money.
+    """The plans that no other beats in time, memory, money and energy.
 
-    They are searched for each number of workers: the fastest plan, the fastest in half of its memory, and so on.
+    They are searched for each number of workers: the fastest plan, the fastest in half of its memory, and so on; the
+    same for the cheapest, where workers differ in price, and for the one of least energy, where it may be another one.
     """
-    worker_counts = sorted({c.workers for c in candidates(problem)})
+    goals: list[Goal] = ["loss" if aim.goal == "loss" else "step", *other_goals(problem)]
     points: list[FrontierPoint] = []
-    for workers in worker_counts:
+    for workers, goal in product(sorted({c.workers for c in candidates(problem)}), goals):
         memory = float("inf")
         while True:
-            limited_problem = limited(problem, workers, memory)
-            best = search(limited_problem, replace(aim, goal="step" if aim.goal == "memory" else aim.goal)).best
+            best = search(limited(problem, workers, memory), replace(aim, goal=goal)).best
             if best is None:
                 break
-            points.append(FrontierPoint(best, max(best.bytes)))
+            points.append(FrontierPoint.of(best, aim))
             memory = max(best.bytes) / 2
-    return [point for point in points if not any(beats(other, point) for other in points)]
+    distinct = {(*point.costs, str(point.plan.candidate)): point for point in points}.values()
+    unbeaten = [point for point in distinct if not any(beats(other, point) for other in distinct)]
+    return sorted(unbeaten, key=lambda point: (point.plan.candidate.workers, point.costs))
+
+
+def other_goals(problem: Problem) -> Iterator[Goal]:
+    """The goals that another plan than the fastest one may be best in, on a given number of workers."""
+    devices = [problem.cluster.devices[kind.device] for kind in dict.fromkeys(problem.cluster.kinds)]
+    prices, powers = {device.price_per_hour for device in devices}, {device.watts for device in devices}
+    if None not in prices and len(prices) > 1:
+        yield "money"
+    if None not in powers and (len(powers) > 1 or any(device.idle_watts is not None for device in devices)):
+        yield "energy"
 
 
 def limited(problem: Problem, workers: int, room: float) -> Problem:
@@ -101,11 +133,8 @@ def limited(problem: Problem, workers: int, room: float) -> Problem:
 
 
 def beats(one: FrontierPoint, other: FrontierPoint) -> bool:
-    """Whether `one` is no worse in time, memory and money, and better in one of them."""
-    own_values, other_values = (
-        (p.plan.value, p.memory, p.plan.money or p.plan.candidate.workers) for p in (one, other)
-    )
-    return own_values != other_values and all(a <= b for a, b in zip(own_values, other_values, strict=True))
+    """Whether `one` is no worse in time, memory, money and energy, and better in one of them."""
+    return one.costs != other.costs and all(a <= b for a, b in zip(one.costs, other.costs, strict=True))
 
 
 def misfit(problem: Problem) -> str:

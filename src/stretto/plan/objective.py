@@ -1,4 +1,4 @@
-"""The objective of a plan: least time a step, money, memory, or time to a loss."""
+"""The objective of a plan: least time a step, money, energy, memory, or time to a loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple
 
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import is_among, shown
+from stretto.plan.places import Places
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.plan.search_space import Candidate
 
-Goal = Literal["step", "money", "memory", "loss"]
-GOALS: tuple[Goal, ...] = ("step", "money", "memory", "loss")
+Goal = Literal["step", "money", "energy", "memory", "loss"]
+GOALS: tuple[Goal, ...] = ("step", "money", "energy", "memory", "loss")
 
 
 class Penalty(NamedTuple):
@@ -35,6 +36,16 @@ class Penalty(NamedTuple):
         ratio = delay / self.delay if self.delay and excess > 0 else 1.0
         error = None if self.error is None else ratio * self.error
         return self._replace(factor=1 + ratio * excess, source="extrapolated", error=error)
+
+
+class Rates(NamedTuple):
+    """How the value of a goal follows from seconds: `step` for each second of a step.
+
+    And `busy[w]` for each second that worker w of the pipeline is busy in it; empty where only the step counts.
+    """
+
+    step: float
+    busy: tuple[float, ...] = ()
 
 
 PER_UPDATE = 0.02  # assumed: 2 % more steps for each update of mean delay
@@ -112,10 +123,20 @@ class Objective:
         critical = self.critical_batch or 0.0
         return self.least_steps * (1 + critical / candidate.batch) * self.penalty(candidate).factor
 
-    def factor(self, candidate: Candidate, price: float | None) -> float:
-        """The factor from seconds of a step to the objective's value; `price` is money an hour. Raises UsageError."""
+    def rates(self, candidate: Candidate, places: Places) -> Rates:
+        """The factors from seconds to the objective's value: of the time to a loss, else of an example.
+
+        Raises UsageError where the price or the power of a device is not known.
+        """
+        batch, price, power = candidate.batch, places.price, places.power
         if self.goal == "money":
             if price is None:
                 raise UsageError("money: the price of a device is not known; add price_per_hour to the cluster's file")
-            return price / 3600 / candidate.batch
-        return self.steps(candidate) if self.goal == "loss" else 1 / candidate.batch
+            return Rates(price / 3600 / batch)
+        if self.goal == "energy":
+            if power is None:
+                raise UsageError("energy: the power of a device is not known; add watts to the cluster's file")
+            return Rates(power.waiting / batch, tuple(more / batch for more in power.more) if any(power.more) else ())
+        if self.goal == "memory":
+            return Rates(0.0)
+        return Rates(self.steps(candidate) if self.goal == "loss" else 1 / batch)

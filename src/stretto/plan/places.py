@@ -25,6 +25,24 @@ class DeviceKind(NamedTuple):
     crowded: bool
 
 
+class Power(NamedTuple):
+    """The watts of all workers while they wait, and how many more each worker of the pipeline uses while it is busy."""
+
+    waiting: float
+    more: tuple[float, ...]
+
+    @classmethod
+    def of(cls, cluster: Cluster, ranks: Sequence[Sequence[int]]) -> "Power | None":
+        """The power of a pipeline whose workers are on these devices; None if that of one is not known."""
+        busy, waiting = [cluster.watts(worker) for worker in ranks], [cluster.waiting_watts(worker) for worker in ranks]
+        known = [
+            (most, least) for most, least in zip(busy, waiting, strict=True) if most is not None and least is not None
+        ]
+        if len(known) < len(ranks):
+            return None
+        return cls(sum(least for _, least in known), tuple(most - least for most, least in known))
+
+
 @dataclass(frozen=True)
 class Places:
     """The devices and links of each worker of a pipeline.
@@ -38,6 +56,7 @@ class Places:
     machines: tuple[tuple[DeviceKind, ...], ...]
     memory: tuple[float, ...]
     price: float | None  # money an hour of all workers; None if not known
+    power: Power | None  # None if not known
     ahead: tuple[Link, ...]
     replicas: tuple[tuple[Link, ...], ...]
     weights: tuple[tuple[Link, ...], ...]
@@ -80,6 +99,7 @@ class Places:
             tuple(kinds(worker_ranks) for worker_ranks in ranks),
             tuple(min(cluster.device(rank).memory for rank in worker_ranks) for worker_ranks in ranks),
             cluster.price_per_hour(busy),
+            Power.of(cluster, ranks),
             tuple(workers.link(w, (w + 1) % pipeline) for w in range(pipeline)) if pipeline > 1 else (),
             tuple(map(links_within, replicas)),
             tuple(map(links_within, inside(placement.weights_of))),
@@ -94,7 +114,7 @@ class Places:
         axes = (self.replicas, self.weights, self.slabs)
         inside = tuple(tuple(frozenset(map(id, links)) for links in groups) for groups in axes)
         kinds = tuple(map(frozenset, self.machines))
-        return kinds, self.memory, self.price, between, inside, self.gamma
+        return kinds, self.memory, self.price, self.power, between, inside, self.gamma
 
 
 def distinct(links: Iterable[Link]) -> tuple[Link, ...]:

@@ -71,6 +71,8 @@ def content(
     }
     if plan.money is not None:
         known[PREDICTED]["money_per_step"] = plan.money
+    if plan.joules is not None:
+        known[PREDICTED]["joules_per_step"] = plan.joules
     if measured is not None:
         known[MEASURED] = dict(measured)
     if aim.goal == "loss":
@@ -134,8 +136,9 @@ def to_toml(known: Mapping[str, Any]) -> str:
     """The contents of a plan's file as TOML text."""
     import tomli_w
 
-    return "# Written by stretto plan. Seconds, bytes; money in the unit of the cluster's prices.\n" + tomli_w.dumps(
-        known
+    return (
+        "# Written by stretto plan. Seconds, bytes, joules; money in the unit of the cluster's prices.\n"
+        + tomli_w.dumps(known)
     )
 
 

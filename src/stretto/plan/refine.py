@@ -58,12 +58,9 @@ def simulated(plan: Plan, prices: Prices) -> Plan:
     """The plan with the simulated seconds of a turn in the long run, and the bytes of a walk through its actions."""
     laid = LaidOut.of(plan, prices)
     seconds = turn_seconds(pricer_of(plan, prices, laid)) * prices.correction(plan.candidate)
-    ratio = seconds / plan.formula
-    money = None if plan.money is None else plan.money * ratio
-    value = plan.value if plan.value == max(plan.bytes) else plan.value * ratio
     taken = byte_correction(plan.candidate, prices.problem.byte_ratios)
     num_bytes = tuple(taken * peak for peak in peaks(plan, prices, laid))
-    return replace(plan, seconds=seconds, value=value, money=money, bytes=num_bytes, simulated=True)
+    return replace(plan.lasting(seconds), bytes=num_bytes, simulated=True)
 
 
 class LaidOut(NamedTuple):

@@ -13,6 +13,7 @@ from stretto.plan.explain import grown
 from stretto.plan.objective import Objective
 from stretto.plan.problem import Problem
 from stretto.plan.refine import refined
+from stretto.plan.reliability import Goodput, Reliability, goodput_of
 
 Value = TypeVar("Value")
 ENOUGH = 12  # candidates priced for each method: on thousands of workers, hundreds have about the same bound
@@ -54,7 +55,8 @@ class Scaled:
     """The best plan of a way of training for a number of workers and a batch size; None if none fits.
 
     `efficiency` is the throughput a worker, over that of the fewest workers on which a hybrid plan fits. `utilisation`
-    is the FLOPs of forwards and backwards over the peak FLOPs of all workers in that time.
+    is the FLOPs of forwards and backwards over the peak FLOPs of all workers in that time. `goodput` is what failures
+    leave of the time; None if not known.
     """
 
     way: str
@@ -63,18 +65,27 @@ class Scaled:
     plan: Plan | None
     efficiency: float | None = None
     utilisation: float | None = None
+    goodput: Goodput | None = None
 
     @property
     def examples_per_second(self) -> float | None:
-        """Throughput; None without a plan."""
+        """Throughput while nothing fails; None without a plan."""
         return None if self.plan is None else self.plan.candidate.batch / self.plan.seconds
 
+    @property
+    def useful_per_second(self) -> float:
+        """Examples a second that are not lost to failures, where those are known; 0 without a plan."""
+        return (self.examples_per_second or 0.0) * (1.0 if self.goodput is None else self.goodput.share)
 
-def scaling(problem: Problem, numbers: Sequence[int], *, per_worker: bool = False) -> list[Scaled]:
+
+def scaling(
+    problem: Problem, numbers: Sequence[int], *, per_worker: bool = False, known: Reliability | None = None
+) -> list[Scaled]:
     """The best plan of each way on each number of workers, on the cluster with as many nodes added as needed.
 
     As few plans divide 10,000 workers, a plan may use fewer: the largest power of two below, or the best plan of a
-    smaller number in `numbers`, if it is faster. With `per_worker`, the problem's batch size is that of each worker.
+    smaller number in `numbers`, if it is faster, with what is `known` of failures counted. With `per_worker`, the
+    problem's batch size is that of each worker.
     Raises UsageError for several batch sizes, or numbers below 1.
     """
     if len(problem.batch_sizes) != 1:
@@ -84,14 +95,14 @@ def scaling(problem: Problem, numbers: Sequence[int], *, per_worker: bool = Fals
     numbers = sorted(set(numbers))
     wide = problem.but(cluster=grown(problem.cluster, max(numbers)), workers=1)
     prices = Prices(wide)
-    best_on = cache(lambda count, batch, way: best(wide.but(workers=count, batch_sizes=(batch,)), way, prices))
+    best_on = cache(lambda count, batch, way: best(wide.but(workers=count, batch_sizes=(batch,)), way, prices, known))
     rows: list[Scaled] = []
     for workers in numbers:
         batch = problem.batch_sizes[0] * (workers if per_worker else 1)
         for way in WAYS:
             options = [best_on(count, batch, way) for count in sorted({workers, 1 << (workers.bit_length() - 1)})]
             options += [row for row in rows[-len(WAYS) :] if row.way == way]
-            fastest = max(options, key=lambda row: row.examples_per_second or 0.0)
+            fastest = max(options, key=lambda row: row.useful_per_second)
             share = fastest.workers / workers
             used = None if fastest.utilisation is None else fastest.utilisation * share
             rows.append(replace(fastest, workers=workers, utilisation=used))
@@ -111,8 +122,8 @@ def batches(problem: Problem, size: int) -> list[Scaled]:
     return [best(problem.but(batch_sizes=(batch,)), way, prices) for batch in sizes for way in WAYS]
 
 
-def best(problem: Problem, way: str, prices: Prices) -> Scaled:
-    """The fastest plan of a way that uses all workers."""
+def best(problem: Problem, way: str, prices: Prices, known: Reliability | None = None) -> Scaled:
+    """The fastest plan of a way that uses all workers, and its goodput, if failures are `known`."""
     whole = WAYS[way](problem.but(all_workers=True))
     plans = [
         search(
@@ -129,6 +140,7 @@ def best(problem: Problem, way: str, prices: Prices) -> Scaled:
     return Scaled(
         way=way, workers=problem.workers, batch=batch, plan=plan,
         utilisation=flops(problem, batch) / (peak(problem, prices.dtype) * plan.seconds),
+        goodput=None if known is None else goodput_of(plan, problem, known),
     )  # fmt: skip
 
 

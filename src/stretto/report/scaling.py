@@ -1,4 +1,4 @@
-"""The page of a plan's scaling: throughput and efficiency against workers, utilisation against the batch."""
+"""The page of a plan's scaling: throughput, efficiency and goodput against workers, utilisation against the batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,17 @@ from stretto.report.palette import COLORS, NEUTRAL, SHAPES, Style
 
 HEIGHT = 300  # pixels of a chart
 HEADS = ("workers", "way", "used", "plan", "batch", "a step", "examples/s", "efficiency", "utilisation", "by")
+FAILURE_HEADS = ("goodput", "useful/s", "checkpoint every")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledPlan:
     """The best plan of one kind on a number of workers, and its throughput; None where no plan fits into memory.
 
-    `way` is the kind of plan (data parallel, pipeline, hybrid, ...), `used` how many of the workers it uses.
+    `way` is the kind of plan (data parallel, pipeline, hybrid, ...), `used` how many of the workers it uses. Where
+    failures are known, `goodput` is the share of time that is useful work and `useful` the examples a second that are
+    not lost; one of the workers that it uses fails once in `mtbf_seconds` (None for never), and a checkpoint of
+    `checkpoint_bytes` takes `checkpoint_seconds` after every `interval_seconds` of work (None for never).
     """
 
     way: str
@@ -35,6 +39,12 @@ class ScaledPlan:
     efficiency: float | None = None  # throughput per worker / that of the fewest workers
     utilisation: float | None = None  # share of all workers' FLOP/s
     simulated: bool = False  # else by a closed form
+    goodput: float | None = None
+    useful: float | None = None
+    mtbf_seconds: float | None = None
+    interval_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    checkpoint_bytes: float | None = None
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -47,6 +57,19 @@ class ScaledPlan:
             "simulation" if self.simulated else "closed form",
         )  # fmt: skip
 
+    @property
+    def failure_cells(self) -> tuple[str, ...]:
+        """The rest of the row where failures are known, one text for each of FAILURE_HEADS."""
+        every = "never" if self.goodput and self.interval_seconds is None else units.seconds(self.interval_seconds)
+        return units.percent(self.goodput), units.number(self.useful), every
+
+
+def table(rows: Sequence[ScaledPlan]) -> list[tuple[str, ...]]:
+    """The heads of the table, and its rows: with what failures cost where that is known."""
+    if all(row.goodput is None for row in rows):
+        return [HEADS, *(row.cells for row in rows)]
+    return [(*HEADS, *FAILURE_HEADS), *((*row.cells, *row.failure_cells) for row in rows)]
+
 
 def build_scaling(
     path: Path, *, model: str, cluster: str, scaled: Sequence[ScaledPlan], batches: Sequence[ScaledPlan],
@@ -57,6 +80,7 @@ def build_scaling(
     ways = list(dict.fromkeys(row.way for row in (*scaled, *batches)))
     styles = {way: Style(COLORS[index], SHAPES[index]) for index, way in enumerate(ways)}
     fitting = [row for row in scaled if row.seconds is not None]
+    heads, *rows = table(scaled)
     shown: dict[str, Any] = {
         "title": f"{model} on {cluster}",
         "verdict": verdict(fitting),
@@ -66,10 +90,13 @@ def build_scaling(
         else "The batch stays as it is, however many workers share it.",
         "throughput": specs.add("throughput", throughput_chart(fitting, styles)),
         "efficiency": specs.add("efficiency", efficiency_chart(fitting, styles)),
+        "has_goodput": any(row.goodput is not None for row in fitting),
+        "goodput": specs.add("goodput", goodput_chart(fitting, styles)),
+        "useful": specs.add("useful", useful_chart(fitting, styles)),
         "utilisation": specs.add("utilisation-batch", utilisation_chart(batches, styles)),
         "workers": f"{batches[0].workers:,}" if batches else "",
-        "heads": HEADS,
-        "rows": [row.cells for row in scaled],
+        "heads": heads,
+        "rows": rows,
         "specs": specs.to_json(),
     }  # fmt: skip
     return write(fill("plan.html.j2", shown), path)
@@ -80,11 +107,16 @@ def verdict(plans: Sequence[ScaledPlan]) -> str:
     if not plans:
         return "The model fits on none of these numbers of workers."
     most = max(row.workers for row in plans)
-    best = max((row for row in plans if row.workers == most), key=lambda row: row.throughput or 0.0)
+    best = max((row for row in plans if row.workers == most), key=lambda row: row.useful or row.throughput or 0.0)
     return (
         f"On {most:,} workers the best plan, {best.way} ({best.plan}), comes to {units.number(best.throughput)} "
         f"examples a second, {units.percent(best.efficiency, 0)} of what perfect scaling would give, at a utilisation "
         f"of {units.percent(best.utilisation, 0)}."
+        + (
+            ""
+            if best.goodput is None
+            else f" Failures leave {units.percent(best.goodput)} of the time for useful work."
+        )
     )
 
 
@@ -113,6 +145,27 @@ def efficiency_chart(rows: Sequence[ScaledPlan], styles: Mapping[str, Style]) ->
     return lines([(row.workers, row.efficiency, row) for row in rows], x, y, styles)
 
 
+def goodput_chart(rows: Sequence[ScaledPlan], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """The share of time that is useful work, against workers; None where failures are not known."""
+    known = [(row.workers, row.goodput, row) for row in rows if row.goodput is not None]
+    if not known:
+        return None
+    x = alt.X("at:Q", **log_axis([workers for workers, _, _ in known], "workers"))
+    axis = alt.Axis(format=".0%", tickCount=6)
+    y = alt.Y("value:Q", title="goodput", scale=alt.Scale(domain=[0, 1]), axis=axis)
+    return lines(known, x, y, styles)
+
+
+def useful_chart(rows: Sequence[ScaledPlan], styles: Mapping[str, Style]) -> alt.LayerChart | None:
+    """Examples a second that are not lost to failures, against workers; None where those are not known."""
+    known = [(row.workers, row.useful, row) for row in rows if row.useful]
+    if not known:
+        return None
+    x = alt.X("at:Q", **log_axis([workers for workers, _, _ in known], "workers"))
+    y = alt.Y("value:Q", **log_axis([useful or 0.0 for _, useful, _ in known], "useful examples a second"))
+    return lines(known, x, y, styles)
+
+
 def utilisation_chart(rows: Sequence[ScaledPlan], styles: Mapping[str, Style]) -> alt.LayerChart | None:
     """The share of all workers' FLOP/s that forwards and backwards use, against the batch size."""
     fitting = [row for row in rows if row.seconds is not None]
@@ -133,13 +186,16 @@ def lines(
     """A line with points for each kind of plan; `points` are (x, y, plan)."""
     rows = [
         {"at": at, "value": value, "way": row.way, "plan": row.plan, "used": row.used, "batch": row.batch,
-         "step": units.duration(row.seconds or 0.0), "speed": f"{units.number(row.throughput)} examples/s"}
+         "step": units.duration(row.seconds or 0.0), "speed": f"{units.number(row.throughput)} examples/s",
+         "goodput": units.percent(row.goodput)}
         for at, value, row in points if value is not None
     ]  # fmt: skip
     colors = alt.Scale(domain=list(styles), range=[style.color for style in styles.values()])
     shapes = alt.Scale(domain=list(styles), range=[style.shape for style in styles.values()])
     color = alt.Color("way:N", scale=colors, legend=None)
-    hints = [alt.Tooltip(f"{name}:N") for name in ("way", "plan", "used", "batch", "step", "speed")]
+    told = ["way", "plan", "used", "batch", "step", "speed"]
+    told += ["goodput"] if any(row.goodput is not None for _, _, row in points) else []
+    hints = [alt.Tooltip(f"{name}:N") for name in told]
     chart = alt.Chart(data(rows)).encode(x=x, y=y, color=color)
     dots = chart.mark_point(filled=True, size=60, opacity=1)
     return alt.LayerChart(

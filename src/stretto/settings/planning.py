@@ -84,7 +84,8 @@ class PlanSettings:
     calibration, and keeps it beside the cluster's file (cluster.layers.json, cluster.steps.json); measured does so
     anew."""
     objective: str = "step"
-    """step (time an example), money, memory, or loss (time to a loss: needs --critical-batch, or --measured)."""
+    """step (time an example), money or energy (of an example, by price_per_hour or watts in the cluster's file),
+    memory, or loss (time to a loss: needs --critical-batch, or --measured)."""
     critical_batch: Annotated[float | None, NUMBER] = None
     """Examples: steps to a loss are least-steps x (1 + critical-batch / batch size) x penalty."""
     least_steps: Annotated[float | None, NUMBER] = None
@@ -106,17 +107,35 @@ class PlanSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FailureSettings:
+    """How often workers fail, and what that costs."""
+
+    mtbf_hours: Annotated[float | None, NUMBER] = None
+    """Mean time between two failures of one worker, in hours; that of the cluster's file unless said otherwise. With
+    the two below, plans and --scale tell goodput: the share of time that is useful work."""
+    checkpoint_interval: str = "auto"
+    """Seconds of work between two checkpoints; auto: those of the highest goodput."""
+    checkpoint_seconds: Annotated[float | None, NUMBER] = None
+    """Seconds of one checkpoint, in which nobody trains."""
+    storage_bandwidth: Annotated[float | None, NUMBER] = None
+    """Instead of those: bytes/s at which all workers together write weights and optimizer state, 20e9; the cluster's
+    file may say."""
+    restart_seconds: Annotated[float | None, NUMBER] = None
+    """From a failure until all workers train on from the last checkpoint; the cluster's file may say."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanOutput:
     """What is written of a plan, and what is said beside it."""
 
     explain: Annotated[bool, FLAG] = False
     """Tell what every other choice would change."""
     frontier: Annotated[bool, FLAG] = False
-    """List the plans that no other beats in time, memory and money."""
+    """List the plans that no other beats in time, memory, money and energy."""
     scale: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of workers, 1,10,100,1000,10000: throughput and efficiency of data-parallel, pipeline and hybrid plans on
-    each, the cluster with as many more nodes as it takes; and utilisation against the batch size on --workers. Printed,
-    and drawn into a page beside the plan."""
+    each, the cluster with as many more nodes as it takes; and utilisation against the batch size on --workers. Where
+    failures are known, goodput, too. Printed, and drawn into a page beside the plan."""
     per_worker: Annotated[bool, FLAG] = False
     """With --scale, the batch size is that of each worker and grows with their number."""
     diff: Annotated[tuple[Path, ...] | None, TWO_FILES] = None

@@ -1,0 +1,108 @@
+"""What failures of workers cost a plan: the share of time that is useful work, and how often to write checkpoints."""
+
+import math
+from dataclasses import dataclass, replace
+
+from stretto.cost.cluster import Cluster, check_not_negative, check_positive
+from stretto.cost.goodput import best_interval, goodput
+from stretto.errors import UsageError
+from stretto.plan.branch_and_bound import Plan
+from stretto.plan.problem import Problem
+
+NEEDED = ("mtbf_hours", "checkpoint_seconds", "restart_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reliability:
+    """How often workers fail, and what checkpoints and restarts take, in seconds.
+
+    `mtbf_hours` is of one worker; None takes that of each device. A `checkpoint_interval` of None is the best one.
+    `checkpoint_seconds` keep all workers from working; None divides the bytes of weights and optimizer state by
+    `storage_bandwidth`. None elsewhere is not known. Raises UsageError for numbers out of range.
+    """
+
+    mtbf_hours: float | None = None
+    checkpoint_interval: float | None = None
+    checkpoint_seconds: float | None = None
+    storage_bandwidth: float | None = None
+    restart_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("mtbf_hours", self.mtbf_hours, "give hours of one worker, such as 50000, or inf for none")
+        check_positive("checkpoint_interval", self.checkpoint_interval, "give seconds of work, or auto")
+        check_not_negative("checkpoint_seconds", self.checkpoint_seconds, "give seconds of one checkpoint")
+        check_positive("storage_bandwidth", self.storage_bandwidth, "give the bytes/s of all workers together, 20e9")
+        check_not_negative("restart_seconds", self.restart_seconds, "give seconds from a failure to the next step")
+        if self.checkpoint_seconds is not None and self.storage_bandwidth is not None:
+            raise UsageError(
+                f"checkpoint_seconds = {self.checkpoint_seconds:g} and storage_bandwidth = "
+                f"{self.storage_bandwidth:g}: the time of a checkpoint follows from either; give one of them"
+            )
+
+    def on(self, cluster: Cluster) -> "Reliability":
+        """The same, with what the cluster's file says of what is not given."""
+        storage = None if self.checkpoint_seconds is not None else cluster.storage_bandwidth
+        return replace(
+            self,
+            storage_bandwidth=self.storage_bandwidth or storage,
+            restart_seconds=cluster.restart_seconds if self.restart_seconds is None else self.restart_seconds,
+        )
+
+    def missing(self, cluster: Cluster) -> list[str]:
+        """What is not known, among NEEDED; the figures of the cluster's file are known already."""
+        devices = (cluster.devices[kind.device] for kind in dict.fromkeys(cluster.kinds))
+        known = {
+            "mtbf_hours": self.mtbf_hours is not None or all(device.mtbf_hours is not None for device in devices),
+            "checkpoint_seconds": self.checkpoint_seconds is not None or self.storage_bandwidth is not None,
+            "restart_seconds": self.restart_seconds is not None,
+        }
+        return [key for key in NEEDED if not known[key]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """The `share` of a plan's time that is useful work, where one of its workers fails once in `mtbf_seconds`.
+
+    A checkpoint takes `checkpoint_seconds` and is written after every `checkpoint_steps` steps, which take
+    `interval_seconds`; None for never, where nothing fails. `checkpoint_bytes` is what it holds.
+    """
+
+    share: float
+    mtbf_seconds: float
+    checkpoint_steps: int | None
+    interval_seconds: float | None
+    checkpoint_seconds: float
+    checkpoint_bytes: float
+    restart_seconds: float
+
+
+def goodput_of(plan: Plan, problem: Problem, known: Reliability) -> Goodput:
+    """The goodput of a plan; nothing may be `missing` in what is known."""
+    c, hours, restart = plan.candidate, known.mtbf_hours, known.restart_seconds
+    own_rate = problem.cluster.failures_per_second(c.placement or range(c.workers))
+    rate = own_rate if hours is None else c.workers / hours / 3600
+    num_bytes, seconds = checkpoint_bytes(problem), known.checkpoint_seconds
+    if seconds is None and known.storage_bandwidth is not None:
+        seconds = num_bytes / known.storage_bandwidth
+    assert rate is not None, "checked by `missing`"
+    assert restart is not None, "checked by `missing`"
+    assert seconds is not None, "checked by `missing`"
+    mtbf = math.inf if rate == 0 else 1 / rate
+    steps = steps_between(plan.seconds, mtbf, seconds, known.checkpoint_interval)
+    interval = math.inf if steps is None else steps * plan.seconds
+    return Goodput(
+        share=goodput(interval, mtbf=mtbf, checkpoint=seconds, restart=restart), mtbf_seconds=mtbf,
+        checkpoint_steps=steps, interval_seconds=None if steps is None else interval, checkpoint_seconds=seconds,
+        checkpoint_bytes=num_bytes, restart_seconds=restart,
+    )  # fmt: skip
+
+
+def steps_between(step: float, mtbf: float, checkpoint: float, interval: float | None) -> int | None:
+    """The steps between two checkpoints: whole ones, and one at least; None if the best is to write none."""
+    seconds = best_interval(mtbf, checkpoint) if interval is None else interval
+    return None if math.isinf(seconds) else max(1, round(seconds / step))
+
+
+def checkpoint_bytes(problem: Problem) -> float:
+    """The bytes of weights and optimizer state: once, however many replicas there are; without those of heads."""
+    return sum(layer.parameter_bytes + problem.state(layer) for layer in problem.layers)
