@@ -1,6 +1,7 @@
 """What operators attain of a device's peaks, and what each takes beside: seconds of kernels one by one. No torch here.
 
-A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside:
+A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside; a matrix product
+(FLOPs^p + bytes^p)^(1/p) seconds with p = `overlap`, since it neither computes all the while nor moves bytes:
 
     bytes / (memory_bandwidth x memory)
     random numbers / random_numbers                                dropout
@@ -35,7 +36,8 @@ class Attained:
 
     `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth.
     `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s; without them, products of any
-    size attain their share. `random_numbers` is how many are drawn a second, for dropout. Each kernel takes
+    size attain their share. `overlap` is 1 for products that compute and move bytes in turn; without it they do both at
+    the same time. `random_numbers` is how many are drawn a second, for dropout. Each kernel takes
     `per_kernel` seconds beside its work, and the host `per_launch` seconds to start it, while the device computes.
     Raises UsageError for numbers out of range.
     """
@@ -46,6 +48,7 @@ class Attained:
     attention: float = 1.0
     multiprocessors: int | None = None
     cache_bandwidth: float | None = None
+    overlap: float | None = None
     random_numbers: float | None = None
     per_kernel: float = 0.0
     per_launch: float = 0.0
@@ -57,6 +60,8 @@ class Attained:
         for key in ("per_kernel", "per_launch"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise UsageError(f"{key} = {getattr(self, key):g}: it must be 0 or more seconds")
+        if self.overlap is not None and not self.overlap >= 1:
+            raise UsageError(f"overlap = {self.overlap:g}: it must be 1 or more; leave it out for a perfect overlap")
         if self.multiprocessors is not None and self.multiprocessors < 1:
             raise UsageError(f"multiprocessors = {self.multiprocessors}: it must be 1 or more; leave it out instead")
         if self.cache_bandwidth is not None and not self.cache_bandwidth > 0:
@@ -125,7 +130,11 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
         computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
     drawn = kernel.random.at(examples)
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
-    return max(computing, moved / memory, drawing) + attained.per_kernel
+    moving = moved / memory
+    if operator == "linear" and attained.overlap is not None and computing:
+        longer: float = (1 + (moving / computing) ** attained.overlap) ** (1 / attained.overlap)
+        return computing * longer + attained.per_kernel
+    return max(computing, moving, drawing) + attained.per_kernel
 
 
 class TileSpeeds(NamedTuple):

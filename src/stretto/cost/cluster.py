@@ -433,7 +433,10 @@ class Cluster:
     def collective_links(self, workers: Iterable[int]) -> list[Link]:
         """Every different link between these workers; those within and between nodes as one where both have rings."""
         ranks = list(workers)
-        links, nodes = self.links_among(ranks), Counter(self.place(worker) for worker in ranks)
+        links = self.links_among(ranks)
+        if not any(link.rings for link in links):
+            return links
+        nodes = Counter(self.places[worker] for worker in ranks)
         per_node, most = min(nodes.values(), default=0), max(nodes.values(), default=0)
         if len(nodes) < 2 or len(links) != (1 if most == 1 else 2) or not all(link.rings for link in links):
             return links
