@@ -77,7 +77,7 @@ STASHED = ["pipedream", "pipedream-2bw", "pb(stash=True)"]
 LOCAL = ["greedy(head=pooled)", "overlapping(head=pooled)", "chunked(chunks=2,head=pooled)"]
 OTHERS = ["pb", "pb-lwp-sc", "spectrain", "pipemare"]
 CASES = [
-    *in_turn([*SYNCHRONOUS, *STASHED, *LOCAL], ["full", "selective"], rounds=2),
+    *in_turn([*SYNCHRONOUS, *STASHED, *LOCAL], ["full", "selective"]),
     *((m, "selective") for m in OTHERS),
 ]
 

@@ -152,15 +152,6 @@ def range_sums(values: Numbers) -> Table:
     return table
 
 
-def once_each(passes: Sequence[Works | None], seconds: Callable[[Works | None], float]) -> Numbers:
-    """Seconds of each pass; of passes that are one object, as those of layers that are alike, once."""
-    known: dict[int, float] = {}
-    for works in passes:
-        if id(works) not in known:
-            known[id(works)] = seconds(works)
-    return np.array([known[id(works)] for works in passes])
-
-
 class Prices:
     """The costs of all candidates of a problem; tables that several candidates share are computed once."""
 

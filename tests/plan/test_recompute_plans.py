@@ -1,0 +1,124 @@
+"""What plans say of recomputed layers and divided sequences, against the closed forms of Korthikanti et al. 2022."""
+
+from functools import cache
+
+import pytest
+
+from stretto.cost import find_cluster
+from stretto.errors import UsageError
+from stretto.plan import Problem, search
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.problem import Form
+from stretto.settings.planning import PlanSettings
+from stretto.study.model_costs import costed
+
+S, H, A, LAYERS = 256, 512, 8, 6
+SIZES = {"depth": LAYERS, "width": H, "heads": A, "context": S, "vocabulary": 128}
+T = 4
+
+
+@cache
+def model():
+    return costed("decoder", SIZES, None, {}, "adam", dtype="bfloat16", heads=(), sharing=(T,), selective=True,
+                  sequence=True)  # fmt: skip
+
+
+def problem(**changes):
+    found = model()
+    cluster = find_cluster("8-nodes-of-8-h100")
+    return Problem(costs=found.costs, cluster=cluster, workers=8, batch_sizes=(16,), optimizer="adam", masters=True,
+                   tensor_costs=found.tensor_costs, form_costs=found.form_costs, tensors=(1, T), spaces=((1, 1),),
+                   shards=("none",), **changes)  # fmt: skip
+
+
+SCORES = 5 * A * S / H
+BYTES = {  # of an example in a block, in s h: equations 1 to 6 and table 2
+    Form(): 34 + SCORES,
+    Form(recompute="selective"): 34,
+    Form(recompute="full"): 2,
+    Form(T): 10 + 24 / T + SCORES / T,
+    Form(T, recompute="selective"): 10 + 24 / T,
+    Form(T, recompute="full"): 2,
+    Form(T, sequence=True): (34 + SCORES) / T,
+    Form(T, sequence=True, recompute="selective"): 34 / T,
+    Form(T, sequence=True, recompute="full"): 2 / T,
+}
+
+
+@pytest.mark.parametrize("form", BYTES, ids=lambda form: f"{form.tensor}-{form.sequence}-{form.recompute}")
+def test_a_block_keeps_what_the_paper_counts(form):
+    """torch's norms keep a mean and a deviation of each token beside it: 4 numbers of 4 bytes."""
+    row = Prices(problem()).layers(form)[LAYERS // 2]
+    wanted = BYTES[form] * S * H
+    statistics = 0 if form.recompute == "full" else 16 * S
+    assert wanted <= (row.activation - row.shared).each <= wanted + statistics
+    plain = Prices(problem()).layers(form._replace(recompute="none"))[LAYERS // 2]
+    assert (row.activation + row.recomputed).each == plain.activation.each
+    assert sum(work.flops.each for work in row.backward) >= sum(work.flops.each for work in plain.backward)
+
+
+def test_processes_that_divide_the_sequence_exchange_as_many_bytes():
+    """An all-reduce is a reduce-scatter and an all-gather; the backward gathers its inputs once more."""
+    prices = Prices(problem())
+    whole, parts = (prices.layers(Form(T, sequence=each))[LAYERS // 2] for each in (False, True))
+
+    def sent(works):
+        return {work.operator: work.bytes.each for work in works if work.bytes.each}
+
+    assert sent(whole.forward_exchanges) == {"tensor-sum": 4 * S * H}
+    assert sent(parts.forward_exchanges) == {"tensor-gather": 4 * S * H, "tensor-scatter": 4 * S * H}
+    assert sent(whole.backward_exchanges) == {"tensor-sum": 4 * S * H}
+    assert sent(parts.backward_exchanges) == {"tensor-gather": 8 * S * H, "tensor-scatter": 4 * S * H}
+    assert parts.input.each == whole.input.each / T
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_plan_has_the_bytes_of_its_layers(recompute, sequence):
+    """Of one micro-batch, and one layer's at a time that are made again; so much less than without."""
+
+    def bytes_of(recompute, sequence):
+        asked = problem(recompute=(recompute,), sequences=(sequence,), pipelines=(1,), data_parallels=(1,),
+                        microbatches=(4,), methods=("1f1b",)).but(tensors=(T,))  # fmt: skip
+        return max(search(asked).best.bytes)
+
+    rows = {how: Prices(problem()).layers(Form(T, sequence=sequence, recompute=how)) for how in ("none", recompute)}
+    kept = {how: 4 * sum((row.activation - row.shared).each for row in layers) for how, layers in rows.items()}
+    again = 4 * max(max(0.0, row.recomputed.each) for row in rows[recompute])
+    saved = bytes_of("none", sequence) - bytes_of(recompute, sequence)
+    ends = 4 * S * H * 2 + 4 * S * 4 * 128  # what a stage keeps of its ends, whatever its layers do
+    assert saved == pytest.approx(kept["none"] - kept[recompute] - again, abs=ends)
+
+
+def test_interleaving_keeps_more_micro_batches():
+    """L layers' activations (1 + (p - 1) / (p m)), of the first worker of p with m stages (section 4.2.3)."""
+    from stretto.methods import StageAt
+    from stretto.plan.planned_methods import planned
+
+    p, m = 8, 3
+    held = planned("interleaved").planning.held
+    first = sum(held(StageAt(stage, p * m, 64, per_worker=m)) for stage in range(0, p * m, p))
+    assert first / (p * m) == pytest.approx(1 + (p - 1) / (p * m))
+
+
+def test_plans_record_both_choices():
+    from stretto.plan.objective import Objective
+    from stretto.plan.plan_file import content, script, settings
+
+    found = search(problem(recompute=("full",), sequences=(True,)).but(tensors=(T,)))
+    plan = content(found.best, found.prices, Objective(), model="decoder", trained=None)["plan"]
+    assert (plan["recompute"], plan["sequence_parallel"]) == ("full", True)
+    assert settings(found.best)["recompute"] == "full"
+    assert script(found.best, [0, 1]).endswith('recompute="full")')
+
+
+def test_what_cannot_be_chosen():
+    from stretto.cli.plan import recompute_of, sequences_of
+
+    small = costed("mlp", {"depth": 2, "width": 4}, "digits", {}, "sgd", heads=(), selective=True)
+    with pytest.raises(UsageError, match=r"recompute='selective' of mlp: no module of its layers is marked"):
+        recompute_of(PlanSettings(recompute=("selective",)), small)
+    with pytest.raises(UsageError, match=r"sequence_parallel='yes' of mlp: stretto train cannot divide sequences"):
+        sequences_of(PlanSettings(sequence_parallel="yes"), small)
+    with pytest.raises(UsageError, match="recompute='some'"):
+        problem(recompute=("some",))
