@@ -36,7 +36,7 @@ that hides them; those of chunked and overlapping are exact for any messages. Me
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 
 from stretto.cost.cluster import Link
 from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
-from stretto.cost.layer_table import LayerCost, ModelCosts, Works, keeping_inputs
+from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.partition import Partition, partition, partition_waiting
@@ -342,12 +342,8 @@ class Prices:
         if form.tensor == 1:
             return np.zeros(len(layers)), np.zeros(len(layers))
         if self.is_counted(form):
-
-            def seconds(works: Works | None) -> float:
-                return exchange_seconds(works or (), links, form.tensor, examples, gamma)
-
             forward, backward = (
-                once_each(passes, seconds)
+                np.array([exchange_seconds(works or (), links, form.tensor, examples, gamma) for works in passes])
                 for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in rows), strict=True)
             )
             return forward[indices], backward[indices]
