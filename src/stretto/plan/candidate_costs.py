@@ -41,7 +41,7 @@ Energy of a step: every device's power while it waits, times the step, plus what
                  with replicas, sending and receiving; not the bubble and not the transit of messages
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -53,7 +53,7 @@ from numpy.typing import NDArray
 
 from stretto.cost.cluster import Link
 from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
-from stretto.cost.layer_table import LayerCost, ModelCosts, Works, keeping_inputs
+from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.objective import Rates
@@ -359,12 +359,8 @@ class Prices:
         if form.tensor == 1:
             return np.zeros(len(layers)), np.zeros(len(layers))
         if self.is_counted(form):
-
-            def seconds(works: Works | None) -> float:
-                return exchange_seconds(works or (), links, form.tensor, examples, gamma)
-
             forward, backward = (
-                once_each(passes, seconds)
+                np.array([exchange_seconds(works or (), links, form.tensor, examples, gamma) for works in passes])
                 for passes in zip(*((x.forward_exchanges, x.backward_exchanges) for x in rows), strict=True)
             )
             return forward[indices], backward[indices]
