@@ -2,12 +2,17 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 from stretto.cost import find_cluster
+from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
+from stretto.cost.stage_prediction import LayerTimes
 from stretto.errors import UsageError
+from stretto.mesh import Mesh
 from stretto.plan import Problem, search
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.problem import Form
 from stretto.settings.planning import PlanSettings
 from stretto.study.model_costs import costed
@@ -122,3 +127,37 @@ def test_what_cannot_be_chosen():
         sequences_of(PlanSettings(sequence_parallel="yes"), small)
     with pytest.raises(UsageError, match="recompute='some'"):
         problem(recompute=("some",))
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_backward_waits_for_what_megatron_does_not_hide(recompute):
+    """Korthikanti et al. 2022: two sums of input gradients a block are hidden, of 2 b s h bytes; with divided sequences
+    two scatters and two gathers, while two gathers are waited for. What runs again hides nothing.
+    """
+    whole = 2 * S * H
+    row = Prices(problem()).layers(Form(T, recompute=recompute))[LAYERS // 2]
+    hidden = hidden_exchanges(row, full=recompute == "full")
+    assert [(work.operator, work.calls, work.bytes.each) for work in hidden.weights] == [(TENSOR_SUM, 2, 2 * whole)]
+    assert not hidden.inputs
+    row = Prices(problem()).layers(Form(T, sequence=True, recompute=recompute))[LAYERS // 2]
+    hidden = hidden_exchanges(row, full=recompute == "full")
+    assert [(work.operator, work.calls, work.bytes.each) for work in hidden.weights] == [(TENSOR_SCATTER, 2, 2 * whole)]
+    assert [(work.operator, work.calls, work.bytes.each) for work in hidden.inputs] == [(TENSOR_GATHER, 2, 2 * whole)]
+
+
+def test_hidden_exchanges_take_no_longer_than_products_and_only_their_share():
+    prices, trained = Prices(problem()), Prices(problem(trained=True))
+    mesh, form = Mesh(tensor=T), Form(T)
+    waited, hiding, training = (
+        some.intra_stage(mesh, 1, (), 0, form, 8.0, hides)
+        for some, hides in ((prices, False), (prices, True), (trained, trained.hides_exchanges))
+    )
+    assert np.array_equal(training[1], waited[1]), "what trains here waits for all"
+    assert np.array_equal(hiding[0], waited[0])
+    place, kind = prices.places(mesh, 1, ()), prices.places(mesh, 1, ()).machines[0][0]
+    rows = LayerTimes(*prices.layer_rows(kind, form, 8.0).T)
+    saved = waited[1] - hiding[1]
+    most = np.maximum(0, rows.backward - rows.input_gradient) * (1 - share_kept_busy(place.weights[0]))
+    assert (saved[1:-1] > 0).all()
+    assert (saved <= most + 1e-15).all()
+    assert (hiding[1] >= 0).all()

@@ -140,7 +140,7 @@ class Bounds:
         inside = 0.0
         if mesh.inside > 1:
             communication = (
-                self.prices.intra_stage(mesh, pipeline, placement, worker, form, examples)
+                self.prices.intra_stage(mesh, pipeline, placement, worker, form, examples, self.prices.hides_exchanges)
                 for worker in axes.workers
                 for form in forms
             )

@@ -56,6 +56,7 @@ from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
+from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.objective import Rates
 from stretto.plan.partition import Partition, partition, partition_waiting
 from stretto.plan.places import (
@@ -160,15 +161,6 @@ def range_sums(values: Numbers) -> Table:
     return table
 
 
-def once_each(passes: Sequence[Works | None], seconds: Callable[[Works | None], float]) -> Numbers:
-    """Seconds of each pass; of passes that are one object, as those of layers that are alike, once."""
-    known: dict[int, float] = {}
-    for works in passes:
-        if id(works) not in known:
-            known[id(works)] = seconds(works)
-    return np.array([known[id(works)] for works in passes])
-
-
 class Prices:
     """The costs of all candidates of a problem; tables that several candidates share are computed once."""
 
@@ -188,6 +180,7 @@ class Prices:
         self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
+        self.hides_exchanges = not problem.trained  # of a tensor axis
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
@@ -331,20 +324,41 @@ class Prices:
         )  # fmt: skip
 
     def _intra_stage(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, form: Form, examples: float
-    ) -> tuple[Numbers, Numbers]:
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, form: Form, examples: float,
+        hides: bool,
+    ) -> tuple[Numbers, Numbers]:  # fmt: skip
         layers, place = self.layers(form), self.places(mesh, pipeline, placement)
         links, counted = place.weights[worker], self.is_counted(form)
         key = (tuple(map(id, links)), mesh.tensor, form, examples, place.gamma)
         if key not in self.exchanges:
             self.exchanges[key] = self.tensor_seconds(form, links, examples, place.gamma)
         forward, backward = self.exchanges[key]
+        if hides and counted:
+            backward = backward - self.hidden_seconds(form, links, examples, place.machines[worker], place.gamma)
         again = forward if form.recompute == "full" and not counted else 0.0
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, place.slabs[worker], examples)
             forward, backward = (seconds + each for seconds, each in zip((forward, backward), halos, strict=True))
             again = again + np.array(halos[0]) if form.recompute == "full" else again
         return forward, backward + again
+
+    def hidden_seconds(
+        self, form: Form, links: Sequence[Link], examples: float, kinds: Sequence[DeviceKind], gamma: float
+    ) -> Numbers:
+        """Seconds of each layer's exchanges in a backward that pass while it computes: no more than its products take.
+
+        Moving them takes a share of the device from the products.
+        """
+        rows, indices = self.distinct(form)
+        times = [LayerTimes(*self.layer_rows(kind, form, examples).T) for kind in kinds]
+        products = np.minimum.reduce([np.maximum(0.0, each.backward - each.input_gradient) for each in times])
+        hidden = [hidden_exchanges(row, full=form.recompute == "full") for row in rows]
+        beside_each = (
+            np.array([exchange_seconds(works, links, form.tensor, examples, gamma) for works in works_of])[indices]
+            for works_of in zip(*hidden, strict=True)
+        )
+        seconds: Numbers = sum(np.minimum(seconds, products) for seconds in beside_each)
+        return (1 - share_kept_busy(links)) * seconds
 
     def is_counted(self, form: Form) -> bool:
         """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
@@ -384,7 +398,9 @@ class Prices:
             head = self.head(c, worker)
             times = with_head(times, head.times)
             static, gradients, held = static + head.static, gradients + head.gradients, held + head.held
-        intra = self.intra_stage(c.mesh, c.pipeline, c.placement, worker, c.form, c.examples)
+        intra = self.intra_stage(
+            c.mesh, c.pipeline, c.placement, worker, c.form, c.examples, self.hides_exchanges and not c.planning.split
+        )
         intra_forward, intra_backward = (range_sums(values) for values in intra)
         backward = times.input_gradient + times.weight_gradient if c.planning.split and s else times.backward
         if c.microbatches > 1:
