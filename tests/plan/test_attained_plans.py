@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from stretto.cost import find_cluster
@@ -35,10 +36,13 @@ def cluster(on_chip):
     )
 
 
-@pytest.mark.parametrize(("width", "on_chip"), [(64, None), (2048, None), (2048, 1.2e8)])
-def test_bounds_stay_below_prices_and_the_search_is_exact(width, on_chip):
+@pytest.mark.parametrize(
+    ("width", "on_chip", "products"), [(64, None, False), (2048, None, False), (2048, 1.2e8, False), (2048, None, True)]
+)
+def test_bounds_stay_below_prices_and_the_search_is_exact(width, on_chip, products):
     problem = Problem(costs=costs(width), cluster=cluster(on_chip), workers=8, batch_sizes=(32,), optimizer="adam",
-                      methods=("1f1b", "zb-h1", "interleaved", "backprop", "pb"))  # fmt: skip
+                      methods=("1f1b", "zb-h1", "zb-v", "interleaved", "backprop", "pb"),
+                      weight_products=products)  # fmt: skip
     prices, aim, best = Prices(problem), Objective(), float("inf")
     bounds = Bounds(prices)
     for c in candidates(problem):
@@ -49,6 +53,23 @@ def test_bounds_stay_below_prices_and_the_search_is_exact(width, on_chip):
         assert bounds.tighter(c) <= plan.formula
         best = min(best, plan.formula)
     assert search(problem).best.formula == best
+
+
+def test_weight_gradients_as_products_make_a_split_backward_no_longer():
+    twice = Problem(costs=costs(2048), cluster=cluster(None), workers=4, batch_sizes=(32,), optimizer="adam",
+                    methods=("1f1b", "zb-h1"), pipelines=(4,), microbatches=(8,), recompute=("none",))  # fmt: skip
+    chosen = {c.method: c for c in candidates(twice)}
+    prices = Prices(twice.but(weight_products=True))
+    plans = {name: plan_of(c, Objective(), prices) for name, c in chosen.items()}
+    for s in range(1, 4):
+        split, whole = (prices.stage(c, s) for c in (chosen["zb-h1"], chosen["1f1b"]))
+        computing = split.backward - split.action_overhead, whole.backward - whole.action_overhead
+        assert np.allclose(*computing, rtol=0.02), "but for messages of the runtime"
+        slower = Prices(twice).stage(chosen["zb-h1"], s).backward > split.backward
+        assert slower[1:, 1:][np.triu_indices(5, 1)].all(), "of stages that are not the first"
+    seconds = {name: refined([plan], prices)[0].seconds for name, plan in plans.items()}
+    assert seconds["zb-h1"] < seconds["1f1b"]
+    assert refined([plan_of(chosen["zb-h1"], Objective(), Prices(twice))], Prices(twice))[0].seconds > seconds["zb-h1"]
 
 
 def test_terms_say_where_computing_goes_and_add_up():

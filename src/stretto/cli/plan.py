@@ -199,6 +199,7 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
         tensor_costs=model.tensor_costs, form_costs=model.form_costs, recompute=recompute_of(settings, model),
         sequences=sequences_of(settings, model), spaces=settings.space or USUAL_SPACES,
         all_workers=settings.all_workers, trained=model.trained is not None,
+        weight_products=model.trained is None,
     )  # fmt: skip
 
 

@@ -166,7 +166,7 @@ class Bounds:
         inside, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
         whole, parts = (least.whole if all_receive_gradients(c) else least.separate) + inside, float(stages)
         overhead = self.overhead(c, axes, message_overhead)
-        if planning.split and stages > 1:
+        if self.goes_back_twice(c):
             parts_with_inputs = parts + least.input_share
             per_part = (least.split - stages * least.gap) / parts_with_inputs
             if per_part > least.separate / parts:
@@ -185,6 +185,10 @@ class Bounds:
         if planning.fills_bubble and stages > 1:  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
+
+    def goes_back_twice(self, c: Candidate) -> bool:
+        """Whether stages run I and W, each backward through all operators."""
+        return c.planning.split and c.stages > 1 and not self.prices.problem.weight_products
 
     def value(self, c: Candidate, rates: Rates, seconds: float, forms: tuple[Form, ...] = ()) -> float:
         """A lower bound of the objective's value where a step takes so many `seconds` at least, without correction.
@@ -212,7 +216,7 @@ class Bounds:
         mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
         inside, _, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
         whole = least.whole if all_receive_gradients(c) else least.separate
-        if c.planning.split and c.stages > 1:
+        if self.goes_back_twice(c):
             whole = max(least.separate, least.split - c.stages * least.gap)
         whole += least.forward if c.recompute == "stage" else 0.0
         if c.shard == "fully-shard(reshard=True)":

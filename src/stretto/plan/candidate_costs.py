@@ -260,6 +260,8 @@ class Prices:
         weight_gradient = weight_gradients_of(layers.weight_gradient, layers.backward)
         backward, input_gradient = range_sums(layers.backward), range_sums(layers.input_gradient)
         backward[0], input_gradient[0] = weight_gradient[0], 0.0  # stage 0 computes no gradient of its input
+        if self.problem.weight_products:
+            weight_gradient = backward - input_gradient
 
         def plus(table: Table, seconds: float) -> Table:
             return np.where(table > 0, table + seconds, table)

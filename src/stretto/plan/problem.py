@@ -66,7 +66,9 @@ class Problem:
     (processes, whether they divide the sequence, "selective" or "none"), without which there are no plans with them.
     `ratios` are measured over predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`,
     and `byte_ratios` measured over predicted bytes of the fullest worker. With `all_workers`, every plan uses all
-    workers. With `trained`, there are only plans that `stretto train` can run. Where workers differ, plans choose among
+    workers. With `trained`, there are only plans that `stretto train` can run. With `weight_products`, a W takes the
+    products that give weights' gradients, which a backward has beside an I, as systems for large models run it; else it
+    goes backward through the operators again, as autograd does. Where workers differ, plans choose among
     them and place processes, unless `places_workers` is false; else they take the first ones in their order. Raises
     UsageError for values that no plan can have.
     """
@@ -98,6 +100,7 @@ class Problem:
     byte_ratios: Mapping[str, float] = field(default_factory=dict)
     all_workers: bool = False
     trained: bool = False
+    weight_products: bool = False
     places_workers: bool = True
 
     def __post_init__(self) -> None:

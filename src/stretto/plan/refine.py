@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from stretto.cost.layer_table import LayerCost, ModelCosts
-from stretto.cost.stage_prediction import StageTimes, stage_times
+from stretto.cost.stage_prediction import LayerTimes, StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
 from stretto.methods import Method, method
@@ -125,7 +125,14 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     stages = [
         with_parts(seconds, table, c, masters=problem.masters) for seconds, table in zip(times, tables, strict=True)
     ]
+    if problem.weight_products:
+        stages = [replace(each, compute=with_weight_products(each.compute)) for each in stages]
     return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.tied)
+
+
+def with_weight_products(times: LayerTimes[float]) -> LayerTimes[float]:
+    """Times of which a W is what a backward has beside an I."""
+    return times._replace(weight_gradient=max(0.0, times.backward - times.input_gradient))
 
 
 def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, masters: bool) -> StageTimes:
