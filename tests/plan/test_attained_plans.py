@@ -56,12 +56,12 @@ def test_bounds_stay_below_prices_and_the_search_is_exact(width, on_chip, produc
 
 
 def test_weight_gradients_as_products_make_a_split_backward_no_longer():
-    twice = Problem(costs=costs(2048), cluster=cluster(None), workers=4, batch_sizes=(32,), optimizer="adam",
-                    methods=("1f1b", "zb-h1"), pipelines=(4,), microbatches=(8,), recompute=("none",))  # fmt: skip
+    twice = Problem(costs=costs(2048), cluster=cluster(None), workers=5, batch_sizes=(32,), optimizer="adam",
+                    methods=("1f1b", "zb-h1"), pipelines=(5,), microbatches=(8,), recompute=("none",))  # fmt: skip
     chosen = {c.method: c for c in candidates(twice)}
     prices = Prices(twice.but(weight_products=True))
     plans = {name: plan_of(c, Objective(), prices) for name, c in chosen.items()}
-    for s in range(1, 4):
+    for s in range(1, 5):
         split, whole = (prices.stage(c, s) for c in (chosen["zb-h1"], chosen["1f1b"]))
         computing = split.backward - split.action_overhead, whole.backward - whole.action_overhead
         assert np.allclose(*computing, rtol=0.02), "but for messages of the runtime"
