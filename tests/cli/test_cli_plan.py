@@ -100,7 +100,8 @@ def test_a_network_without_data_is_planned_by_its_options(capsys, tmp_path):
     file = tmp_path / "plan.toml"
     shape = {"depth": 6, "width": 256, "heads": 4, "context": 64, "vocabulary": 512}
     words = [word for key, value in shape.items() for word in (f"--model-options.{key}", value)]
-    limits = ("--workers", 8, "--all-workers", "--tensor", 4, "--pipeline", 2, "--batch-size", 8, "--methods", "1f1b")
+    limits = ("--workers", 8, "--all-workers", "--tensor", 4, "--pipeline", 2, "--batch-size", 8, "--methods", "1f1b",
+              "--recompute", "none", "--sequence-parallel", "no")  # fmt: skip
     told = run(capsys, "plan", "--model", "decoder", *words, "--cluster", "8-a100", *limits, "--out", file)
     assert (told["chosen"]["tensor"], told["chosen"]["pipeline"], told["chosen"]["optimizer"]) == (4, 2, "adam")
     network = told["network"]
@@ -112,7 +113,8 @@ def test_a_network_without_data_is_planned_by_its_options(capsys, tmp_path):
     assert tomllib.loads(file.read_text())["model_options"] == network["model_options"]
     drawn = run(capsys, "show", "--plan", file)
     assert (drawn["model"], drawn["model_options"]) == ("decoder", network["model_options"])
-    assert "tensor=8" in mistake(capsys, "plan", "--model", "decoder", *words, "--cluster", "8-a100", "--tensor", 8)
+    assert "tensor=8" in mistake(capsys, "plan", "--model", "decoder", *words, "--cluster", "8-a100", "--tensor", 8,
+                               "--recompute", "none", "--sequence-parallel", "no")  # fmt: skip
 
 
 def test_a_name_of_a_model_that_trains_with_a_shape_instead_of_data(capsys, tmp_path):
