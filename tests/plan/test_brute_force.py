@@ -194,7 +194,12 @@ def _an_optimizer_without_state(monkeypatch):
     monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", optimizers.OPTIMIZERS["sgd"]._replace(states=0))
 
 
-@pytest.mark.parametrize("seed", range(64))
+def seeds(quick, every):
+    """Seeds of random problems; those from `quick` on are slow tests."""
+    return [*range(quick), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(quick, every))]
+
+
+@pytest.mark.parametrize("seed", seeds(32, 64))
 def test_the_best_of_all(seed):
     compare(draw(seed))
 
@@ -205,7 +210,7 @@ def test_the_best_of_one_method(method, seed):
     compare(draw(1000 + seed, workers=3 if method == "chunked" else 2, layers=5), (method,))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(12, 24))
 def test_the_best_with_images_that_may_be_cut(seed):
     """Mostly only plans that cut them count, since they are rarely the best of all."""
     n = images(draw(2000 + seed, workers=(4, 4, 2)[seed % 3]), seed)
@@ -229,7 +234,7 @@ def limited(n, seed):
     return n | {"limits": {key: dice.sample(lists[key], dice.randint(1, len(lists[key]))) for key in chosen}}
 
 
-@pytest.mark.parametrize("seed", range(28))
+@pytest.mark.parametrize("seed", seeds(14, 28))
 def test_the_best_within_limits(seed):
     n = draw(3000 + seed, workers=(2, 3, 4, 4)[seed % 4])
     compare(limited(images(n, seed) if seed % 3 else n, seed), empty=True)
@@ -248,7 +253,7 @@ def unequal(seed):
     return n
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(8, 16))
 def test_the_best_on_unequal_workers(seed):
     """Every cut on all workers that there are, in every order."""
     n = unequal(seed)
