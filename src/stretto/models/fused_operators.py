@@ -6,7 +6,7 @@ times, and to keep it four times. As operators of their own these read what they
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 
 def at_least_float32(x: Tensor) -> torch.dtype:
@@ -14,7 +14,7 @@ def at_least_float32(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-@torch.library.custom_op("stretto::rms_norm", mutates_args=())
+@library.custom_op("stretto::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x / sqrt(mean(x^2) + eps) over the last dim, times weight; and 1 / sqrt(...), which the backward needs."""
     wide = x.to(at_least_float32(x))
@@ -27,7 +27,7 @@ def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty(*x.shape[:-1], 1, dtype=at_least_float32(x))
 
 
-@torch.library.custom_op("stretto::rms_norm_backward", mutates_args=())
+@library.custom_op("stretto::rms_norm_backward", mutates_args=())
 def rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the weight."""
     normed, wide = x * scale, gradient.to(scale.dtype)
@@ -54,7 +54,7 @@ def _rms_norm_gradients(ctx, gradient, _):  # type: ignore[no-untyped-def]
 rms_norm.register_autograd(_rms_norm_gradients, setup_context=_keep)
 
 
-@torch.library.custom_op("stretto::rotary", mutates_args=())
+@library.custom_op("stretto::rotary", mutates_args=())
 def rotary(x: Tensor, turn: float) -> Tensor:
     """x [N, heads, T, d] with pair (i, i + d/2) of each token turned by turn * position * 10000^(-2i/d).
 
@@ -84,7 +84,7 @@ def _turn_back(ctx, gradient):  # type: ignore[no-untyped-def]
 rotary.register_autograd(_turn_back, setup_context=_keep_turn)
 
 
-@torch.library.custom_op("stretto::dropped_sum", mutates_args=())
+@library.custom_op("stretto::dropped_sum", mutates_args=())
 def dropped_sum(residual: Tensor, branch: Tensor, bias: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
     """residual + dropout(branch + bias); and the mask, one byte an element, empty where nothing is dropped."""
     whole = branch if bias is None else branch + bias
