@@ -181,7 +181,7 @@ class Bounds:
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
         turn = whole + overhead + (2 * transit * planning.stages_per_worker if planning.messages == "exposed" else 0.0)
         turns = turns_of(c)
-        mean = (turns * turn + planning.stages_per_worker * self.ends(c, axes, least)) / parts
+        mean = (turns * turn + gaps(c, least) + planning.stages_per_worker * self.ends(c, axes, least)) / parts
         if planning.waits == "chunk":  # one chunk has at least its share of the work
             mean = max(mean, turn / c.losses)
         if ends_after_a_forward(c):  # the first stage runs M forwards, the others wait for one at least
@@ -345,6 +345,12 @@ def share(part: Numbers, whole: Numbers) -> float:
 def ends_after_a_forward(c: Candidate) -> bool:
     """Whether each stage but the first adds a forward at least to a step in which W fills the bubble."""
     return c.planning.fills_bubble and c.stages > 1 and FORWARD in c.planning.gap
+
+
+def gaps(c: Candidate, least: LeastWork) -> float:
+    """The least seconds, summed over stages, that further workers add to a step of a V beside those in `turns_of`."""
+    counted = c.planning.order != "v" or set(ONE_PASS) <= set(c.planning.gap)
+    return 0.0 if counted or FORWARD not in c.planning.gap else (c.pipeline - 1) * least.forward
 
 
 def turns_of(c: Candidate) -> float:
