@@ -31,6 +31,8 @@ def test_every_operator_that_this_torch_casts_on_cuda_is_in_one_list():
 @pytest.mark.parametrize("macro", MACROS)
 def test_the_lists_are_those_of_torchs_header(macro):
     text = HEADER.read_text()
+    if f"AT_FORALL_{macro}(" not in text:
+        pytest.skip("this torch has its lists in a file that it does not come with")
     body = re.search(rf"#define AT_FORALL_{macro}\(_\)((?:.*\\\n)+.*)", text).group(1)
     names = [".".join(re.split(r",\s*", name)) for name in re.findall(r"_\(([^)]*)\)", body)]
     assert names

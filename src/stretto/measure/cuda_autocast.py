@@ -132,9 +132,11 @@ def register() -> tuple[library.Library, library.Library]:
         SIXTEEN_BITS: in_sixteen_bits, FLOAT32: in_float32, FLOAT32_RESULT: to_float32, NORMS: norm_to_float32,
         WIDEST: in_widest, REFUSED: refuse_low_precision,
     }  # fmt: skip
+    known = set(torch._C._dispatch_get_all_op_names())
     for names, kind in kinds.items():
         for name in names.split():
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"):
+            whole = f"aten::{name}"
+            if whole in known and torch._C._dispatch_has_kernel_for_dispatch_key(whole, "AutocastCUDA"):
                 listed.impl(name, kernel(name, kind))  # type: ignore[no-untyped-call]
     return listed, others
 

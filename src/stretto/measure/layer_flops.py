@@ -67,12 +67,12 @@ def layer_costs(
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
     sweep = faked if fake else real
-    forms = {id(layer): Form(layers_again(layer, recompute), autocast) for layer in layers}
+    contexts = {id(layer): ForwardContext(layers_again(layer, recompute), autocast) for layer in layers}
     runs = []
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
-        forms |= {id(end): Form(None, autocast) for _, end in ends}
-        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), forms))
+        contexts |= {id(end): ForwardContext(None, autocast) for _, end in ends}
+        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), contexts))
     works: dict[tuple[int, int], PassWorks] = {}  # equal layers have the same object, so that they are priced once
     rows = []
     for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
@@ -249,7 +249,7 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-class Form(NamedTuple):
+class ForwardContext(NamedTuple):
     """How a layer runs: what of it is recomputed, if known, and the type of products under autocast."""
 
     again: Recomputing | None = None
@@ -268,7 +268,9 @@ class Form(NamedTuple):
             yield
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[int, Form]) -> list[LayerRun]:
+def real(
+    named: Sequence[tuple[str, nn.Module]], inputs: Inputs, contexts: Mapping[int, ForwardContext]
+) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = device_of(modules)
@@ -277,14 +279,16 @@ def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[
             module.train()
         return run(
             [
-                Runnable(name, module, [*module.parameters(), *module.buffers()], forms[id(module)])
+                Runnable(name, module, [*module.parameters(), *module.buffers()], contexts[id(module)])
                 for name, module in named
             ],
             tuple(each.to(device) for each in inputs),
         )
 
 
-def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[int, Form]) -> list[LayerRun]:
+def faked(
+    named: Sequence[tuple[str, nn.Module]], inputs: Inputs, contexts: Mapping[int, ForwardContext]
+) -> list[LayerRun]:
     """Run the layers on tensors without numbers, as on the CPU."""
     mode = current() or FakeTensorMode(allow_non_fake_inputs=True)
     known: dict[int, Tensor] = {}
@@ -298,7 +302,7 @@ def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping
     def on_fakes(name: str, module: nn.Module) -> Runnable:
         own = {key: fake(each) for key, each in (*module.named_parameters(), *module.named_buffers())}
         call, weights = (lambda *given: functional_call(module, own, given)), list(own.values())
-        return Runnable(name, call, weights, forms[id(module)], alike(module))
+        return Runnable(name, call, weights, contexts[id(module)], alike(module))
 
     with mode, training([module for _, module in named]):
         return run([on_fakes(*each) for each in named], tuple(fake(each) for each in inputs))
@@ -335,19 +339,19 @@ class Runnable:
     name: str
     call: Callable[..., Any]
     own: Sequence[Tensor]
-    form: Form
+    context: ForwardContext
     alike: Hashable = None
 
     def run(self, *inputs: Tensor) -> Any:
         """A forward, which does not keep what is recomputed."""
-        with self.form():
+        with self.context():
             return self.call(*inputs)
 
     def kept(self, known: Collection[int]) -> dict[int, Tensor]:
         """The inputs of what is recomputed, kept beside what the latest graph saves, but for `known` storages."""
-        if self.form.again is None:
+        if self.context.again is None:
             return {}
-        tensors, self.form.again.kept[:] = list(self.form.again.kept), []
+        tensors, self.context.again.kept[:] = list(self.context.again.kept), []
         return {storage(tensor): tensor.detach() for tensor in tensors if storage(tensor) not in known}
 
 
