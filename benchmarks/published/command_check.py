@@ -7,11 +7,13 @@ from rows import Row
 
 from stretto.cli.program import app
 from stretto.cost import Cluster
+from stretto.cost.attained import AUTOCAST
 from stretto.cost.cluster_file import find_cluster
 from stretto.models.families import family_member
 from stretto.plan.planned_methods import names_of
 from stretto.plan.problem import RECOMPUTE, SHARDS
 from stretto.settings.planning import SEQUENCE, PlanSettings
+from stretto.study.tensor_format import TensorFormat
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
@@ -27,6 +29,7 @@ def complaints_of(row: Row) -> Iterator[str]:
         cluster = find_cluster(str(settings.cluster))
         family_member(settings.model, settings.model_options or {})
         names_of(settings.methods)
+        TensorFormat(settings.dtype, settings.memory_format)
     except Exception as error:  # noqa: BLE001 - whatever the command line refuses
         yield f"{type(error).__name__}: {error}"
         return
@@ -39,7 +42,8 @@ def unknown(settings: PlanSettings, cluster: Cluster) -> Iterator[str]:
     peaks = {dtype for device in cluster.devices.values() for dtype in device.peak}
     for option, values, known in (
         ("recompute", settings.recompute or (), RECOMPUTE), ("sharding", settings.sharding or (), SHARDS),
-        ("sequence-parallel", (settings.sequence_parallel,), SEQUENCE), ("dtype", (settings.dtype,), peaks),
+        ("sequence-parallel", (settings.sequence_parallel,), SEQUENCE),
+        ("dtype", (settings.dtype.removesuffix(AUTOCAST),), peaks),
     ):  # fmt: skip
         for value in values:
             if value not in known:
