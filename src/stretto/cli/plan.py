@@ -271,4 +271,5 @@ def shards(model: "Costed") -> tuple[str, ...]:
     from stretto.plan.problem import SHARDS
     from stretto.replicas.sync_options import CHOICES
 
-    return SHARDS if model.trained is None or "fully-shard" in CHOICES else ("none",)
+    trains = {"none", *CHOICES}
+    return tuple(each for each in SHARDS if model.trained is None or each.partition("(")[0] in trains)

@@ -71,7 +71,8 @@ class PlanSettings:
     space: Annotated[tuple[tuple[int, int], ...] | None, PAIRS] = None
     """Parts of images along height and width to choose from: 2,1 1,1. 1,1 leaves images whole."""
     sharding: Annotated[tuple[str, ...] | None, TEXTS] = None
-    """What replicas may do with weights: none (all have all), fully-shard, fully-shard(reshard=True)."""
+    """What replicas may share out: none, shard-optimizer (the optimizer's state: ZeRO-1), fully-shard (weights and
+    gradients, too), fully-shard(reshard=True)."""
     recompute: Annotated[tuple[str, ...] | None, TEXTS] = None
     """What a backward may compute again instead of keeping it: none; selective (marked modules, as the core of
     attention), full (each layer from its input), stage (whole stages, a method's option recompute=True). Any, unless
