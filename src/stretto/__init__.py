@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stretto.methods import Method, method
     from stretto.nn.group_norm import group_norm
     from stretto.optim.batch_scaling import scale_for_batch
-    from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer
+    from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer, ShardOptimizer
     from stretto.splitting import split
     from stretto.study.python_calls import compare, train
     from stretto.trainer.early_stop import EarlyStop
@@ -47,6 +47,7 @@ __all__ = [
     "Method",
     "ParameterServer",
     "ScheduleError",
+    "ShardOptimizer",
     "StrettoError",
     "Trainer",
     "UsageError",
@@ -78,6 +79,7 @@ _HOMES = {
     "Mesh": "stretto.mesh",
     "Method": "stretto.methods",
     "ParameterServer": "stretto.replicas",
+    "ShardOptimizer": "stretto.replicas",
     "Trainer": "stretto.trainer.trainer",
     "alignment": "stretto.analysis.gradient_cosine",
     "compare": "stretto.study.python_calls",

@@ -173,7 +173,7 @@ class LayerCost:
     `image_windows` are its convolutions and pools of images, in the order in which they run.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
-    that has not been counted.
+    that has not been counted. `summed_once` are bytes of gradients that they sum once a step.
     """
 
     name: str
@@ -199,6 +199,7 @@ class LayerCost:
     backward_exchanges: Works | None = None
     image_windows: tuple[ImageWindow, ...] = ()
     recomputed: Affine = Affine()
+    summed_once: float = 0.0
 
     def works(self, kind: Kind) -> Works:
         """The work of an action of this kind."""
@@ -242,6 +243,7 @@ class LayerCost:
             backward_exchanges=exchanges_together(self.backward_exchanges, after.backward_exchanges),
             image_windows=self.image_windows + after.image_windows,
             recomputed=max(self.recomputed, after.recomputed, key=lambda bytes: (bytes.each, bytes.fixed)),
+            summed_once=self.summed_once + after.summed_once,
         )
 
 
@@ -354,7 +356,17 @@ class ModelCosts:
                 f"bounds={list(bounds)} for {num_layers} layers: write 0, where each further stage begins, and "
                 f"{num_layers}, each larger than the one before"
             )
-        return tuple(reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds))
+        rows = [reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds)]
+        repeats = [self.repeated(start, stop) for start, stop in pairwise(bounds)]
+        return tuple(
+            replace(row, parameter_bytes=row.parameter_bytes - more, gradient_bytes=row.gradient_bytes - more)
+            for row, more in zip(rows, repeats, strict=True)
+        )
+
+    def repeated(self, start: int, stop: int) -> float:
+        """Bytes of shared weights that the rows from `start` up to `stop` count more than once."""
+        uses = ((sum(start <= layer < stop for layer in tie.layers), tie.bytes) for tie in self.ties)
+        return sum((count - 1) * num_bytes for count, num_bytes in uses if count)
 
     def tied(self, bounds: Sequence[int]) -> dict[tuple[int, int], float]:
         """Bytes of shared weights by (owner stage, borrowing stage); the first stage that uses a weight owns it."""
@@ -394,6 +406,8 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
     works = {"forward", "backward", "input_gradient", "weight_gradient", "forward_exchanges", "backward_exchanges"}
     read: dict[str, Any] = {}
     for key in (field.name for field in fields(LayerCost)):
+        if key == "summed_once" and key not in content:  # a table of 0.2 before it was counted
+            continue
         value = content[key]
         if key in works:
             read[key] = None if value is None else tuple(map(work_of, value))

@@ -6,7 +6,7 @@ one for each message that may be in flight, the receiver one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
 from stretto.methods import Method
@@ -85,6 +85,16 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
     return memory if head is None else with_head(memory, head, examples, chosen.states)
 
 
+def with_shared_once(stage: StageMemory, repeated: float, optimizer: str) -> StageMemory:
+    """The memory of a stage without the bytes of weights that its layers share and repeat."""
+    return replace(
+        stage,
+        weights=stage.weights - repeated,
+        gradients=stage.gradients - repeated,
+        state=stage.state - optimizer_of(optimizer).states * repeated,
+    )
+
+
 def with_head(stage: StageMemory, head: LayerCost, examples: float, states: int) -> StageMemory:
     """The memory of a stage with a head behind it."""
     kept = head.activation.at(examples) - (head.input - head.loose_input).at(examples)
@@ -115,9 +125,12 @@ def peak_bytes(
     """The peak bytes of tensors on each worker, without the user's own batches."""
     stage_heads = heads or [None] * schedule.num_stages
     stages = [
-        stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s])
+        with_shared_once(
+            stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s]),
+            costs.repeated(bounds[s], bounds[s + 1]), optimizer,
+        )
         for s in range(schedule.num_stages)
-    ]
+    ]  # fmt: skip
     versions = method.versions(schedule)
     buffers = channel_bytes(method, schedule, rules, stages)
     peaks = []

@@ -96,9 +96,9 @@ class SharedWeights(SharedWorker):
         with self.working():
             return gather(module)
 
-    def norms(self, modules: Sequence[nn.Module], masters: Masters) -> Norms:
+    def norms(self, modules: Sequence[nn.Module], masters: Masters, here: Norms = own_norms) -> Norms:
         """Those of a cut parameter's parts together."""
-        return norms(modules, self._mesh, masters.of, own_norms)
+        return norms(modules, self._mesh, masters.of, here)
 
     def check(self, optimizer: torch.optim.Optimizer, stage: int) -> None:
         """LARS and LAMB compare a layer's weights with its update."""

@@ -15,8 +15,11 @@ from stretto.nn import tied_weights
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
+from stretto.optim.elementwise import is_elementwise
 from stretto.optim.named import NamedOptimizer
 from stretto.replicas.agreement import Agreement, agreement
+from stretto.replicas.element_shares import Shares
+from stretto.replicas.optimizer_share import OptimizerShare
 from stretto.replicas.parameter_server.client import ServedAgreement
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reducer import ReplicaReducer
@@ -74,8 +77,9 @@ class StageBuilder:
             split, per_update = index in self.rules.split, self.rules.per_update
             weights = Sharded(module, per_update, split=split, reshard=specification.sync.sharding.reshard)
             phases = (phases[0]._replace(weights=weights), phases[1])  # fully-shard has no other phases
+        self._share_out(parts, reducer)
         stepped = [parts.masters.of(p) for p in trainable(parts)]
-        parts.agreement = self._agreement(index, stepped, optimizer, reducer)
+        parts.agreement = self._agreement(parts, stepped, reducer)
         if isinstance(parts.agreement, ServedAgreement):
             push = parts.agreement.step
             phases = (phases[0]._replace(step=lambda _: push()), phases[1]._replace(step=lambda _: push()))
@@ -114,20 +118,30 @@ class StageBuilder:
             return Lender(readout_parameters(module))
         return tied_weights.lender_of(self.ties, index)
 
+    def _share_out(self, parts: StageParts, reducer: ReplicaReducer | Servers | None) -> None:
+        # Where replicas share out the optimizer's state. Emulated ones keep it whole, which changes no number.
+        optimizer = parts.optimizer
+        if not self.specification.sync.shares_optimizer or optimizer is None or not isinstance(reducer, ReplicaReducer):
+            return
+        parameters = trainable(parts)
+        stepped = [parts.masters.of(parameter) for parameter in parameters]
+        shares = Shares(stepped, reducer.count, elementwise=is_elementwise(optimizer))
+        if reducer.exchange is not None:
+            parts.share = OptimizerShare(optimizer, parameters, parts.masters, shares, reducer)
+        modules = [part for part in (parts.module, parts.head) if part is not None]
+        parts.norms = self.sharing.norms(modules, parts.masters, (parts.share or shares).norms)
+
     def _agreement(
-        self,
-        index: int,
-        parameters: list[Tensor],
-        optimizer: torch.optim.Optimizer | None,
-        reducer: ReplicaReducer | Servers | None,
+        self, parts: StageParts, parameters: list[Tensor], reducer: ReplicaReducer | Servers | None
     ) -> Agreement | None:
+        optimizer = parts.optimizer
         if reducer is None or (isinstance(reducer, Servers) and optimizer is None):
             return None
         if isinstance(reducer, ReplicaReducer):
-            return agreement(self.specification.sync, reducer, parameters)
+            return agreement(self.specification.sync, reducer, parameters, parts.share)
         assert optimizer is not None, "servers are for stages with an optimizer"
         check_served(self.specification.method, self.specification.sync)
-        return reducer.join(index, self.replica, parameters, optimizer, self._step_shard)
+        return reducer.join(parts.index, self.replica, parameters, optimizer, self._step_shard)
 
     def _step_shard(self, parameters: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, Any]:
         specification = self.specification
