@@ -1,0 +1,73 @@
+"""Fused attention as its first kernels computed it, which attain less of a GPU than those of FlashAttention-2.
+
+MPT was trained with such a kernel, FlashAttention in Triton, in 2022 and 2023. The numbers are those of torch's
+scaled_dot_product_attention; only the name of the operator, by which plans price it, is another one.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, library, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import shape_wrapper
+
+from stretto.nn.flop_counter import FORMULAS, attention, attention_backward
+
+
+@library.custom_op("stretto::attention_2022", mutates_args=())
+def attention_2022(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """softmax(Q K' / sqrt(d)) V, [N, heads, T, d]; and room for a float32 number of each row, for the backward."""
+    mixed = scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
+    return mixed.contiguous(), query.new_zeros(query.shape[:3], dtype=torch.float32)
+
+
+@attention_2022.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+@library.custom_op("stretto::attention_2022_backward", mutates_args=())
+def attention_2022_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, rows: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values; what was mixed is read, and the rows' numbers."""
+    given = [x.detach().requires_grad_() for x in (query, key, value)]
+    with torch.enable_grad():
+        again = scaled_dot_product_attention(*given, is_causal=is_causal, enable_gqa=True)
+    of_query, of_key, of_value = torch.autograd.grad(again, given, gradient)
+    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
+
+
+@attention_2022_backward.register_fake
+def _(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, rows: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    query, key, value, ctx.is_causal = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    of_query, of_key, of_value = attention_2022_backward(gradient, *ctx.saved_tensors, ctx.is_causal)
+    return of_query, of_key, of_value, None
+
+
+attention_2022.register_autograd(_gradients, setup_context=_keep)
+FORMULAS[torch.ops.stretto.attention_2022] = shape_wrapper(attention)  # type: ignore[no-untyped-call]
+FORMULAS[torch.ops.stretto.attention_2022_backward] = shape_wrapper(attention_backward)  # type: ignore[no-untyped-call]
+
+
+class EarlyFusedAttention(nn.Module):
+    """FusedAttention (core_attention.py) by the kernels of 2022: it keeps no scores, and drops none out."""
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Mix the values of each head."""
+        mixed: Tensor = attention_2022(query, key, value, self.causal)[0]
+        return mixed.transpose(1, 2).flatten(2)
