@@ -11,6 +11,7 @@ from torch import Tensor, library, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import shape_wrapper
 
+from stretto.models.core_attention import repeated
 from stretto.nn.flop_counter import FORMULAS, attention, attention_backward
 
 
@@ -31,11 +32,17 @@ def attention_2022_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, rows: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values; what was mixed is read, and the rows' numbers."""
-    given = [x.detach().requires_grad_() for x in (query, key, value)]
-    with torch.enable_grad():
-        again = scaled_dot_product_attention(*given, is_causal=is_causal, enable_gqa=True)
-    of_query, of_key, of_value = torch.autograd.grad(again, given, gradient)
-    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
+    shared, scale = query.shape[1] // key.shape[1], query.shape[3] ** -0.5
+    keys, values = repeated(key, shared), repeated(value, shared)
+    scores = query @ keys.transpose(2, 3) * scale
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    shares = scores.softmax(-1)
+    of_shares = gradient @ values.transpose(2, 3)
+    of_scores = scale * shares * (of_shares - (gradient * mixed).sum(-1, keepdim=True))
+    of_keys, of_values = of_scores.transpose(2, 3) @ query, shares.transpose(2, 3) @ gradient
+    of_key, of_value = (x.unflatten(1, (-1, shared)).sum(2) for x in (of_keys, of_values))
+    return of_scores @ keys, of_key, of_value
 
 
 @attention_2022_backward.register_fake
