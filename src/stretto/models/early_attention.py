@@ -15,16 +15,21 @@ from stretto.models.core_attention import repeated
 from stretto.nn.flop_counter import FORMULAS, attention, attention_backward
 
 
+def token_by_token(x: Tensor) -> Tensor:
+    """[N, heads, T, d] in memory as [N, T, heads, d], as such kernels write it: no copy joins the heads of a token."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 @library.custom_op("stretto::attention_2022", mutates_args=())
 def attention_2022(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
     """softmax(Q K' / sqrt(d)) V, [N, heads, T, d]; and room for a float32 number of each row, for the backward."""
     mixed = scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
-    return mixed.contiguous(), query.new_zeros(query.shape[:3], dtype=torch.float32)
+    return token_by_token(mixed), query.new_zeros(query.shape[:3], dtype=torch.float32)
 
 
 @attention_2022.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return token_by_token(query.new_empty(query.shape)), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 @library.custom_op("stretto::attention_2022_backward", mutates_args=())
@@ -42,18 +47,20 @@ def attention_2022_backward(
     of_scores = scale * shares * (of_shares - (gradient * mixed).sum(-1, keepdim=True))
     of_keys, of_values = of_scores.transpose(2, 3) @ query, shares.transpose(2, 3) @ gradient
     of_key, of_value = (x.unflatten(1, (-1, shared)).sum(2) for x in (of_keys, of_values))
-    return of_scores @ keys, of_key, of_value
+    return token_by_token(of_scores @ keys), token_by_token(of_key), token_by_token(of_value)
 
 
 @attention_2022_backward.register_fake
 def _(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, rows: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    of_query, of_key, of_value = (token_by_token(x.new_empty(x.shape)) for x in (query, key, value))
+    return of_query, of_key, of_value
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     query, key, value, ctx.is_causal = inputs
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(query, key, value, *output)
 
 
