@@ -72,8 +72,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **kwargs)
         space, _, name = func._schema.name.partition("::")
         if space != "prim" and name not in FREE and not is_view(func):
-            flops = flops_of(func, args, kwargs, made)
-            flops = flops and flops * causal_share(func, args, kwargs)
+            flops = causal_share(func, args, kwargs) * flops_of(func, args, kwargs, made)
             operator = Kernel(sort(name), flops, moved(name, args, kwargs, made))
             taken = self.done[operator.sort]
             for index, amount in enumerate((1, operator.flops, operator.bytes)):
@@ -103,13 +102,13 @@ def causal_share(func: Any, args: Any, kwargs: Any) -> float:
     """The share of an operator's FLOPs that a GPU computes: of fused causal attention a half and CAUSAL_TOKENS a token.
 
     >>> causal_share(torch.ops.aten.mm.default, (), {})
-    1.0
+    1
     """
     names = [argument.name for argument in func._schema.arguments]
     if "is_causal" not in names:
-        return 1.0
+        return 1
     given = dict(zip(names, args, strict=False)) | kwargs
-    return min(1.0, 0.5 + CAUSAL_TOKENS / given["key"].shape[2]) if given.get("is_causal") else 1.0
+    return min(1, 0.5 + CAUSAL_TOKENS / given["key"].shape[2]) if given.get("is_causal") else 1
 
 
 def is_view(func: Any) -> bool:

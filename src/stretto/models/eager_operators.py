@@ -4,6 +4,8 @@ Each adds a bias, scales scores, masks them, drops out or adds to the stream in 
 is five. They compute what the operators of residual_block.py, core_attention.py and fused_operators.py do.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -33,7 +35,7 @@ class EagerCoreAttention(CoreAttention):
 
     def scores(self, queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """The scores of [N heads, T, d] queries and keys."""
-        return torch.bmm(queries, keys.transpose(1, 2)) / queries.shape[2] ** 0.5 + mask
+        return torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[2]) + mask
 
 
 class EagerSum(nn.Module):
