@@ -42,7 +42,7 @@ FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "ne
 # What causal kernels compute beside the half: tiles that the diagonal cuts, and waves that end unevenly. Forwards of
 # 1,024 to 16,384 tokens take 210, 260, 284, 230 and 130 tokens' work more than half of what they take without a mask
 # (github.com/triton-lang/triton/pull/1917, A100), FlashAttention-2's of 2,048 156 to 278 (github.com/Dao-AILab/
-# flash-attention/issues/1310, H20). That Triton's backwards, which have the whole diagonal's tiles, take more: 330 to 730.
+# flash-attention/issues/1310, H20). Backwards of the former kernel take more: 330 to 730.
 CAUSAL_TOKENS = 220
 
 
