@@ -54,7 +54,7 @@ def device_and_host(work: Work, direction: str, machine: Machine, examples: floa
     if device.attained is None:
         return KernelSeconds(max(flops / peak, num_bytes / device.memory_bandwidth), 0.0)
     peaks = Peaks(peak, device.memory_bandwidth, BYTES.get(dtype, 4), dtype in TENSOR_CORES)
-    return kernel_seconds(work, device.attained, peaks, examples)
+    return kernel_seconds(work, device.attained.in_dtype(dtype), peaks, examples)
 
 
 def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: float) -> float:
