@@ -194,6 +194,7 @@ PAIRS = list(LAYER.named_parameters())
         ([("bias", LAYER.bias)], {"exclude": []}, r"none of 1 parameters .* \(0 are matrices"),
         (PAIRS, {"labels": ["hidden", "hidden"]}, r"labels\[0\]='hidden' is no stretto.optim.Label"),
         (PAIRS, {"labels": [Label("weight", "Linear")]}, "1 labels for 2 parameters"),
+        (PAIRS, {"labels": labels_of(LAYER)[::-1]}, "the label of bias is of a parameter of 1 dims"),
         (PAIRS, {"labels": labels_of(LAYER), "exclude": []}, "give one of them"),
         ([], {"exclude": []}, "empty list of parameters"),
         ([3], {"exclude": []}, "not int"),

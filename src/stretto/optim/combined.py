@@ -27,6 +27,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
             groups += [{**group, "rule": rule} for group in optimizer.param_groups]
         super().__init__(groups, {})
 
+    def has_rule(self, rule: str) -> bool:
+        """Whether one of its groups has this rule."""
+        return rule in rules_of(self.param_groups)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Let each rule step its groups; return the closure's loss, if there is one."""

@@ -1,12 +1,12 @@
 """What a parameter is for: a label for each, which an optimizer function with an argument `labels` is given."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from stretto.errors import UsageError
 from stretto.nn.remote_stage import RemoteStage
@@ -23,16 +23,23 @@ class Label:
 
     `name` is that of `Trainer.gather`, "<stage>.<name>" or "heads.<stage>.<name>"; `module` the class that holds it,
     "Linear". `role` is "embedding" for a table of vectors, also where the output head shares it; "output" for the layer
-    that makes the output of the network, or of an auxiliary head; else "hidden".
+    that makes the output of the network, or of an auxiliary head; else "hidden". `dims` is the number of dimensions of
+    the parameter.
     """
 
     name: str
     module: str
     role: str = "hidden"
+    dims: int = 2
 
     def __post_init__(self) -> None:
         """Raise UsageError for an unknown role."""
         one_of("role", self.role, ROLES)
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Whether it is the matrix of a hidden layer: two dims, neither embedding nor output."""
+        return self.role == "hidden" and self.dims == MATRIX
 
 
 def labels_of(model: nn.Module) -> list[Label]:
@@ -60,15 +67,16 @@ def stage_labels(stages: Sequence[nn.Module], prefix: str | None = None) -> dict
             role = "output" if id(parameter) in output else "hidden"
             role = "embedding" if id(parameter) in embeddings else role
             full = (f"{index}." if prefix is None else prefix) + name
-            labels[full] = Label(full, type(holder).__name__, role)
+            labels[full] = Label(full, type(holder).__name__, role, parameter.dim())
     return labels
 
 
-def head_labels(heads: Mapping[int, nn.Module]) -> dict[str, Label]:
+def head_labels(heads: Sequence[nn.Module | None]) -> dict[str, Label]:
     """The labels of the parameters of auxiliary heads, by "heads.<stage>.<name>". Each has an output layer."""
     labels: dict[str, Label] = {}
-    for index, head in heads.items():
-        labels |= stage_labels([head], prefix=f"heads.{index}.")
+    for index, head in enumerate(heads):
+        if head is not None:
+            labels |= stage_labels([head], prefix=f"heads.{index}.")
     return labels
 
 
@@ -124,8 +132,3 @@ def takes_labels(function: Any) -> bool:
 def labelled(function: Callable[..., Any], labels: Sequence[Label]) -> Callable[..., Any]:
     """The function of the parameters alone, whose labels are these; itself if it takes none."""
     return partial(function, labels=list(labels)) if takes_labels(function) else function
-
-
-def hidden_matrix(label: Label, parameter: Tensor) -> bool:
-    """Whether it is the matrix of a hidden layer: two dims, neither embedding nor output."""
-    return label.role == "hidden" and parameter.dim() == MATRIX

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError, nearest
 from stretto.optim.combined import CombinedOptimizer
-from stretto.optim.labels import MATRIX, Label, hidden_matrix
+from stretto.optim.labels import MATRIX, Label
 from stretto.optim.layerwise import check_betas, check_range, check_real, explaining_params
 from stretto.options.checks import flag, one_of, shown
 
@@ -100,7 +100,7 @@ def chosen(
         )
     if labels is not None:
         check_labels(named, labels)
-        return [hidden_matrix(label, parameter) for label, (_, parameter) in zip(labels, named, strict=True)]
+        return [label.is_hidden_matrix for label in labels]
     if exclude is None:
         raise UsageError(
             f"muon: which of {sum(matrices)} matrices belong to hidden layers cannot be seen from parameters alone: "
@@ -123,6 +123,12 @@ def check_labels(named: Sequence[tuple[str, Tensor]], labels: Sequence[Label]) -
             raise UsageError(f"muon: labels[{index}]={shown(label)} is no stretto.optim.Label: {REMEDY}")
     if len(labels) != len(named):
         raise UsageError(f"muon: {len(labels)} labels for {len(named)} parameters: give one for each, in their order")
+    for label, (_, parameter) in zip(labels, named, strict=True):
+        if label.dims != parameter.dim():
+            raise UsageError(
+                f"muon: the label of {label.name} is of a parameter of {label.dims} dims, and the parameter in its "
+                f"place is {list(parameter.shape)}: give labels in the order of the parameters"
+            )
 
 
 def excluded_by(named: Sequence[tuple[str, Tensor]], exclude: Iterable[str | Tensor]) -> set[int]:
@@ -145,3 +151,16 @@ def excluded_by(named: Sequence[tuple[str, Tensor]], exclude: Iterable[str | Ten
 def is_in(name: str, entry: str) -> bool:
     """Whether a name is that of the parameter `entry`, or of one in the module `entry`."""
     return name == entry or name.startswith(f"{entry}.")
+
+
+def check_used(optimizers: Iterable[torch.optim.Optimizer | None], labels: Iterable[Label], *, all_known: bool) -> None:
+    """Raise UsageError for stages with `muon` in none of which it has a matrix to step.
+
+    `labels` are those of all stages, unless some are built in other processes: they are not `all_known` then.
+    """
+    combined = any(isinstance(optimizer, CombinedOptimizer) for optimizer in optimizers)
+    if combined and all_known and not any(label.is_hidden_matrix for label in labels):
+        raise UsageError(
+            "muon: no stage has a matrix of a hidden layer (embeddings, the output layer and kernels of convolutions "
+            "are none), so that AdamW would step everything: use torch.optim.AdamW"
+        )

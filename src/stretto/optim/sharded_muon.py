@@ -18,10 +18,10 @@ class ShardedMuon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss, if there is one."""
         if not any(is_share(parameter) for group in self.param_groups for parameter in group["params"]):
-            loss: float | None = super().step(closure)
+            loss: float | None = super().step(closure)  # type: ignore[no-untyped-call]
             return loss
         loss = with_gradients(closure)
         for group in self.param_groups:

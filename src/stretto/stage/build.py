@@ -1,8 +1,9 @@
 """Builds a `Stage` from a module, a head and the specification of its Trainer: the only place that does."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from stretto.nn import tied_weights
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
+from stretto.optim.labels import Label, labelled, takes_labels
 from stretto.optim.named import NamedOptimizer
+from stretto.optim.whole_matrices import check_shares
 from stretto.replicas.agreement import Agreement, agreement
 from stretto.replicas.parameter_server.client import ServedAgreement
 from stretto.replicas.parameter_server.servers import Servers
@@ -42,7 +45,8 @@ class StageBuilder:
     """Builds the stages of one replica.
 
     `ties` are the parameters that several stages of this replica use, `sharing` is how processes share one stage,
-    `read` says whether other stages read the last one's readout.
+    `labels` say by its name in `Trainer.gather` what a parameter is for, `read` whether other stages read the last
+    one's readout.
     """
 
     specification: Specification
@@ -50,6 +54,7 @@ class StageBuilder:
     delays: Delays
     ties: Sequence[tied_weights.Tied]
     sharing: StageSharing
+    labels: Mapping[str, Label]
     read: bool = False
     replica: int = 0
 
@@ -75,7 +80,7 @@ class StageBuilder:
             weights = Sharded(module, per_update, split=split, reshard=specification.sync.sharding.reshard)
             phases = (phases[0]._replace(weights=weights), phases[1])  # fully-shard has no other phases
         stepped = [parts.masters.of(p) for p in trainable(parts)]
-        parts.agreement = self._agreement(index, stepped, optimizer, reducer)
+        parts.agreement = self._agreement(parts, stepped, reducer)
         if isinstance(parts.agreement, ServedAgreement):
             push = parts.agreement.step
             phases = (phases[0]._replace(step=lambda _: push()), phases[1]._replace(step=lambda _: push()))
@@ -101,12 +106,15 @@ class StageBuilder:
         parts.masters = specification.precision.masters(modules, parameters)
         parts.norms = self.sharing.norms(modules, parts.masters)
         if parameters:
-            make = specification.optimizer
+            make, names = specification.optimizer, names_of(parts, parameters)
             if isinstance(make, NamedOptimizer):
-                make = make.named(names_of(parts, parameters))
+                make = make.named(names)
+            parts.labels = [self.labels[name] for name in names] if takes_labels(make) else []
+            make = labelled(make, parts.labels)
             parts.optimizer = build_optimizer(make, [parts.masters.copies.get(p, p) for p in parameters])
             parts.masters.check(parts.optimizer)
             self.sharing.check(parts.optimizer, index)
+            check_shares(parts.optimizer, index)
         return parts
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:
@@ -116,22 +124,22 @@ class StageBuilder:
 
     def _agreement(
         self,
-        index: int,
+        parts: StageParts,
         parameters: list[Tensor],
-        optimizer: torch.optim.Optimizer | None,
         reducer: ReplicaReducer | Servers | None,
     ) -> Agreement | None:
+        index, optimizer = parts.index, parts.optimizer
         if reducer is None or (isinstance(reducer, Servers) and optimizer is None):
             return None
         if isinstance(reducer, ReplicaReducer):
             return agreement(self.specification.sync, reducer, parameters)
         assert optimizer is not None, "servers are for stages with an optimizer"
         check_served(self.specification.method, self.specification.sync)
-        return reducer.join(index, self.replica, parameters, optimizer, self._step_shard)
+        return reducer.join(index, self.replica, parameters, optimizer, partial(self._step_shard, parts.labels))
 
-    def _step_shard(self, parameters: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, Any]:
+    def _step_shard(self, labels: Sequence[Label], parameters: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, Any]:
         specification = self.specification
-        optimizer = build_optimizer(specification.optimizer, parameters)
+        optimizer = build_optimizer(labelled(specification.optimizer, labels), parameters)
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not stepped <= set(map(id, parameters)):
             raise UsageError(

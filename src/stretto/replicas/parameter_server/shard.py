@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.state_check import check_part, check_updates
+from stretto.optim.lion import Lion
 from stretto.optim.loading import load
 from stretto.schedule.even_split import bounds
 
@@ -29,7 +30,7 @@ Build = Callable[[list[nn.Parameter]], tuple[torch.optim.Optimizer, Any]]  # the
 ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.SparseAdam, torch.optim.Adagrad,
     torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax,
-    torch.optim.ASGD, torch.optim.Rprop,
+    torch.optim.ASGD, torch.optim.Rprop, Lion,
 )  # fmt: skip
 
 
