@@ -17,6 +17,7 @@ from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
 from stretto.optim.labels import Label, labelled, takes_labels
+from stretto.optim.momentum import momenta_of
 from stretto.optim.named import NamedOptimizer
 from stretto.optim.whole_matrices import check_shares
 from stretto.replicas.agreement import Agreement, agreement
@@ -25,7 +26,7 @@ from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules
 from stretto.stage.intra_stage import StageSharing
-from stretto.stage.phase_settings import build_phases, check_served, momentum_of
+from stretto.stage.phase_settings import build_phases, check_served, places_by_group
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.stage.trainer_arguments import build_optimizer, build_scheduler
 from stretto.stage.trainer_specification import Specification
@@ -33,11 +34,11 @@ from stretto.weights.sharded import Sharded
 
 
 class BuiltStage(NamedTuple):
-    """A stage with its settings for each phase, and its `Place`, which is None for a stage without an optimizer."""
+    """A stage with its settings for each phase, and its `Place` for each group of its optimizer, if it has one."""
 
     stage: Stage
     phases: tuple[PhaseSettings, PhaseSettings]  # the method's own, and the synchronous one
-    place: Place | None
+    places: list[Place]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +88,7 @@ class StageBuilder:
         elif specification.scheduler is not None and optimizer is not None:
             parts.scheduler = build_scheduler(specification.scheduler, optimizer)
         stage = Stage(parts, specification, self.rules, phases[0])
-        return BuiltStage(stage, phases, None if optimizer is None else place)
+        return BuiltStage(stage, phases, [] if optimizer is None else places_by_group(place, optimizer))
 
     def _parts(self, index: int, module: nn.Module, head: nn.Module | None) -> StageParts:
         # All but agreement and scheduler, which depend on the stage's settings.
@@ -153,7 +154,8 @@ class StageBuilder:
 
     def _place(self, index: int, optimizer: torch.optim.Optimizer | None) -> Place:
         delay, recompute = self.delays.mean[index], self.delays.recompute[index]
-        return Place(index, self.rules.num_stages, delay, momentum_of(optimizer), recompute)
+        momentum = 0.0 if optimizer is None else max(momenta_of(optimizer))  # groups have their own horizons
+        return Place(index, self.rules.num_stages, delay, momentum, recompute)
 
 
 def trainable(parts: StageParts) -> list[nn.Parameter]:

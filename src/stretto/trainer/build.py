@@ -248,7 +248,7 @@ class Construction:
                 built.append(builder.build(index, stages[index], heads[index], reducer))
         self._check_optimizers(built, parts)
         check_used([stage.optimizer for stage, *_ in built], self._labels.values(), all_known=self._all_known)
-        warn_of_overshoot(self._of.method, [stage.place for stage in built if stage.place is not None])
+        warn_of_overshoot(self._of.method, [place for stage in built for place in stage.places])
         for stages, heads in parts:
             self._of.precision.convert([*stages, *heads])  # last, since nothing can be refused from here on
         self.replicas = [

@@ -25,7 +25,8 @@ Parameters = Mapping[str, Tensor]
 class Rule(ABC):
     """The values that a forward, backward or recompute reads in place of a parameter's own."""
 
-    horizon: Horizon = 0.0  # of a prediction, in updates
+    horizon: Horizon = 0.0  # of a prediction, in updates: the longest, where groups of the optimizer have their own
+    horizons: Mapping[int, float] = {}  # by the id of a parameter, where that is so
 
     def __init__(self) -> None:
         self.updates = 0
@@ -44,6 +45,10 @@ class Rule(ABC):
     def ahead(self) -> float:
         """How many updates ahead of the current weights the rule's values are; 0 for a rule that does not predict."""
         return horizon_at(self.horizon, self.updates)
+
+    def ahead_of(self, parameter: Tensor) -> float:
+        """As `ahead`, for one parameter."""
+        return self.horizons[id(parameter)] if self.horizons else self.ahead()
 
     def held(self) -> Iterator[Tensor]:
         """The tensors that the rule keeps between updates."""
@@ -90,7 +95,7 @@ class VelocityPrediction(Rule):
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
         """`w - lr h v`; the parameter itself where h is 0 or the optimizer has no velocity yet."""
-        ahead = horizon_at(self.horizon, self.updates)
+        ahead = self.ahead_of(parameter)
         velocity = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
         if ahead == 0 or velocity is None:
             return parameter
@@ -118,7 +123,7 @@ class StepPrediction(Rule):
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
         """`w - (lr_1 + ... + lr_h) step`; the parameter itself where h is 0 or the optimizer has no state yet."""
-        ahead = horizon_at(self.horizon, self.updates)
+        ahead = self.ahead_of(parameter)
         state = self._state(parameter)
         if ahead == 0 or not state:
             return parameter
@@ -145,7 +150,7 @@ class WeightPrediction(Rule):
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
         """`w + h (w_t - w_{t-1})`; the parameter itself where h is 0 or no update is known."""
-        ahead = horizon_at(self.horizon, self.updates)
+        ahead = self.ahead_of(parameter)
         if ahead == 0 or name not in self._former:
             return parameter
         return torch.lerp(self._former[name], parameter, 1 + ahead)  # torch computes w - (w - former) * -h
