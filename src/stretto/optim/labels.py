@@ -132,3 +132,20 @@ def takes_labels(function: Any) -> bool:
 def labelled(function: Callable[..., Any], labels: Sequence[Label]) -> Callable[..., Any]:
     """The function of the parameters alone, whose labels are these; itself if it takes none."""
     return partial(function, labels=list(labels)) if takes_labels(function) else function
+
+
+def labelled_by(function: Callable[..., Any], layers: Sequence[nn.Module]) -> Callable[..., Any]:
+    """The function of parameters of these layers, whose labels it is given; itself if it takes none.
+
+    Parameters of no layer count as those of a hidden one.
+    """
+    if not takes_labels(function):
+        return function
+    labels = stage_labels(layers)
+    known = {id(p): labels[f"{index}.{name}"] for index, layer in enumerate(layers) for name, _, p in held(layer)}
+
+    def of(parameters: Sequence[nn.Parameter]) -> Any:
+        own = [known.get(id(p)) or Label("", "", dims=p.dim()) for p in parameters]
+        return function(parameters, labels=own)
+
+    return of

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
+from stretto.optimizers import optimizer_of
 from stretto.plan.placements import IN_ORDER, placements
 from stretto.plan.places import Places
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
@@ -197,7 +198,7 @@ def tensors_of(problem: Problem) -> tuple[int, ...]:
     """The numbers of processes that may share a stage's weights: those named, or the usual ones within a node."""
     if problem.tensors is not None:
         return tuple(dict.fromkeys(problem.tensors))
-    return usual_tensors(problem.cluster)
+    return (1,) if optimizer_of(problem.optimizer).needs_whole else usual_tensors(problem.cluster)
 
 
 def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
@@ -253,7 +254,12 @@ def loops_on(problem: Problem, axes: Candidate) -> Iterator[tuple[str, int]]:
 
 
 def shareable(mesh: Mesh, problem: Problem) -> bool:
-    """Whether weights can be sharded among replicas: there are several; `stretto train` shards whole weights only."""
+    """Whether weights can be sharded among replicas: there are several; `stretto train` shards whole weights only.
+
+    SOAP cannot step a share of a matrix; Muon gathers them.
+    """
+    if optimizer_of(problem.optimizer).on_matrices == "rotate":
+        return False
     return mesh.data > 1 and mesh.space == (1, 1) and (mesh.tensor == 1 or not problem.trained)
 
 
