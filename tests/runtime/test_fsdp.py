@@ -17,7 +17,7 @@ RUNS = [(method, SHARE) for method in ("backprop", "1f1b(microbatches=4)", "gree
 RUNS.append(("backprop", {**SHARE, "optimizer": "muon"}))  # which gathers matrices
 MORE = [
     ("zb-h1", SHARE), ("zb-v", SHARE), ("interleaved", SHARE), ("chunked", SHARE), ("gpipe(recompute=True)", SHARE),
-    ("backprop", {**SHARE, "norm": True}), ("zb-v", {"sync": "all-reduce"}),
+    ("backprop", {**SHARE, "norm": True}), ("zb-v", {"sync": "all-reduce"}), ("dualpipe-v", SHARE),
     ("overlapping", {**SHARE, "ignored": 5}),
 ]  # fmt: skip
 NEAR = [  # norms are added up in another order; gradients of micro-batches too; sums are divided by counts afterwards
