@@ -21,7 +21,8 @@ OPTIONS = [
     ("overlapping(head=infopro)", {}), ("chunked(head=auglocal)", {}), ("greedy(head=auglocal)", {}),
     ("zb-h1", {"recompute": "full"}), ("pipedream", {"recompute": "full", "precision": "bf16"}),
     ("pb(predict=weight)", {"optimizer": "muon"}), ("gpipe", {"optimizer": "muon", "precision": "bf16"}),
-    ("pipedream", {"optimizer": "soap"}), ("greedy", {"optimizer": "muon"}), ("pb", {"optimizer": "lion"}),
+    ("pipedream", {"optimizer": "soap"}), ("pipeoptim", {"optimizer": "muon"}), ("pb", {"optimizer": "lion"}),
+    ("greedy", {"optimizer": "muon"}),
 ]  # fmt: skip
 EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS

@@ -13,6 +13,7 @@ from stretto.optim.layerwise import with_gradients
 class ShardedMuon(torch.optim.Muon):
     """Muon whose parameters may be shares of matrices (DTensors), with the numbers of torch.optim.Muon on the whole.
 
+    A group with `keeps_update` keeps each last orthogonalised update in its state, as "update" in bfloat16.
     Averages stay with the shares; each matrix's update is gathered, one after the other, and orthogonalised on every
     process, which keeps its rows. So a step is a collective of the processes that share the matrices.
     """
@@ -20,17 +21,18 @@ class ShardedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        if not any(is_share(parameter) for group in self.param_groups for parameter in group["params"]):
+        kept = any(group.get("keeps_update") for group in self.param_groups)
+        if not kept and not any(is_share(parameter) for group in self.param_groups for parameter in group["params"]):
             loss: float | None = super().step(closure)  # type: ignore[no-untyped-call]
             return loss
         loss = with_gradients(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_share(parameter, group)
+                    self._step_one(parameter, group)
         return loss
 
-    def _step_share(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
+    def _step_one(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
         assert parameter.grad is not None
         state = self.state[parameter]
         if "momentum_buffer" not in state:
@@ -41,6 +43,8 @@ class ShardedMuon(torch.optim.Muon):
         whole = whole_like(ahead, parameter)
         step = orthogonalised(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
         rows = local_share(share_like(step, parameter))
+        if group.get("keeps_update"):
+            state["update"] = rows
         rate = float(group["lr"])
         local_share(parameter).mul_(1 - rate * group["weight_decay"]).add_(
             rows, alpha=-rate * shape_factor(whole.shape, group["adjust_lr_fn"])

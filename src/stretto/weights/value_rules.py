@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.optim.coming_rates import FutureRates, Scheduler
-from stretto.optim.direction import check_direction, extrapolated
+from stretto.optim.direction import check_direction, extrapolated, keep_updates
 from stretto.optim.momentum import check_momentum
 
 Horizon = float | Callable[[int], float]  # how many updates ahead, or a function from the updates so far to that
@@ -107,15 +107,16 @@ class StepPrediction(Rule):
     """Where the optimizer's own step would carry a weight: `w - (lr_1 + ... + lr_h) step`, w before its first step.
 
     PipeOptim (Guan et al. 2023, arXiv 2312.00839) and, for Adam, XPipe (Guan et al. 2019, arXiv 1911.04610): the step
-    is SGD's velocity, Adam's `m_hat / (sqrt(v_hat) + eps)`, and for AdamW the weight decay beside it. The rates are
-    those of the coming updates, as the scheduler will set them. Copies no weights. Raises UsageError for other
-    optimizers.
+    is SGD's velocity, Adam's `m_hat / (sqrt(v_hat) + eps)`, and for AdamW the weight decay beside it; those of NAdam,
+    Muon, SOAP and Lion are derived in `optim/direction.py`. The rates are those of the coming updates, as the scheduler
+    will set them. Copies no weights. Raises UsageError for other optimizers.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, horizon: Horizon, scheduler: Scheduler | None = None) -> None:
         super().__init__()
         remedy = "use one of these, or predict='weight', which takes any optimizer"
         check_direction(optimizer, "prediction along the step", remedy)
+        keep_updates(optimizer)
         self.optimizer = optimizer
         self.horizon = horizon
         self.rates = FutureRates(optimizer, scheduler)
@@ -124,16 +125,11 @@ class StepPrediction(Rule):
     def value(self, name: str, parameter: Tensor) -> Tensor:
         """`w - (lr_1 + ... + lr_h) step`; the parameter itself where h is 0 or the optimizer has no state yet."""
         ahead = self.ahead_of(parameter)
-        state = self._state(parameter)
-        if ahead == 0 or not state:
+        if ahead == 0 or not self.optimizer.state.get(parameter):
             return parameter
         group = self._group[id(parameter)]
         distance = self.rates.sum(group, self.updates, ahead)
-        return extrapolated(parameter, state, self.optimizer.param_groups[group], distance)
-
-    def _state(self, parameter: Tensor) -> Mapping[str, Any]:
-        state: Mapping[str, Any] = self.optimizer.state.get(parameter, {})
-        return state
+        return extrapolated(self.optimizer, parameter, self.optimizer.param_groups[group], distance)
 
 
 class WeightPrediction(Rule):
