@@ -32,8 +32,6 @@ OPTIMIZERS = {
     "plain": partial(torch.optim.SGD, lr=0.1),
     "adamw": partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
     "nadam": partial(torch.optim.NAdam, lr=0.01),
-    "muon": partial(stretto.optim.muon, lr=0.01),
-    "soap": partial(stretto.optim.SOAP, lr=0.01, every=2),
 }
 SCHEDULERS = {
     None: None,
