@@ -11,8 +11,6 @@ the weight itself.
     Muon    f O, the last orthogonalised update O with the factor f of the matrix's shape
     SOAP    QL (QL^T m^ QR / (sqrt(v^) + eps)) QR^T in the basis as it stands; with bases I it is Adam
     Lion    sign(m): its step with m as the next gradient
-
-With s = lr, constant gradients and no decay, each is the optimizer's next step but for the averages' corrections.
 """
 
 from collections.abc import Mapping
@@ -66,22 +64,18 @@ def extrapolated(
         velocity = state.get("momentum_buffer")
         return parameter if velocity is None else torch.add(parameter, velocity, alpha=-distance)
     if isinstance(optimizer, torch.optim.NAdam):
-        factor = nadam_factor(state, group)
-        return along_adam(parameter, state, group, distance, factor, decoupled=group["decoupled_weight_decay"])
-    factor = 1 / (1 - float(group["betas"][0]) ** float(state["step"]))
-    decoupled = bool(group.get("decoupled_weight_decay"))
-    return along_adam(parameter, state, group, distance, factor, decoupled=decoupled)
+        return along_adam(parameter, state, group, distance, distance * nadam_factor(state, group))
+    average = distance / (1 - float(group["betas"][0]) ** float(state["step"]))
+    return along_adam(parameter, state, group, distance, average)
 
 
-def along_adam(
-    parameter: Tensor, state: State, group: Mapping[str, Any], distance: float, factor: float, *, decoupled: bool
-) -> Tensor:
-    """`w - distance factor m / (sqrt(v^) + eps)`, and decoupled weight decay; a coupled one is in the averages."""
+def along_adam(parameter: Tensor, state: State, group: Mapping[str, Any], distance: float, average: float) -> Tensor:
+    """`w - average m / (sqrt(v^) + eps)`, and decoupled weight decay; a coupled one is in the averages."""
     square = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
     norm = root(square, state, group)
-    kept = 1 - distance * group["weight_decay"] if decoupled else 1.0
+    kept = 1 - distance * group["weight_decay"] if group.get("decoupled_weight_decay") else 1.0
     start = parameter if kept == 1 else parameter * kept
-    return torch.addcdiv(start, state["exp_avg"], norm, value=-distance * factor)
+    return torch.addcdiv(start, state["exp_avg"], norm, value=-average)
 
 
 def nadam_factor(state: State, group: Mapping[str, Any]) -> float:

@@ -21,8 +21,7 @@ class ShardedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        kept = any(group.get("keeps_update") for group in self.param_groups)
-        if not kept and not any(is_share(parameter) for group in self.param_groups for parameter in group["params"]):
+        if all(map(is_plain, self.param_groups)):
             loss: float | None = super().step(closure)  # type: ignore[no-untyped-call]
             return loss
         loss = with_gradients(closure)
@@ -49,6 +48,14 @@ class ShardedMuon(torch.optim.Muon):
         local_share(parameter).mul_(1 - rate * group["weight_decay"]).add_(
             rows, alpha=-rate * shape_factor(whole.shape, group["adjust_lr_fn"])
         )
+
+
+def is_plain(group: Mapping[str, Any]) -> bool:
+    """Whether torch.optim.Muon itself can step a group: whole matrices, of which no update is kept.
+
+    Without Nesterov's momentum torch 2.13 normalises the average of a bfloat16 parameter in place.
+    """
+    return bool(group["nesterov"]) and not group.get("keeps_update") and not any(map(is_share, group["params"]))
 
 
 def whole_like(share: Tensor, parameter: Tensor) -> Tensor:
