@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
-    from stretto import collectives, losses, parallel, trackers
+    from stretto import collectives, losses, optim, parallel, trackers
     from stretto.analysis.gradient_cosine import alignment
     from stretto.analysis.linear_probes import probes
     from stretto.analysis.noise_scale import noise_scale
@@ -59,6 +59,7 @@ __all__ = [
     "mean",
     "method",
     "noise_scale",
+    "optim",
     "parallel",
     "probes",
     "scale_for_batch",
@@ -98,6 +99,7 @@ _PARTS = (
     "heads",
     "losses",
     "methods",
+    "optim",
     "parallel",
     "trackers",
 )  # modules that are asked for by their own name

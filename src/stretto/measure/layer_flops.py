@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,8 @@ from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, attempt
+from stretto.optim.labels import stage_labels
+from stretto.optimizers import MatrixWork
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
 
 Inputs = tuple[Tensor, ...]
@@ -74,13 +76,26 @@ def layer_costs(
         contexts |= {id(end): ForwardContext(None, autocast) for _, end in ends}
         runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), contexts))
     works: dict[tuple[int, int], PassWorks] = {}  # equal layers have the same object, so that they are priced once
-    rows = []
+    rows, matrices = [], matrices_of(layers)
     for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
         pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
         if key not in works:
             works[key] = PassWorks(*map(pair.works, "FBIW"))
-        rows.append(row(name, module, pair, works[key]))
+        rows.append(replace(row(name, module, pair, works[key]), matrices=matrices.get(id(module), MatrixWork())))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
+
+
+def matrices_of(layers: Sequence[nn.Module]) -> dict[int, MatrixWork]:
+    """What optimizers do with the matrices of each layer, by its id; a parameter that layers share counts in each."""
+    labels, totals = stage_labels(layers), {}
+    for index, layer in enumerate(layers):
+        total = MatrixWork()
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad and parameter.dim() > 1:
+                hidden = labels[f"{index}.{name}"].is_hidden_matrix
+                total += MatrixWork.of(parameter.shape[0], parameter.shape[1:].numel(), hidden=hidden)
+        totals[id(layer)] = total
+    return totals
 
 
 def layers_again(layer: nn.Module, recompute: str) -> Recomputing:

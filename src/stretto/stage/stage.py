@@ -28,7 +28,7 @@ from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
 from stretto.nn.tied_weights import Borrower, Lender, take_gradients
-from stretto.optim import Masters
+from stretto.optim import Label, Masters
 from stretto.optim.loading import load
 from stretto.options.checks import shown
 from stretto.replicas.agreement import Agreement
@@ -109,7 +109,8 @@ class StageParts:
     """What one stage consists of.
 
     `head` is None where the stage has no head, or is the last and its module's output is the model's. `optimizer` is
-    None where nothing is trained, `scheduler` where none is stepped here. `masters` are what the optimizer steps in
+    None where nothing is trained, `scheduler` where none is stepped here. `labels` say what each of its parameters is
+    for, if the function that makes it asks. `masters` are what the optimizer steps in
     place of low-precision parameters. `lends` and `borrows` say which parameters it shares with other stages.
     `agreement` keeps its copies in all replicas together; None without replicas. `share` is this replica's share of the
     optimizer, where it steps no more. `norms` takes the gradients' norms where a process holds only parts of them.
@@ -120,6 +121,7 @@ class StageParts:
     module: nn.Module
     head: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
+    labels: Sequence[Label] = ()
     scheduler: Any = None
     masters: Masters = field(default_factory=Masters)
     lends: Lender | None = None
