@@ -52,7 +52,11 @@ class PlanSettings:
     """Examples of a step; several to choose from: 64,128."""
     dtype: str = "bfloat16"
     """Of the weights of a network without data: with bfloat16 and float16 the optimizer keeps float32 copies; tfloat32
-    are float32 weights whose products take the tensor cores of a GPU."""
+    are float32 weights whose products take the tensor cores of a GPU; bfloat16-autocast and float16-autocast are
+    float32 weights under torch.autocast, operators in the types that it gives them on a GPU."""
+    memory_format: str = "contiguous"
+    """Of the images of a network without data: contiguous, as torch has them unless told otherwise, or channels_last,
+    which tensor cores take without transposing them."""
     methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
     """Methods to choose from: names, or synchronous, asynchronous, local, all. Synchronous ones, which are plain
     training, unless said otherwise, but all for --objective loss."""
