@@ -3,13 +3,15 @@
 With the gradient G [n, m] of a matrix W (Jung et al. 2026, arXiv 2602.03515; SOAP, Vyas et al. 2025, arXiv 2409.11321):
 
     L <- b2 L + (1 - b2) G G^T    R <- b2 R + (1 - b2) G^T G    M <- b1 M + (1 - b1) G
-    every `interval` steps, the first included:  U <- Q of QR(L U)    V <- Q of QR(R V)
+    every `interval` steps, the first included:  U <- Q of QR((L + d) U)    V <- Q of QR((R + d) V)
     S <- b2 S + (1 - b2) (U^T G V)^2
     W <- W - lr U (M_hat / (sqrt(S_hat) + eps)) V^T    M_hat = U^T M V / (1 - b1^k)    S_hat = S / (1 - b2^k)
 
 Bias correction and the place of eps are those of torch.optim.Adam, so U = V = 1 is its step; the bases start as 1.
 Weight decay is the optimizer's own: in the gradient for Adam, beside the step for AdamW. S is not turned with the
-bases, as in SOAP; M is kept unrotated, and turns with them.
+bases, as in SOAP; M is kept unrotated, and turns with them. d (ours) is a small share of the mean eigenvalue of L or
+R: eigenvectors stay the same, but where L knows no gradient yet, U keeps its columns and does not take them from
+rounding errors.
 """
 
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from torch import Tensor
 from stretto.errors import UsageError
 from stretto.optim.update_feedback import refuse_low_precision, stepped
 
+SHIFT = 1e-4  # of the mean eigenvalue
 MOST_SIDE = 10_000  # a longer side of a matrix is not rotated (a vocabulary's, say), as in SOAP
 
 
@@ -90,8 +93,8 @@ class RotatedAdam:
             ("left", "right"), parameter.shape, rotated_sides(parameter.shape, two_sided=self.two_sided), strict=True
         ):
             if is_rotated:
-                if name not in state:
-                    state[name] = parameter.new_zeros(length, length)
+                if f"{name}_product" not in state:
+                    state[f"{name}_product"] = parameter.new_zeros(length, length)
                     state[f"{name}_basis"] = torch.eye(length, dtype=parameter.dtype, device=parameter.device)
                 sides.append(Side(state, name))
         return sides
@@ -99,10 +102,16 @@ class RotatedAdam:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a matrix in its state: the average of products of gradients under `name`, and its basis."""
+    """One side of a matrix, "left" or "right", in its state: the average of products of gradients, and its basis."""
 
     state: dict[str, Any]
     name: str
+
+    @property
+    def product(self) -> Tensor:
+        """L or R."""
+        found: Tensor = self.state[f"{self.name}_product"]
+        return found
 
     @property
     def basis(self) -> Tensor:
@@ -113,11 +122,13 @@ class Side:
     def follow(self, gradient: Tensor, beta: float) -> None:
         """Average G G^T, or G^T G of the right side."""
         factor = gradient if self.name == "left" else gradient.mT
-        self.state[self.name].mul_(beta).addmm_(factor, factor.mT, alpha=1 - beta)
+        self.product.mul_(beta).addmm_(factor, factor.mT, alpha=1 - beta)
 
     def refresh(self) -> None:
         """One step of the power method on all columns, made orthogonal again."""
-        self.state[f"{self.name}_basis"] = torch.linalg.qr(self.state[self.name] @ self.basis).Q
+        shift = SHIFT * float(self.product.diagonal().mean())
+        turned = torch.addmm(self.basis, self.product, self.basis, beta=shift)
+        self.state[f"{self.name}_basis"] = torch.linalg.qr(turned).Q
 
 
 def into(matrix: Tensor, sides: list[Side]) -> Tensor:
