@@ -93,23 +93,29 @@ class Muon:
 
 
 def train_versions(
-    network, data, rules, seen, *, c=lambda s: 0.0, rate=lambda k: 0.02, stashed=True, warmup=0, finish=None
+    network, data, rules, seen, *, c=lambda s: 0.0, rate=lambda k: 0.02, stashed=True, every=1, warmup=0, finish=None
 ):
-    """Train with every version kept. Minibatch t's forward on stage s sees version seen(s, t) of it, its backward the
-    same if `stashed`, else the newest. w <- w - u - c (u - u_prev); the first step is plain, and so are all before
+    """Train with every version kept. A minibatch has `every` micro-batches. At the forward of micro-batch m, stage s
+    has had the backwards of the first seen(s, m); its own sees the same version if `stashed`, else the newest.
+    w <- w - u - c (u - u_prev); the first step is plain, and so are all before
     minibatch `warmup` and from `finish` on, which forget u_prev. Returns the versions, the u of each, the losses."""
     stages = range(len(network.start))
     versions, moves, losses = [[list(pair)] for pair in network.start], [[] for _ in stages], []
     former = [None for _ in stages]
     for t, (x, y) in enumerate(data):
         plain = t < warmup or (finish is not None and t >= finish)
-        ahead = [versions[s][t if plain else max(warmup, seen(s, t))] for s in stages]
-        back = ahead if stashed else [versions[s][t] for s in stages]
-        gradients, loss = network.gradient(ahead, back, x, y)
+        sums, loss = [[0.0, 0.0] for _ in stages], 0.0
+        for i, part in enumerate(np.array_split(np.arange(len(x)), every)):
+            ahead = [versions[s][t if plain else max(warmup, seen(s, t * every + i) // every)] for s in stages]
+            back = ahead if stashed else [versions[s][t] for s in stages]
+            gradients, each = network.gradient(ahead, back, x[part], y[part])
+            share = len(part) / len(x)
+            loss += share * each
+            sums = [[a + share * g for a, g in zip(*pair, strict=True)] for pair in zip(sums, gradients, strict=True)]
         losses.append(loss)
         for s in stages:
             w = versions[s][-1]
-            u = rules[s].move(w, gradients[s], rate(t))
+            u = rules[s].move(w, sums[s], rate(t))
             extra = [0.0] * len(w)
             if former[s] is not None and not plain:
                 extra = [c(s) * (a - b) for a, b in zip(u, former[s], strict=True)]

@@ -13,6 +13,7 @@ import stretto
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
     "nadam": lambda params: torch.optim.NAdam(params, lr=0.01),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
 }
 
 
@@ -34,7 +35,7 @@ def batches(number, size=14, width=8):
 
 
 def build(method, number=4, **options):
-    optimizer = OPTIMIZERS["nadam" if method.startswith("nesterov") else "sgd"]
+    optimizer = OPTIMIZERS["nadam" if method.startswith("nesterov") else "adamw" if "rotate" in method else "sgd"]
     data = batches(1)
     return stretto.Trainer(
         stages(number), nn.functional.cross_entropy, optimizer, method, example=data[0][0], **options
