@@ -1,6 +1,6 @@
 """The optimizers by name: the class, what its state takes, and the learning rates that suit it. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stretto.errors import UsageError, nearest
@@ -39,6 +39,17 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "nadam": Optimizer("torch.optim:NAdam", "adam", 2, 7, ADAM_RATES, 0.99),
     "lamb": Optimizer("stretto.optim:LAMB", "adam", 2, 7, (0.003, 0.01, 0.03)),
 }
+
+
+MOST_SIDE = 10_000  # a longer side of a matrix is not rotated (a vocabulary's, say), as in SOAP
+
+
+def rotated_sides(shape: Sequence[int], *, two_sided: bool) -> tuple[bool, bool]:
+    """Whether basis rotation turns the left and the right side of a parameter of this shape."""
+    if len(shape) != 2:
+        return False, False
+    left, right = (1 < length <= MOST_SIDE for length in shape)
+    return left, right and two_sided
 
 
 def optimizer_of(name: str) -> Optimizer:

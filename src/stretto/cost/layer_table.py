@@ -169,6 +169,8 @@ class LayerCost:
     again before it frees it, beside what is kept. Only single layers have `peaks`.
     `image_windows` are its convolutions and pools of images, in the order in which they run.
 
+    `matrices` are the shapes of its trained parameters with two dims.
+
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
     that has not been counted.
     """
@@ -196,6 +198,7 @@ class LayerCost:
     backward_exchanges: Works | None = None
     image_windows: tuple[ImageWindow, ...] = ()
     recomputed: Affine = Affine()
+    matrices: tuple[tuple[int, int], ...] = ()
 
     def works(self, kind: Kind) -> Works:
         """The work of an action of this kind."""
@@ -238,6 +241,7 @@ class LayerCost:
             forward_exchanges=exchanges_together(self.forward_exchanges, after.forward_exchanges),
             backward_exchanges=exchanges_together(self.backward_exchanges, after.backward_exchanges),
             image_windows=self.image_windows + after.image_windows,
+            matrices=self.matrices + after.matrices,
             recomputed=max(self.recomputed, after.recomputed, key=lambda bytes: (bytes.each, bytes.fixed)),
         )
 
@@ -391,7 +395,7 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
     works = {"forward", "backward", "input_gradient", "weight_gradient", "forward_exchanges", "backward_exchanges"}
     read: dict[str, Any] = {}
     for key in (field.name for field in fields(LayerCost)):
-        value = content[key]
+        value = content.get(key, ()) if key == "matrices" else content[key]  # older tables have none
         if key in works:
             read[key] = None if value is None else tuple(map(work_of, value))
         elif key == "measured":
@@ -400,6 +404,8 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
             read[key] = None if value is None else peaks_of(value)
         elif key == "image_windows":
             read[key] = tuple(map(image_window_of, value))
+        elif key == "matrices":
+            read[key] = tuple((rows, columns) for rows, columns in value)
         else:
             read[key] = Affine(**value) if isinstance(value, Mapping) else value
     return LayerCost(**read)

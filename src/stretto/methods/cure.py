@@ -53,6 +53,17 @@ class Rotation:
         return max(1, round(self.refresh * min(max(share, 0.5), 2.0)))
 
 
+class StepCure(NamedTuple):
+    """What a cure changes in the step of one stage: its feedback, and how often its matrices' bases are refreshed.
+
+    `interval` is None where nothing is rotated.
+    """
+
+    feedback: float = 0.0
+    interval: int | None = None
+    two_sided: bool = True
+
+
 @dataclass(frozen=True)
 class Cure:
     """How a method makes up for delay.
@@ -73,6 +84,13 @@ class Cure:
     optimizer: str | None = None
     feedback: Callable[[Place], float] | None = None
     rotate: Rotation | None = None
+
+    def at(self, place: Place) -> StepCure:
+        """What it changes in the step of the stage there."""
+        feedback = 0.0 if self.feedback is None else float(self.feedback(place))
+        if self.rotate is None:
+            return StepCure(feedback)
+        return StepCure(feedback, self.rotate.interval(place), self.rotate.two_sided)
 
     @property
     def optimizers(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def feedback_of(name: str, feedback: Feedback) -> Callable[[Place], float] | Non
     """How much feedback a stage gets; None for none on any."""
     if is_among(feedback, ("delay",)):
         return lambda place: place.delay
-    if not is_number(feedback) or not 0 <= feedback < math.inf:
+    if isinstance(feedback, str) or not is_number(feedback) or not 0 <= feedback < math.inf:
         raise UsageError(
             f"{name}(feedback={shown(feedback)}): a number of 0 or more, such as 1 for a delay of one update, or "
             "'delay' for each stage's own"

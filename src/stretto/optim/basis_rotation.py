@@ -22,17 +22,18 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.optim.update_feedback import refuse_low_precision, stepped
+from stretto.optimizers import rotated_sides
 
 SHIFT = 1e-4  # of the mean eigenvalue
-MOST_SIDE = 10_000  # a longer side of a matrix is not rotated (a vocabulary's, say), as in SOAP
 
 
 class RotatedAdam:
     """The step of torch.optim.Adam or AdamW, for matrices in their rotated basis, for all else as the optimizer's.
 
-    A matrix is a parameter with two dims. `two_sided` rotates both sides of it; else U alone, the side of its outputs
-    in torch.nn.Linear. `interval` is the number of steps between two refreshes of the bases. All that is kept stands in
-    the optimizer's own state: exp_avg is M, exp_avg_sq is S, beside them are L, U, R and V.
+    A matrix is a parameter with two dims; a side longer than `stretto.optimizers.MOST_SIDE` is left as it is.
+    `two_sided` rotates both sides; else U alone does, the side of its outputs in torch.nn.Linear. `interval` is the
+    number of steps between two refreshes of the bases. All that is kept stands in the optimizer's own state: exp_avg is
+    M, exp_avg_sq is S, beside them are L, U, R and V.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, interval: int, *, two_sided: bool = True) -> None:
@@ -143,14 +144,6 @@ def out_of(matrix: Tensor, sides: list[Side]) -> Tensor:
     for side in sides:
         matrix = side.basis @ matrix if side.name == "left" else matrix @ side.basis.mT
     return matrix
-
-
-def rotated_sides(shape: tuple[int, ...], *, two_sided: bool) -> tuple[bool, bool]:
-    """Whether the left and the right side of a parameter of this shape are rotated."""
-    if len(shape) != 2:
-        return False, False
-    left, right = (1 < length <= MOST_SIDE for length in shape)
-    return left, right and two_sided
 
 
 def refuse_others(optimizer: torch.optim.Optimizer) -> None:

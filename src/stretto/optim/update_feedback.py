@@ -32,16 +32,21 @@ class UpdateFeedback:
     @torch.no_grad()
     def step(self) -> None:
         """Take the optimizer's step, and add c times its difference to the last one."""
-        before = {parameter: parameter.detach().clone() for parameter in stepped(self.optimizer)}
+        known, state = list(stepped(self.optimizer)), self.optimizer.state
+        moved = [parameter.detach().clone() for parameter in known]
         self._step()
-        for parameter, former in before.items():
-            state, moved = self.optimizer.state.get(parameter, {}), former.sub_(parameter)
-            last = state.get(LAST)
-            if last is not None:
-                parameter.add_(last.sub_(moved), alpha=self.c)
-            elif parameter.grad is None:  # never stepped: an optimizer sets up the state of its first gradient itself
-                continue
-            self.optimizer.state[parameter][LAST] = moved
+        if not known:
+            return
+        torch._foreach_sub_(moved, known)
+        again = [p for p in known if LAST in state.get(p, {})]
+        if again:
+            last = [state[parameter][LAST] for parameter in again]
+            torch._foreach_sub_(last, [u for p, u in zip(known, moved, strict=True) if LAST in state.get(p, {})])
+            torch._foreach_add_(again, last, alpha=self.c)
+        for parameter, u in zip(known, moved, strict=True):
+            # a parameter without a gradient so far: an optimizer sets up the state of its first one itself
+            if parameter.grad is not None or LAST in state.get(parameter, {}):
+                state[parameter][LAST] = u
 
     def plain_step(self) -> None:
         """Take the optimizer's step, and forget the last one: the next step of `step` is plain, as the first."""

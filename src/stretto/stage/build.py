@@ -22,7 +22,7 @@ from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules
 from stretto.stage.intra_stage import StageSharing
-from stretto.stage.phase_settings import build_phases, check_served, feedback_at, momentum_of
+from stretto.stage.phase_settings import build_phases, check_served, momentum_of
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.stage.trainer_arguments import build_optimizer, build_scheduler
 from stretto.stage.trainer_specification import Specification
@@ -76,7 +76,7 @@ class StageBuilder:
             phases = (phases[0]._replace(weights=weights), phases[1])  # fully-shard has no other phases
         stepped = [parts.masters.of(p) for p in trainable(parts)]
         parts.agreement = self._agreement(index, stepped, optimizer, reducer)
-        parts.feedback = feedback_at(specification.method, place)
+        parts.feedback = specification.method.cure.at(place).feedback
         if isinstance(parts.agreement, ServedAgreement):
             push = parts.agreement.step
             phases = (phases[0]._replace(step=lambda _: push()), phases[1]._replace(step=lambda _: push()))

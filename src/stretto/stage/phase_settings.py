@@ -38,6 +38,7 @@ def build_phases(specification: Specification, parts: StageParts, place: Place) 
     its own, to a share that keeps all of them within it.
     """
     optimizer, clip = parts.optimizer, specification.clip
+    check_whole_matrices(specification)
     weights = build_weights(specification, parts, place)
     check_copies(specification.method, weights, place.stage, autocast=specification.precision.name == "bf16-autocast")
     check_recompute(specification, weights, place.stage)
@@ -46,6 +47,15 @@ def build_phases(specification: Specification, parts: StageParts, place: Place) 
     stage_clip = clip if clip is None or specification.method.synchronous else clip / math.sqrt(place.num_stages)
     step, plain_step = build_steps(specification.method, optimizer, place)
     return PhaseSettings(weights, step, stage_clip), PhaseSettings(Plain(weights), plain_step, clip)
+
+
+def check_whole_matrices(specification: Specification) -> None:
+    """Raise UsageError for a rotation of matrices that processes share: a part of one has another eigenbasis."""
+    if specification.method.cure.rotate is not None and specification.mesh.tensor > 1:
+        raise UsageError(
+            f"method {specification.method} on {specification.mesh}: rotate turns whole matrices, and a process has a "
+            "part of each: use tensor=1, or leave rotate out"
+        )
 
 
 def build_weights(specification: Specification, parts: StageParts, place: Place) -> Weights:
@@ -189,14 +199,14 @@ def build_steps(method: Method, optimizer: Optimizer, place: Place) -> tuple[Ste
         return optimizer.step()
 
     step: Callable[[], object] = own
-    if cure.rotate is not None:
-        step = RotatedAdam(optimizer, cure.rotate.interval(place), two_sided=cure.rotate.two_sided).step
+    changed = cure.at(place)
+    if changed.interval is not None:
+        step = RotatedAdam(optimizer, changed.interval, two_sided=changed.two_sided).step
     elif cure.spike:
         step = SpikeCompensation(optimizer, place.delay).step
     plain = None if cure.rotate is None else ignoring_number(step)
-    c = feedback_at(method, place)
-    if c:
-        fed = UpdateFeedback(optimizer, c, step)
+    if changed.feedback:
+        fed = UpdateFeedback(optimizer, changed.feedback, step)
         return ignoring_number(fed.step), ignoring_number(fed.plain_step)
     if cure.reschedule is not None:
         return Rescheduled(optimizer, place.delay, cure.reschedule, step).step, plain
@@ -206,11 +216,6 @@ def build_steps(method: Method, optimizer: Optimizer, place: Place) -> tuple[Ste
 def ignoring_number(step: Callable[[], object]) -> Step:
     """A step as a function of the number of updates before it."""
     return lambda _: step()
-
-
-def feedback_at(method: Method, place: Place) -> float:
-    """How much update-level error feedback a stage has; 0 for none."""
-    return 0.0 if method.cure.feedback is None else method.cure.feedback(place)
 
 
 def check_served(method: Method, sync: object) -> None:
