@@ -23,7 +23,7 @@ from stretto.models.transformer import language_model
 
 HERE = Path(__file__).parent
 STAGES, WIDTH, HEADS, CONTEXT, BATCH, UPDATES, SEED = 16, 32, 2, 32, 16, 300, 0
-RATES = (0.001, 0.002, 0.004)
+RATES = (0.001, 0.002, 0.004, 0.008)
 LAST = 30  # updates whose mean loss is the training loss
 
 
