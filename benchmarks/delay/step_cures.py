@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 import stretto
 
 HERE = Path(__file__).parent
-STAGES, WIDTH, BATCH, STEPS, ROUNDS = 8, 256, 128, 10, 15
+STAGES, WIDTH, BATCH, STEPS, ROUNDS = 8, 256, 128, 10, 9
 CURES = ("feedback=1", "rotate=one-sided", "rotate=True", "rotate=True, feedback=1")
 WEIGHT = 4 * WIDTH * (WIDTH + 1)  # bytes of a stage's weight and bias
 SIDE = 2 * 4 * WIDTH**2  # of a product and a basis
@@ -30,7 +30,7 @@ def trainer_of(cure: str, batch: int) -> tuple[stretto.Trainer, Callable[[], obj
     """A trainer with AdamW that is full of micro-batches, and a step of it."""
     torch.manual_seed(0)
     stages = [nn.Linear(WIDTH, WIDTH) for _ in range(STAGES)]
-    method = f"pipedream({cure})" if cure else "pipedream"
+    method = f"pb({cure})" if cure else "pb"
     trainer = stretto.Trainer(
         stages, mse_loss, lambda params: torch.optim.AdamW(params, lr=1e-4), method, device="cpu", workers=1
     )
