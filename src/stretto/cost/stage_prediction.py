@@ -255,7 +255,7 @@ def stage_times(
             compute = with_head(compute, LayerTimes(*map(max, columns)))
             stage = replace(stage.then(head), output=stage.output)
         cure = cures[s] if cures is not None else StepCure()
-        compute = with_cure(compute, stage, cure, [cluster.device(worker) for worker in replicas], costs.dtype)
+        compute = with_cure(compute, stage, cure, [cluster.device(worker) for worker in replicas], dtype or costs.dtype)
         predicted.append(
             StageTimes(
                 compute=compute,

@@ -51,10 +51,11 @@ def build_phases(specification: Specification, parts: StageParts, place: Place) 
 
 def check_whole_matrices(specification: Specification) -> None:
     """Raise UsageError for a rotation of matrices that processes share: a part of one has another eigenbasis."""
-    if specification.method.cure.rotate is not None and specification.mesh.tensor > 1:
+    mesh, sync = specification.mesh, specification.sync
+    if specification.method.cure.rotate is not None and (mesh.tensor > 1 or sync.sharding is not None):
         raise UsageError(
-            f"method {specification.method} on {specification.mesh}: rotate turns whole matrices, and a process has a "
-            "part of each: use tensor=1, or leave rotate out"
+            f"method {specification.method} on {mesh} with {sync}: rotate turns whole matrices, and a process has a "
+            "part of each: use tensor=1 and sync='all-reduce', or leave rotate out"
         )
 
 
