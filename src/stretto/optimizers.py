@@ -1,6 +1,6 @@
 """The optimizers by name: the class, what its state takes, and the learning rates that suit it. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
@@ -52,7 +52,7 @@ class MatrixWork:
 
 
 NO_MATRICES = MatrixWork()
-LARGEST_BASIS = 10_000  # SOAP's `largest`
+LARGEST_BASIS = 10_000  # a longer side (a vocabulary's, say) is not rotated: SOAP's `largest`
 REFRESH_EVERY = 10  # its `every`
 ITERATIONS = 5  # Muon's `ns_steps`
 
@@ -114,6 +114,14 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "muon": Optimizer("stretto.optim:muon", "adam", 2, 7, ADAM_RATES, 0.95, "orthogonalise", needs_whole=True),
     "soap": Optimizer("stretto.optim:SOAP", "adam", 2, 7, ADAM_RATES, 0.95, "rotate", needs_whole=True),
 }
+
+
+def rotated_sides(shape: Sequence[int], *, two_sided: bool) -> tuple[bool, bool]:
+    """Whether basis rotation turns the left and the right side of a parameter of this shape."""
+    if len(shape) != 2:
+        return False, False
+    left, right = (1 < length <= LARGEST_BASIS for length in shape)
+    return left, right and two_sided
 
 
 def optimizer_of(name: str) -> Optimizer:

@@ -44,6 +44,20 @@ def test_a_synchronous_step_by_hand():
     assert seconds("1f1b(microbatches=2)") == pytest.approx(F + 2 * (F + B) + A + W + A + U)
 
 
+def test_cures_of_the_step_by_hand():
+    """Feedback is eleven thirds of an addition and one tensor more; a rotation computes as linear layers do."""
+    bounds, three = (0, 1, 2), costs(2)
+    plain, fed, turned = (
+        forecast(three, bounds, cluster(), name, 8, optimizer="adamw")
+        for name in ("pipedream", "pipedream(feedback=2)", "pipedream(rotate=one-sided)")
+    )
+    assert fed.actions["U", 0, 0] - plain.actions["U", 0, 0] == pytest.approx(11 / 3 * A)
+    assert turned.actions["U", 0, 0] - plain.actions["U", 0, 0] == pytest.approx((8 + 14 / 3 / 5) * WIDTH**3 / 1e9)
+    weight = 4 * WIDTH**2
+    assert fed.bytes[0] - plain.bytes[0] in (weight, 2 * weight)  # two where an update takes the most
+    assert turned.bytes[0] - plain.bytes[0] == 2 * weight
+
+
 def test_the_runtime_s_own_time_is_added():
     # backprop: F F B B U, one after the other; both updates at the same time
     plain = F + F + B + W + U

@@ -20,6 +20,15 @@ def test_the_decayed_horizon():
     assert decayed(Place(0, 4, 1000, 0.5)) == pytest.approx(1)
 
 
+def test_bases_are_refreshed_more_often_where_delays_are_longer():
+    """In inverse proportion, from half to twice the interval; every stage alike where delays are."""
+    intervals = [
+        [cure.interval for cure in stretto.method(name).step_cures(stretto.method(name).plan(5)[0])]
+        for name in ("pipedream(rotate=True)", "pipedream-2bw(rotate=one-sided, refresh=7)")
+    ]
+    assert intervals == [[5, 7, 10, 20, 20], [7] * 5]
+
+
 def test_spectrain_aims_both_passes_at_one_version():
     """Forward on s at tick t, backward S-1-s updates of s later: both horizons end floor(s/2) after the backward."""
     for S in range(1, 9):
@@ -61,6 +70,16 @@ def test_spike_compensation_makes_up_for_the_delay(momentum, delay):
         ("greedy(warmup=9)", "losses of its own on its stages: warmup is for pipelines"),
         ("overlapping(delay=1, finish=9)", "losses of its own on its stages: finish is for pipelines"),
         ("pb(warmpu=9)", "did you mean 'warmup'"),
+        ("1f1b(feedback=1)", "is synchronous: there is no delay to cure; feedback is for pipedream"),
+        ("spectrain(rotate=True)", "does not take it; rotate is for pipedream, pipedream-2bw, pb and paci"),
+        ("pb(feedback=-1)", "a number of 0 or more"),
+        ("paci(feedback=nan)", "a number of 0 or more"),
+        ("pb(feedback=1, spike=True)", "both make up for the same delay"),
+        ("pb(feedback=delay, predict=weight)", "both make up for the same delay"),
+        ("pb(rotate=True, predict=step)", "rotation is for Adam and AdamW"),
+        ("pipedream(rotate=both)", "choose True, 'one-sided' or False"),
+        ("pipedream(refresh=4)", "needs a basis to refresh"),
+        ("pipedream-2bw(rotate=True, refresh=0)", "a whole number of updates, at least 1"),
     ],
 )
 def test_refused_as_methods(method, message):

@@ -17,7 +17,7 @@ from stretto.plan.refine import LaidOut, pricer_of, refined, terms
 WIDTH, BATCH = 32, 16
 METHODS = (
     "backprop", "gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream", "pipedream-2bw", "paci",
-    "pb", "greedy", "chunked", "overlapping", "overlapping(delay=0)",
+    "pb", "pipedream(feedback=1)", "greedy", "chunked", "overlapping", "overlapping(delay=0)",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ OPTIMIZERS = {
     "muon": partial(stretto.optim.muon, lr=0.01),
     "soap": partial(stretto.optim.SOAP, lr=0.01, every=3),
     "lion": partial(stretto.optim.Lion, lr=0.003),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
 }
 
 
@@ -38,7 +39,7 @@ def batches(number, size=14, width=8):
 
 
 def build(method, number=4, *, optimizer=None, **options):
-    optimizer = optimizer or ("nadam" if method.startswith("nesterov") else "sgd")
+    optimizer = optimizer or ("nadam" if method.startswith("nesterov") else "adamw" if "rotate" in method else "sgd")
     data = batches(1)
     return stretto.Trainer(
         stages(number), nn.functional.cross_entropy, OPTIMIZERS[optimizer], method, example=data[0][0], **options

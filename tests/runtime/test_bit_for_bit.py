@@ -23,6 +23,8 @@ OPTIONS = [
     ("pb(predict=weight)", {"optimizer": "muon"}), ("gpipe", {"optimizer": "muon", "precision": "bf16"}),
     ("pipedream", {"optimizer": "soap"}), ("pipeoptim", {"optimizer": "muon"}), ("pb", {"optimizer": "lion"}),
     ("greedy", {"optimizer": "muon"}),
+    ("pipedream(rotate=one-sided, feedback=delay)", {}), ("pb(feedback=2)", {}), ("paci(feedback=1, warmup=3)", {}),
+    ("pipedream-2bw(rotate=True, refresh=2, feedback=1)", {"precision": "bf16"}),
 ]  # fmt: skip
 EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS

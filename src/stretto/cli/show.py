@@ -119,7 +119,7 @@ def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
     method, schedule, rules = layout.method, layout.schedule, layout.rules
     period, bubble = layout.steady(unit_costs)
     full = simulate(schedule, rules, schedule.drain + 2)
-    delays = method.delays(schedule)
+    delays, cures = method.delays(schedule), method.step_cures(schedule)
     return {
         "method": str(method),
         "stages": schedule.num_stages,
@@ -134,6 +134,8 @@ def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
         "peak_activations": list(full.peak_graphs),
         "peak_inputs": list(full.peak_inputs),
         "weight_versions": list(method.versions(schedule)),
+        "feedback": [cure.feedback for cure in cures],
+        "refresh_intervals": [cure.interval for cure in cures if cure.interval is not None],
         "heads_after": list(rules.reach.heads[:-1]),
     }
 
@@ -174,6 +176,12 @@ def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> 
     if layout.rules.recompute:
         lines.append(f"inputs kept by stage   {by_stage(facts['peak_inputs'])} for the recompute")
     lines.append(f"weight versions        {by_stage(facts['weight_versions'])}")
+    if any(facts["feedback"]):
+        lines.append(
+            f"feedback by stage      {by_stage(facts['feedback'])} times the change of a step; one tensor more"
+        )
+    if facts["refresh_intervals"]:
+        lines.append(f"bases are refreshed    every {by_stage(facts['refresh_intervals'])} updates")
     lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
     if facts.get("model"):
         options = "".join(f", {key} {value}" for key, value in facts["model_options"].items())

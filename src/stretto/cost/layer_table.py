@@ -172,7 +172,7 @@ class LayerCost:
     `loose_output` are the parts of them that the layer itself does not keep. `recomputed` is what its backward makes
     again before it frees it, beside what is kept. Only single layers have `peaks`.
     `image_windows` are its convolutions and pools of images, in the order in which they run. `matrices` is what some
-    optimizers keep and compute for its matrices.
+    optimizers keep and compute for its matrices, `matrix_shapes` are those of its trained parameters with two dims.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
     that has not been counted. `summed_once` are bytes of gradients that they sum once a step.
@@ -203,6 +203,7 @@ class LayerCost:
     recomputed: Affine = Affine()
     summed_once: float = 0.0
     matrices: MatrixWork = NO_MATRICES
+    matrix_shapes: tuple[tuple[int, int], ...] = ()
 
     def state_bytes(self, optimizer: Optimizer) -> float:
         """Bytes of an optimizer's state, of the dtype of the parameters."""
@@ -256,6 +257,7 @@ class LayerCost:
             forward_exchanges=exchanges_together(self.forward_exchanges, after.forward_exchanges),
             backward_exchanges=exchanges_together(self.backward_exchanges, after.backward_exchanges),
             image_windows=self.image_windows + after.image_windows,
+            matrix_shapes=self.matrix_shapes + after.matrix_shapes,
             recomputed=max(self.recomputed, after.recomputed, key=lambda bytes: (bytes.each, bytes.fixed)),
             summed_once=self.summed_once + after.summed_once,
             matrices=self.matrices + after.matrices,
@@ -423,6 +425,8 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
     for key in (field.name for field in fields(LayerCost)):
         if key == "summed_once" and key not in content:  # a table of 0.2 before it was counted
             continue
+        if key == "matrix_shapes" and key not in content:
+            continue
         value = content[key]
         if key in works:
             read[key] = None if value is None else tuple(map(work_of, value))
@@ -434,6 +438,8 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
             read[key] = tuple(map(image_window_of, value))
         elif key == "matrices":
             read[key] = MatrixWork(**value)
+        elif key == "matrix_shapes":
+            read[key] = tuple((rows, columns) for rows, columns in value)
         else:
             read[key] = Affine(**value) if isinstance(value, Mapping) else value
     return LayerCost(**read)

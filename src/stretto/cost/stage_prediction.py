@@ -13,7 +13,9 @@ from stretto.cost.attained import BYTES, TENSOR_CORES, KernelSeconds, Peaks, dty
 from stretto.cost.cluster import Cluster, Device, WorkerKind
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
 from stretto.cost.rings import all_reduce_seconds as library_all_reduce
+from stretto.cost.step_cures import FEEDBACK_PASSES, feedback_bytes, rotation_bytes, rotation_work
 from stretto.errors import UsageError
+from stretto.methods.cure import StepCure
 from stretto.optimizers import ITERATIONS, Optimizer, optimizer_of
 from stretto.options.checks import of_kind, positive
 
@@ -224,14 +226,16 @@ def stage_times(
     optimizer: str = "sgd",
     heads: Sequence[LayerCost | None] | None = None,
     silent: Collection[int] = (0,),
+    cures: Sequence[StepCure] | None = None,
 ) -> tuple[StageTimes, ...]:
     """The seconds and bytes of each stage, for micro-batches of `examples`.
 
     Stage s holds the layers from bounds[s] up to bounds[s + 1]. `workers` lists for each stage the workers that hold
     its replicas, among which the examples are divided; worker s by default. The slowest replica counts. `dtype` is by
     default that of the parameters. `heads` has for each stage the row of the head behind it, loss included; None for
-    stages without one, and for the last. `silent` stages compute and send no gradient of their inputs. Raises
-    UsageError for bounds or workers that do not fit, and for an unknown optimizer or dtype.
+    stages without one, and for the last. `silent` stages compute and send no gradient of their inputs. `cures` are what
+    a method changes in the stages' steps (`Method.step_cures`). Raises UsageError for bounds or workers that do not
+    fit, and for an unknown optimizer or dtype.
     """
     of_kind("costs", costs, ModelCosts, "what stretto.cost.layer_costs(...) returned")
     of_kind("cluster", cluster, Cluster, "what stretto.cost.find_cluster(name) returned")
@@ -265,6 +269,8 @@ def stage_times(
             columns = zip(*(head_speeds[worker][index] for worker in replicas), strict=True)
             compute = with_head(compute, LayerTimes(*map(max, columns)))
             stage = replace(stage.then(head), output=stage.output)
+        cure = cures[s] if cures is not None else StepCure()
+        compute = with_cure(compute, stage, cure, [cluster.device(worker) for worker in replicas], dtype or costs.dtype)
         predicted.append(
             StageTimes(
                 compute=compute,
@@ -277,10 +283,22 @@ def stage_times(
                 held=stage.held.at(share),
                 parameters=stage.parameter_bytes,
                 gradients=stage.gradient_bytes,
-                state=stage.state_bytes(optimizer_of(optimizer)),
+                state=stage.state_bytes(optimizer_of(optimizer))
+                + feedback_bytes(cure, stage.gradient_bytes) + rotation_bytes(cure, [stage]),
             )
         )  # fmt: skip
     return tuple(predicted)
+
+
+def with_cure(
+    times: LayerTimes[float], stage: LayerCost, cure: StepCure, devices: Sequence[Device], dtype: str
+) -> LayerTimes[float]:
+    """Times whose update has what a cure adds to it, on the slowest of the devices."""
+    extra = FEEDBACK_PASSES * times.accumulate if cure.feedback else 0.0
+    if cure.interval is not None:
+        work = rotation_work(cure, [stage])
+        extra += max(pass_seconds((work,), "forward", Machine(device, dtype), 0) for device in devices)
+    return times._replace(update=times.update + extra)
 
 
 class LayerSpeeds(NamedTuple):

@@ -67,6 +67,7 @@ def forecast(
         heads=heads,
         optimizer=optimizer,
         silent=silent(rules, schedule.num_stages),
+        cures=chosen.step_cures(schedule),
     )
     pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, tied)
     return Forecast(

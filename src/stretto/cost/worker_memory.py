@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
+from stretto.cost.step_cures import feedback_bytes, rotation_bytes
 from stretto.methods import Method
+from stretto.methods.cure import StepCure
 from stretto.optimizers import Optimizer, optimizer_of
 from stretto.schedule import Action, Edge, Rules, Schedule
 
@@ -111,6 +113,15 @@ def with_head(stage: StageMemory, head: LayerCost, examples: float, optimizer: O
     )  # fmt: skip
 
 
+def with_step_cure(
+    stage: StageMemory, cure: StepCure, rows: Sequence[LayerCost], head: LayerCost | None
+) -> StageMemory:
+    """The memory of a stage with what a cure of its optimizer's step keeps, and takes for the time of an update."""
+    last = feedback_bytes(cure, stage.gradients)
+    kept = last + rotation_bytes(cure, rows if head is None else [*rows, head])
+    return replace(stage, state=stage.state + kept, update=stage.update + last)
+
+
 def peak_bytes(
     method: Method,
     schedule: Schedule,
@@ -131,7 +142,11 @@ def peak_bytes(
         )
         for s in range(schedule.num_stages)
     ]  # fmt: skip
-    versions = method.versions(schedule)
+    versions, cures = method.versions(schedule), method.step_cures(schedule)
+    stages = [
+        with_step_cure(stage, cure, costs.layers[bounds[s] : bounds[s + 1]], stage_heads[s])
+        for s, (stage, cure) in enumerate(zip(stages, cures, strict=True))
+    ]
     buffers = channel_bytes(method, schedule, rules, stages)
     peaks = []
     for worker in range(schedule.num_workers):

@@ -249,6 +249,7 @@ def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost
             max((p.numel() * p.element_size() for p in trained), default=0),
         ),
         image_windows=image_windows(pair.examples, pair.few.windows, pair.many.windows),
+        matrix_shapes=tuple((p.shape[0], p.shape[1]) for p in trained if p.dim() == 2),
         **sizes,
     )
 

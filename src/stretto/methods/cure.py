@@ -10,7 +10,7 @@ class Place(NamedTuple):
 
     The delay is the mean over the micro-batches of an update: a fraction where some of them see one update more than
     others. recompute: how many of the delay's updates come after the stage's recompute, a mean as well; None where it
-    does not recompute.
+    does not recompute. mean_delay: the mean over all stages.
     """
 
     stage: int
@@ -18,6 +18,7 @@ class Place(NamedTuple):
     delay: float
     momentum: float
     recompute: float | None = None
+    mean_delay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,34 @@ class Correction:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """Step matrices in a rotated basis, of both sides or of one, that is refreshed every so many updates or so."""
+
+    two_sided: bool = True
+    refresh: int = 10
+
+    def interval(self, place: Place) -> int:
+        """Updates between two refreshes on a stage: in inverse proportion to its delay, half to twice `refresh`.
+
+        A stage with the mean delay refreshes every `refresh` updates. Within those bounds all stages together refresh
+        as often as if each did so every `refresh` updates.
+        """
+        share = place.mean_delay / place.delay if place.delay else 2.0 if place.mean_delay else 1.0
+        return max(1, round(self.refresh * min(max(share, 0.5), 2.0)))
+
+
+class StepCure(NamedTuple):
+    """What a cure changes in the step of one stage: its feedback, and how often its matrices' bases are refreshed.
+
+    `interval` is None where nothing is rotated.
+    """
+
+    feedback: float = 0.0
+    interval: int | None = None
+    two_sided: bool = True
+
+
+@dataclass(frozen=True)
 class Cure:
     """How a method makes up for delay.
 
@@ -43,7 +72,8 @@ class Cure:
     recompute: the weights that a second forward sees, part of the way that `forward` looks ahead or `backward` back.
     spike: whether the step makes up for the delay of its gradient (spike compensation). reschedule: updates until
     the learning rate is no longer divided for the delay (PipeMare's T1); None for never dividing. optimizer: the class
-    of torch.optim that the method needs; None for any.
+    of torch.optim that the method needs; None for any. feedback: how much of a step's difference to the last one is
+    added to it (update-level error feedback); None for nothing. rotate: the basis of a matrix's step; None for its own.
     """
 
     forward: Prediction | None = None
@@ -52,6 +82,15 @@ class Cure:
     spike: bool = False
     reschedule: int | None = None
     optimizer: str | None = None
+    feedback: Callable[[Place], float] | None = None
+    rotate: Rotation | None = None
+
+    def at(self, place: Place) -> StepCure:
+        """What it changes in the step of the stage there."""
+        feedback = 0.0 if self.feedback is None else float(self.feedback(place))
+        if self.rotate is None:
+            return StepCure(feedback)
+        return StepCure(feedback, self.rotate.interval(place), self.rotate.two_sided)
 
     @property
     def optimizers(self) -> tuple[str, ...]:
@@ -65,4 +104,6 @@ class Cure:
             return (self.optimizer.lower(),)
         if self.spike or "velocity" in forms:
             return ("sgd",)
+        if self.rotate is not None:
+            return ("adam", "adamw")
         return ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap") if "step" in forms else ()

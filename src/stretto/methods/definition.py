@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from stretto.errors import UsageError
-from stretto.methods.cure import Cure
+from stretto.methods.cure import Cure, Place, StepCure
 from stretto.methods.phases import Phases
 from stretto.methods.planning import Planning
 from stretto.options.checks import MOST_STAGES, flag, is_whole, of_kind, one_of, sequence, shown, whole
@@ -87,6 +87,17 @@ class Method:
         """The delays of the gradients on each stage of `schedule`."""
         of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
         return Delays(schedule, buffered=self._buffered(schedule))
+
+    def step_cures(self, schedule: Schedule) -> tuple[StepCure, ...]:
+        """What its cure changes in each stage's step: feedback, rotation."""
+        of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
+        if self.cure.feedback is None and self.cure.rotate is None:
+            return (StepCure(),) * schedule.num_stages
+        delays = self.delays(schedule).mean
+        mean = sum(delays) / len(delays)
+        return tuple(
+            self.cure.at(Place(stage, len(delays), delay, 0.0, mean_delay=mean)) for stage, delay in enumerate(delays)
+        )
 
     def versions(self, schedule: Schedule) -> tuple[int, ...]:
         """How many versions of its weights each stage holds in the steady state, the current one included."""

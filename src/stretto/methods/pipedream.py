@@ -8,6 +8,7 @@ by updating only once as many micro-batches are through as there are stages.
 from stretto.errors import UsageError
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
+from stretto.methods.step_cures import Feedback, Rotate, cures_in_words, step_cure
 from stretto.methods.synchronous_pipelines import check_count
 from stretto.schedule import Schedule
 from stretto.schedule.library.pipedream import pipedream as pipedream_schedule
@@ -16,25 +17,39 @@ from stretto.schedule.library.pipedream import pipedream_2bw as pipedream_2bw_sc
 ASYNCHRONOUS_1F1B = Planning(held=lambda at: at.above + 1, delay=lambda at: at.above)
 
 
-def pipedream() -> Method:
-    """Update after every minibatch; stage s works with gradients S-1-s updates old and keeps S-s versions."""
+def pipedream(*, feedback: Feedback = 0.0, rotate: Rotate = False, refresh: int | None = None) -> Method:
+    """Update after every minibatch; stage s works with gradients S-1-s updates old and keeps S-s versions.
+
+    feedback, rotate, refresh: cures of the optimizer's step, as of `pb`.
+    """
+    cure = step_cure("pipedream", feedback, rotate, refresh)
     return Method(
         name="pipedream",
-        summary="asynchronous 1F1B with stashed weights",
+        summary=f"asynchronous 1F1B with stashed weights{cures_in_words(cure)}",
         schedule=pipedream_schedule,
         synchronous=False,
         weights="stash",
+        cure=cure,
         planning=ASYNCHRONOUS_1F1B,
     )
 
 
-def pipedream_2bw(*, microbatches: int | None = None) -> Method:
+def pipedream_2bw(
+    *,
+    microbatches: int | None = None,
+    feedback: Feedback = 0.0,
+    rotate: Rotate = False,
+    refresh: int | None = None,
+) -> Method:
     """Update after `microbatches` micro-batches, S by default: gradients are one update old on every stage.
 
     Exceptions are the first minibatch and the first after each drain (`flush`, `save`, a change of phase): they see the
     newest weights, since no micro-batch in flight needs the former version.
+
+    feedback, rotate, refresh: cures of the optimizer's step, as of `pb`.
     """
     check_count("pipedream-2bw", "microbatches", microbatches)
+    cure = step_cure("pipedream-2bw", feedback, rotate, refresh)
 
     def schedule(num_stages: int, num_workers: int) -> Schedule:
         count = microbatches or num_stages
@@ -47,10 +62,11 @@ def pipedream_2bw(*, microbatches: int | None = None) -> Method:
 
     return Method(
         name="pipedream-2bw",
-        summary="asynchronous 1F1B, two versions of the weights",
+        summary=f"asynchronous 1F1B, two versions of the weights{cures_in_words(cure)}",
         schedule=schedule,
         synchronous=False,
         weights="double-buffered",
+        cure=cure,
         planning=Planning(
             cut="microbatches",
             allows=lambda microbatches, workers: microbatches >= workers,

@@ -4,12 +4,14 @@ One forward and one backward of every stage in every tick, no flush: no worker i
 gradients 2(S-1-s) updates old. A backward sees the weights as they stand, or with `stash` those of its forward.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from stretto.errors import UsageError
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
+from stretto.methods.step_cures import Feedback, Rotate, cures_in_words, step_cure
 from stretto.methods.synchronous_pipelines import check_count, check_flag
 from stretto.options.checks import is_among, shown
 from stretto.schedule.library.pipedream import paci as paci_schedule
@@ -53,6 +55,9 @@ def pb(
     predict: Form | None = None,
     horizon: int | Literal["decayed"] | None = None,
     stash: bool = False,
+    feedback: Feedback = 0.0,
+    rotate: Rotate = False,
+    refresh: int | None = None,
 ) -> Method:
     """Pipelined Backpropagation, with any of its cures.
 
@@ -60,20 +65,42 @@ def pb(
     weight prediction), or along the optimizer's own step (as in PipeOptim). stash: backwards see the weights of their
     forward. Both cures use the stage's steady-state delay, also in fill and drain. horizon: how many updates to look
     ahead instead.
+
+    feedback: how many times a step's difference to the last one is added to it (update-level error feedback), for any
+    optimizer; "delay" for as many times as a stage's delay. rotate: matrices are stepped by Adam or AdamW in a rotated
+    basis of both sides (True) or of the outputs ("one-sided"); refresh: every how many updates, or so, it is refreshed
+    (10), more often where delays are longer.
     """
     check_flag("pb", "spike", spike)
     check_flag("pb", "stash", stash)
     forward = prediction(predict, horizon)
+    step = step_cure("pb", feedback, rotate, refresh)
+    refuse_together(spike, predict, step)
     cures = [name for name, on in (("spike", spike), ("predict", predict), ("stash", stash)) if on]
     return Method(
         name="pb",
-        summary=f"Pipelined Backpropagation{' with ' if cures else ''}{', '.join(cures)}",
+        summary=f"Pipelined Backpropagation{' with ' if cures else ''}{', '.join(cures)}{cures_in_words(step)}",
         schedule=pipelined_backprop,
         synchronous=False,
         weights="stash" if stash else "live",
-        cure=Cure(forward=forward, spike=spike),
+        cure=replace(step, forward=forward, spike=spike),
         planning=PB_CLOCK,
     )
+
+
+def refuse_together(spike: bool, predict: Form | None, step: Cure) -> None:
+    """Raise UsageError for cures that would make up for one delay twice, or that want different optimizers."""
+    if step.feedback is not None and (spike or predict is not None):
+        other = "spike=True" if spike else f"predict={predict}"
+        raise UsageError(
+            f"pb(feedback=..., {other}): both make up for the same delay, along the last step: choose one of them"
+        )
+    if step.rotate is not None and (spike or predict not in (None, "weight")):
+        other = "spike=True" if spike else f"predict={predict}"
+        raise UsageError(
+            f"pb(rotate=..., {other}): rotation is for Adam and AdamW, whose averages {other} cannot read in a rotated "
+            "basis: choose one of them, or predict='weight'"
+        )
 
 
 def pb_sc() -> Method:
@@ -96,17 +123,20 @@ def pb_lwp_sc(*, horizon: int | Literal["decayed"] | None = None) -> Method:
     return pb(predict="weight", spike=True, horizon=horizon)
 
 
-def paci(*, every: int = 2) -> Method:
+def paci(*, every: int = 2, feedback: Feedback = 0.0, rotate: Rotate = False, refresh: int | None = None) -> Method:
     """Asynchronous 1F1B, updated after every `every` backwards: fewer updates, less delay, one version of the weights.
 
-    arXiv 2606.07881. Delays are at most ceil((S-1)/every).
+    arXiv 2606.07881. Delays are at most ceil((S-1)/every). feedback, rotate, refresh: cures of the optimizer's step, as
+    of `pb`; "delay" is the mean delay of the micro-batches of an update.
     """
     check_count("paci", "every", every)
+    cure = step_cure("paci", feedback, rotate, refresh)
     return Method(
         name="paci",
-        summary=f"asynchronous 1F1B, one update in {every} micro-batches",
+        summary=f"asynchronous 1F1B, one update in {every} micro-batches{cures_in_words(cure)}",
         schedule=lambda num_stages, num_workers: paci_schedule(num_stages, num_workers, every),
         synchronous=False,
         weights="live",
+        cure=cure,
         planning=Planning(cut="every", held=lambda at: at.above + 1, delay=lambda at: at.above / at.microbatches),
     )

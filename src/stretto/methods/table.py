@@ -19,6 +19,7 @@ from stretto.methods.pipemare import pipemare
 from stretto.methods.pipeoptim import pipeoptim
 from stretto.methods.recompute import recomputing
 from stretto.methods.spectrain import spectrain
+from stretto.methods.step_cures import STEP_CURES
 from stretto.methods.synchronous_pipelines import (
     dualpipe_v,
     gpipe,
@@ -96,6 +97,11 @@ def method(name: str | Method, **options: Any) -> Method:
             what = "is synchronous" if built.synchronous else "has losses of its own on its stages"
             raise UsageError(
                 f"method {bare!r} {what}: {key} is for pipelines with old gradients, such as pb or pipemare"
+            )
+        if key in STEP_CURES and key not in known:
+            why = "is synchronous: there is no delay to cure" if built.synchronous else "does not take it"
+            raise UsageError(
+                f"method {bare!r} {why}; {key} is for pipedream, pipedream-2bw, pb and paci, whose gradients are old"
             )
         if key not in known:
             raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")

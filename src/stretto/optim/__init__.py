@@ -1,6 +1,7 @@
 """Optimizers, learning rates for large batches, and corrections of the optimizer step for delayed gradients."""
 
 from stretto.nn.master_weights import Masters
+from stretto.optim.basis_rotation import RotatedAdam
 from stretto.optim.batch_scaling import scale_for_batch
 from stretto.optim.combined import CombinedOptimizer
 from stretto.optim.labels import Label, labels_of
@@ -13,6 +14,7 @@ from stretto.optim.reschedule import Rescheduled
 from stretto.optim.schedulers import cosine, warmup
 from stretto.optim.soap import SOAP
 from stretto.optim.spike import SpikeCompensation
+from stretto.optim.update_feedback import UpdateFeedback
 
 __all__ = [
     "LAMB",
@@ -24,7 +26,9 @@ __all__ = [
     "Masters",
     "NamedOptimizer",
     "Rescheduled",
+    "RotatedAdam",
     "SpikeCompensation",
+    "UpdateFeedback",
     "cosine",
     "labels_of",
     "muon",

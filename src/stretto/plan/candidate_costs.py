@@ -60,6 +60,7 @@ from stretto.cost.cluster import Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
+from stretto.cost.step_cures import FEEDBACK_PASSES
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.objective import Rates
@@ -428,6 +429,10 @@ class Prices:
         zeros = np.zeros_like(intra_forward)
         again = times.forward + intra_forward if c.recomputes(s) else zeros
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
+        if c.planned.feeds_back(c.stage_at(s)):
+            wide = 2 if self.problem.masters else 1  # float32 masters of parameters of 16 bits
+            static = static + wide * gradients
+            times = times._replace(update=times.update + wide * FEEDBACK_PASSES * times.accumulate)
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
             forward=times.forward + intra_forward,

@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 
 from stretto.errors import UsageError, nearest
 from stretto.methods import METHODS, Method, Planning, StageAt, method
+from stretto.methods.cure import Place
 from stretto.methods.definition import Family
 from stretto.methods.table import FROM_FILES, PHASES
 from stretto.options.parse import parse
@@ -52,6 +53,11 @@ class PlannedMethod:
         if self.method.weights == "stash":
             return ceil(self.planning.delay(at)) + 1
         return 2 if self.method.weights == "double-buffered" and at.stages > 1 else 1
+
+    def feeds_back(self, at: StageAt) -> bool:
+        """Whether a stage has update-level feedback."""
+        cure = self.method.cure
+        return cure.feedback is not None and cure.feedback(Place(at.stage, at.stages, self.planning.delay(at), 0.0)) > 0
 
     def drives(self, optimizer: str) -> bool:
         """Whether the method works with an optimizer."""
@@ -129,6 +135,11 @@ def planned(name: str) -> PlannedMethod:
         raise UsageError(
             f"cannot plan for method {name!r}: its Method has no closed forms (planning=..., see CONTRIBUTING.md). "
             "Add them, or predict it with stretto simulate or stretto compare"
+        )
+    if chosen.cure.rotate is not None:
+        raise UsageError(
+            f"cannot plan for method {name!r}: what rotate costs depends on the shapes of every matrix, which the sums "
+            "over layers of a search do not have; leave it out, and predict it with stretto simulate or stretto compare"
         )
     for key in options:
         if key in (planning.cut, planning.losses, "recompute", *PHASES):

@@ -120,6 +120,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
         laid.costs, laid.ends, problem.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
         optimizer=problem.optimizer, heads=laid.heads, silent=silent(laid.rules, c.stages),
+        cures=laid.chosen.step_cures(laid.schedule),
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
     stages = [

@@ -86,6 +86,7 @@ class StageBuilder:
         self._share_out(parts, reducer)
         stepped = [parts.masters.of(p) for p in trainable(parts)]
         parts.agreement = self._agreement(parts, stepped, reducer)
+        parts.feedback = specification.method.cure.at(place).feedback
         if isinstance(parts.agreement, ServedAgreement):
             push = parts.agreement.step
             phases = (phases[0]._replace(step=lambda _: push()), phases[1]._replace(step=lambda _: push()))
@@ -169,7 +170,8 @@ class StageBuilder:
     def _place(self, index: int, optimizer: torch.optim.Optimizer | None) -> Place:
         delay, recompute = self.delays.mean[index], self.delays.recompute[index]
         momentum = 0.0 if optimizer is None else max(momenta_of(optimizer))  # groups have their own horizons
-        return Place(index, self.rules.num_stages, delay, momentum, recompute)
+        delays = self.delays.mean
+        return Place(index, self.rules.num_stages, delay, momentum, recompute, sum(delays) / len(delays))
 
 
 def trainable(parts: StageParts) -> list[nn.Parameter]:

@@ -10,7 +10,7 @@ from stretto.errors import UsageError
 from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionCure
 from stretto.methods.cure import Cure, Place, Prediction
-from stretto.optim import Rescheduled, SpikeCompensation
+from stretto.optim import Rescheduled, RotatedAdam, SpikeCompensation, UpdateFeedback
 from stretto.optim.coming_rates import Scheduler
 from stretto.optim.momentum import momenta_of
 from stretto.stage.stage import PhaseSettings, StageParts
@@ -29,6 +29,7 @@ from stretto.weights.value_rules import (
 )
 
 Optimizer = torch.optim.Optimizer
+Step = Callable[[int], object]  # gets the number of updates before it
 
 
 def build_phases(specification: Specification, parts: StageParts, place: Place) -> tuple[PhaseSettings, PhaseSettings]:
@@ -38,16 +39,25 @@ def build_phases(specification: Specification, parts: StageParts, place: Place) 
     its own, to a share that keeps all of them within it.
     """
     optimizer, clip = parts.optimizer, specification.clip
+    check_whole_matrices(specification)
     weights = build_weights(specification, parts, place)
     check_copies(specification.method, weights, place.stage, autocast=specification.precision.name == "bf16-autocast")
     check_recompute(specification, weights, place.stage)
     if optimizer is None:
         return PhaseSettings(weights, None), PhaseSettings(Plain(weights), None)
     stage_clip = clip if clip is None or specification.method.synchronous else clip / math.sqrt(place.num_stages)
-    return (
-        PhaseSettings(weights, build_step(specification.method, optimizer, place), stage_clip),
-        PhaseSettings(Plain(weights), None, clip),
-    )
+    step, plain_step = build_steps(specification.method, optimizer, place)
+    return PhaseSettings(weights, step, stage_clip), PhaseSettings(Plain(weights), plain_step, clip)
+
+
+def check_whole_matrices(specification: Specification) -> None:
+    """Raise UsageError for a rotation of matrices that processes share: a part of one has another eigenbasis."""
+    mesh, sync = specification.mesh, specification.sync
+    if specification.method.cure.rotate is not None and (mesh.tensor > 1 or sync.sharding is not None):
+        raise UsageError(
+            f"method {specification.method} on {mesh} with {sync}: rotate turns whole matrices, and a process has a "
+            "part of each: use tensor=1 and sync='all-reduce', or leave rotate out"
+        )
 
 
 def build_weights(specification: Specification, parts: StageParts, place: Place) -> Weights:
@@ -186,10 +196,11 @@ def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:
         )
 
 
-def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[int], object] | None:
-    """A stage's update as a function of the number of updates before it; None for the optimizer's own step.
+def build_steps(method: Method, optimizer: Optimizer, place: Place) -> tuple[Step | None, Step | None]:
+    """A stage's update in the method's own phases and in synchronous ones; None for the optimizer's own step.
 
-    Raises UsageError for an optimizer of another class than the method needs.
+    Raises UsageError for an optimizer of another class than the method needs. A rotated basis is kept in synchronous
+    phases, too, as the optimizer's averages are of it.
     """
     cure = method.cure
     if cure.optimizer is not None and type(optimizer).__name__ != cure.optimizer:
@@ -199,13 +210,27 @@ def build_step(method: Method, optimizer: Optimizer, place: Place) -> Callable[[
             f"--optimizer {cure.optimizer.lower()}; or method 'pipedream'"
         )
 
-    def plain() -> object:  # looked up at each step: a scheduler replaces the optimizer's own
+    def own() -> object:  # looked up at each step: a scheduler replaces the optimizer's own
         return optimizer.step()
 
-    step: Callable[[], object] = SpikeCompensation(optimizer, place.delay).step if cure.spike else plain
+    step: Callable[[], object] = own
+    changed = cure.at(place)
+    if changed.interval is not None:
+        step = RotatedAdam(optimizer, changed.interval, two_sided=changed.two_sided).step
+    elif cure.spike:
+        step = SpikeCompensation(optimizer, place.delay).step
+    plain = None if cure.rotate is None else ignoring_number(step)
+    if changed.feedback:
+        fed = UpdateFeedback(optimizer, changed.feedback, step)
+        return ignoring_number(fed.step), ignoring_number(fed.plain_step)
     if cure.reschedule is not None:
-        return Rescheduled(optimizer, place.delay, cure.reschedule, step).step
-    return (lambda _: step()) if cure.spike else None
+        return Rescheduled(optimizer, place.delay, cure.reschedule, step).step, plain
+    return (ignoring_number(step) if cure.spike else plain), plain
+
+
+def ignoring_number(step: Callable[[], object]) -> Step:
+    """A step as a function of the number of updates before it."""
+    return lambda _: step()
 
 
 def check_served(method: Method, sync: object) -> None:
@@ -216,6 +241,8 @@ def check_served(method: Method, sync: object) -> None:
     used = {
         "spike compensation": cure.spike,
         "T1, which divides its rate,": cure.reschedule is not None,
+        "update-level error feedback": cure.feedback is not None,
+        "a rotated basis": cure.rotate is not None,
         "a prediction along its velocity or step": any(prediction.form != "weight" for prediction in predictions),
     }
     needs = [what for what, is_used in used.items() if is_used]

@@ -1,8 +1,8 @@
 """What each action does to the tensors of one stage: shared by every interpreter that trains."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -30,6 +30,7 @@ from stretto.nn.state_check import check_part, check_weights, explaining_misfits
 from stretto.nn.tied_weights import Borrower, Lender, take_gradients
 from stretto.optim import Label, Masters
 from stretto.optim.loading import load
+from stretto.optim.update_feedback import plain_sums
 from stretto.options.checks import shown
 from stretto.replicas.agreement import Agreement
 from stretto.replicas.optimizer_share import MasterShare, OptimizerShare
@@ -115,6 +116,7 @@ class StageParts:
     `agreement` keeps its copies in all replicas together; None without replicas. `share` is this replica's share of the
     optimizer, where it steps no more. `norms` takes the gradients' norms where a process holds only parts of them.
     `seeds` seed the generator before each forward: dropout depends on the seed, stage, replica and micro-batch alone.
+    `feedback` is how much of it its method's own steps have.
     """
 
     index: int
@@ -130,6 +132,7 @@ class StageParts:
     share: OptimizerShare | None = None
     norms: Norms | None = None
     seeds: ForwardSeeds | None = None
+    feedback: float = 0.0
 
 
 class Stage:
@@ -184,6 +187,7 @@ class Stage:
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
         self._seeds = parts.seeds
+        self._feedback = parts.feedback
         # For each gradient sent down: whether this stage's head adds to it, and the position of the arriving one in it.
         arriving = reach.arriving(index)
         self._num_arriving = len(arriving)
@@ -587,6 +591,23 @@ class Stage:
             if self.scheduler is not None and counts:
                 self.scheduler.step()
         return {} if self._lends is None else {"tied-weight": self._lends.values()}
+
+    @contextmanager
+    def plain_sums(self) -> Iterator[None]:
+        """In this block the weights are the plain sums of their steps; then what they were, bit for bit.
+
+        Masters stay as they are, and nothing may train in the block.
+        """
+        sums = {} if self.optimizer is None else plain_sums(self.optimizer, self._feedback)
+        summed = {p: sums[self.masters.of(p)] for p in self._parameters if self.masters.of(p) in sums}
+        before = {parameter: parameter.detach().clone() for parameter in summed}
+        try:
+            for parameter, value in summed.items():
+                parameter.data.copy_(value)  # of .data: graphs in flight stay valid
+            yield
+        finally:
+            for parameter, value in before.items():
+                parameter.data.copy_(value)
 
     @property
     def stepping(self) -> torch.optim.Optimizer | None:

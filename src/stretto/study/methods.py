@@ -106,7 +106,8 @@ def behavior(prepared: Prepared) -> Any:
     trainer, momentum = prepared.trainer, prepared.settings.momentum or 0.0
     chosen = trainer.method
     delays = chosen.delays(trainer.schedule).mean
-    places = [Place(stage, len(delays), delay, momentum) for stage, delay in enumerate(delays)]
+    mean = sum(delays) / len(delays)
+    places = [Place(stage, len(delays), delay, momentum, None, mean) for stage, delay in enumerate(delays)]
     separate = (*NOT_COMPARED, "reach", "schedule", "workers", "cure")
     rest = [getattr(chosen, field.name) for field in fields(chosen) if field.name not in separate]
     cure = [on_stages(places, getattr(chosen.cure, field.name)) for field in fields(chosen.cure)]
@@ -119,4 +120,4 @@ def on_stages(places: list[Place], cure: Any) -> Any:
         return cure.form, [cure.horizon(place) for place in places]
     if isinstance(cure, Correction):
         return "correction", [cure.span(place) for place in places]
-    return cure
+    return [cure(place) for place in places] if callable(cure) else cure

@@ -122,7 +122,7 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
         costs, bounds_of(costs), cluster, known(settings.batch_size) / schedule.per_turn,
         workers=[placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)],
         heads=heads, optimizer=settings.optimizer,
-        silent=silent(trainer.rules, schedule.num_stages),
+        silent=silent(trainer.rules, schedule.num_stages), cures=trainer.method.step_cures(schedule),
     )  # fmt: skip
     readouts = (head for head in trainer.heads if isinstance(head, SharedReadout))
     read = max((sum(p.numel() * p.element_size() for p in head.parameters()) for head in readouts), default=0)

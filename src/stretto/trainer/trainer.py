@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
@@ -175,6 +175,7 @@ class Trainer:
         self._entered, self._finished = 0, 0  # minibatches that have begun, and those whose loss is known
         self._drained = True
         self._broken: str | None = None
+        self._sums = False  # whether the weights are the plain sums of their steps, in a block of plain_sums
         self._recordings: list[Recording] = []
         self._pausing = False
         self._losses: dict[int, list[Tensor]] = {}  # of the minibatches that `step` may still return
@@ -233,8 +234,8 @@ class Trainer:
         the lag: replicas may be so many steps apart.) Where the loss gives (sum, count) it is sum over count, nan if
         nothing counts: then no weights change, with a warning.
         """
-        if self._broken is not None:
-            self._refuse_broken()
+        if self._broken is not None or self._sums:
+            self._refuse_halted()
         with self._backend.together():
             loads = self._splitter.loads(x, y)
         n = self._entered
@@ -256,8 +257,8 @@ class Trainer:
 
         Should training go on, later steps return them in their turn: collect from `step`, or from the last `flush`.
         """
-        if self._broken is not None:
-            self._refuse_broken()
+        if self._broken is not None or self._sums:
+            self._refuse_halted()
         if not self._drained:
             with self._running("flush"):
                 self._interpreter.drain(self._entered)
@@ -279,7 +280,7 @@ class Trainer:
 
     def _pause(self) -> None:
         # Before a collective: a server's staleness bound may make one process wait for an update of another.
-        if self.sync.serving is not None and self.mesh.data > 1 and self._broken is None:
+        if self.sync.serving is not None and self.mesh.data > 1 and self._broken is None and not self._sums:
             self.flush()
 
     def fit(
@@ -399,7 +400,12 @@ class Trainer:
                 self._broken = f"{what} was cut short by {type(error).__name__}: {error}"
             raise
 
-    def _refuse_broken(self) -> None:
+    def _refuse_halted(self) -> None:
+        if self._sums:
+            raise UsageError(
+                "weights are the plain sums of steps here: train, flush, save and load outside of the block of "
+                "plain_sums()"
+            )
         raise StrettoError(
             f"training cannot go on: {self._broken}. Some stages have finished that minibatch and others have not; "
             "go on from a checkpoint (trainer.load), or make a new Trainer"
@@ -657,6 +663,29 @@ class Trainer:
             told = self._backend.collect(torch.tensor(seconds, dtype=torch.float64))
         return max((float(each) for each in told), default=seconds)
 
+    @contextmanager
+    def plain_sums(self) -> Iterator[None]:
+        """In this block `stages`, `model`, `evaluate`, `predict`, `gather` and `write_weights` are of the plain sums.
+
+        With a method's `feedback=c` the weights that train are an extrapolation, c last steps ahead of the plain sum of
+        steps; outside of the block all of these give them as they are. Training, `flush` and checkpoints are refused in
+        the block. Without feedback, before the first step and after a synchronous one there is no difference. On
+        several processes it is a collective.
+        """
+        if self._sums:
+            self._refuse_halted()
+        self._pause()
+        with ExitStack() as sums:
+            for stage in self._stages.values():
+                sums.enter_context(stage.plain_sums())
+            self._sums = True
+            try:
+                yield
+            finally:
+                self._sums = False
+        with self._backend.together():
+            self._backend.refresh(self._stages, self.rules)
+
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
 
@@ -759,6 +788,8 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` of all processes returned, as `load` does from a folder, and refused alike."""
         where, stages = "the state", state["stages"]
+        if self._sums:
+            self._refuse_halted()
         manifest = Manifest(**{key: value for key, value in state.items() if key not in ("stages", "num_stages")})
         self._pause()
         with self._backend.together():
@@ -782,6 +813,8 @@ class Trainer:
         stages, another seed or precision, a method with another name or options, or other replicas.
         """
         check_path("load: path", path)
+        if self._sums:
+            self._refuse_halted()
         self._pause()
         with self._backend.together():
             manifest = read_manifest(path)
