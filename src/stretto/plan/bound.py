@@ -167,14 +167,14 @@ class Bounds:
         whole, parts = (least.whole if all_receive_gradients(c) else least.separate) + inside, float(stages)
         overhead = self.overhead(c, axes, message_overhead)
         if self.goes_back_twice(c):
-            parts_with_inputs = parts + least.input_share
+            parts_with_inputs = parts + planning.stages_per_worker * least.input_share
             per_part = (least.split - stages * least.gap) / parts_with_inputs
             if per_part > least.separate / parts:
                 whole, parts = least.split - stages * least.gap + inside, parts_with_inputs
             else:
                 whole = least.separate + inside
         if c.recompute == "stage":  # in all stages but perhaps the last
-            whole, parts = whole + least.forward, parts + least.forward_share
+            whole, parts = whole + least.forward, parts + planning.stages_per_worker * least.forward_share
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
         turn = whole + overhead + (2 * transit * planning.stages_per_worker if planning.messages == "exposed" else 0.0)
@@ -247,7 +247,7 @@ class Bounds:
         kinds = tuple(machines[c.worker_of(s)] for s in range(c.stages))
         bottleneck = self.bottleneck(kinds, c.form, c.examples, passes, c.recompute == "stage")
         bottleneck += 2 * axes.per_action
-        load = turns_of(c) * bottleneck
+        load = turns_of(c) * bottleneck / c.planning.stages_per_worker  # others of its worker may take no time
         if c.planning.fills_bubble and c.stages > 1:
             load = max(load, least.forward + (c.microbatches - 1) * bottleneck)
         return (self.fill(c, least.whole + inside + self.overhead(c, axes, message_overhead), transit) + load) * SLACK
