@@ -145,7 +145,8 @@ class Bounds:
                 for form in forms
             )
             inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
-        amounts, links = [self.prices.amount(form, key, examples) for form in forms for key in ENDS], place.ahead[:-1]
+        shares, links = {form: self.prices.message_share(form) for form in forms}, place.ahead[:-1]
+        amounts = [shares[form] * self.prices.amount(form, key, examples) for form in forms for key in ENDS]
         least_bytes = np.array([min(amount.min() for amount in amounts)])
         transit = sum(message(link, least_bytes)[0] for link in links)
         overhead = sum(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0] for link in links)

@@ -411,6 +411,8 @@ class Prices:
             backward = backward + times.accumulate
         zeros = np.zeros_like(intra_forward)
         again = times.forward + intra_forward if c.recomputes(s) else zeros
+        of_input, of_output = self.gathered_messages(c, s, sizes)
+        intra_forward, intra_backward = intra_forward + of_input[:, None], intra_backward + of_output
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
@@ -424,7 +426,7 @@ class Prices:
             message_overhead=zeros,
             action_overhead=zeros,
             deferrable=times.weight_gradient,
-            transit=zeros + message(c.link(s, places), sizes.output),
+            transit=zeros + message(c.link(s, places), self.message_share(c.form) * sizes.output),
             all_reduce=self.summed_gradients(c, worker, gradients, sizes.tensors),
             update=times.update + copy,
             loss_overhead=zeros + losses / stages_per_worker,
@@ -434,6 +436,29 @@ class Prices:
             recompute_bytes=held if c.recomputes(s) else sizes.recomputed,
         )
         return self.with_runtime(c, s, computing if c.shard == "none" else self.with_sharding(c, s, computing))
+
+    def message_share(self, form: Form) -> float:
+        """The share of a message between stages that each of the processes sends which share the stage.
+
+        Networks that are only planned: as Megatron sends them (Narayanan et al. 2021, section 4.1), each a part, which
+        the receivers gather; on parts of the sequence a message is a part anyway.
+        """
+        divided = self.hides_exchanges and self.is_counted(form) and form.space == (1, 1) and not form.sequence
+        return 1 / form.tensor if divided else 1.0
+
+    def gathered_messages(self, c: Candidate, s: int, sizes: Sizes) -> tuple[Numbers, Numbers]:
+        """Seconds in which the processes of a stage gather the parts of its input, and of its output's gradient."""
+        places, nothing = self.places_of(c), np.zeros_like(sizes.input)
+        if self.message_share(c.form) == 1:
+            return nothing, nothing
+        links, has_input, has_gradient = (
+            places.weights[c.worker_of(s)], c.link(s - 1, places) is not None,
+            c.link(s, places) is not None and c.receives_gradient(s),
+        )  # fmt: skip
+        return (
+            gathering(links, c.mesh.tensor, sizes.input) if has_input else nothing,
+            gathering(links, c.mesh.tensor, sizes.output) if has_gradient else nothing,
+        )
 
     def summed_gradients(self, c: Candidate, worker: int, gradients: Table, tensors: Table) -> Table:
         """Seconds of the sums of gradients over replicas and slabs; slabs sum those of a layer in its backward."""
@@ -451,9 +476,11 @@ class Prices:
         """The stage with the runtime's own time of its actions, and the time of sending and receiving its messages."""
         places, sizes = self.places_of(c), self.sizes(c.form, c.examples)
         per_action, below, above = places.workers.per_action(c.worker_of(s)), c.link(s - 1, places), c.link(s, places)
-        forward_messages = receiving(below, sizes.input)[:, None] + sending(above, sizes.output)
-        send_gradient = sending(below, sizes.input)[:, None] * c.receives_gradient(s - 1)
-        receive_gradient = receiving(above, sizes.input) * c.receives_gradient(s)
+        share = self.message_share(c.form)
+        inputs, outputs = share * sizes.input, share * sizes.output
+        forward_messages = receiving(below, inputs)[:, None] + sending(above, outputs)
+        send_gradient = sending(below, inputs)[:, None] * c.receives_gradient(s - 1)
+        receive_gradient = receiving(above, inputs) * c.receives_gradient(s)
         num_backwards = c.num_backward_actions(s)
         num_actions = num_backwards + c.recomputes(s)
         # A stage with a head of its own sends that head's gradient down before it receives the one from above.

@@ -122,9 +122,14 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
         optimizer=problem.optimizer, heads=laid.heads, silent=silent(laid.rules, c.stages),
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
+    share = prices.message_share(c.form)
     stages = [
-        with_parts(seconds, table, c, masters=problem.masters) for seconds, table in zip(times, tables, strict=True)
-    ]
+        replace(
+            with_parts(seconds, table, c, masters=problem.masters),
+            input=share * seconds.input, output=share * seconds.output,
+        )
+        for seconds, table in zip(times, tables, strict=True)
+    ]  # fmt: skip
     if problem.weight_products:
         stages = [replace(each, compute=with_weight_products(each.compute)) for each in stages]
     return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.tied)
