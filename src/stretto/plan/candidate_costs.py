@@ -45,7 +45,7 @@ Energy of a step: every device's power while it waits, times the step, plus what
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -56,6 +56,7 @@ from numpy.typing import NDArray
 from stretto.cost.cluster import Link
 from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
+from stretto.cost.mixed_precision import step_factor, sum_seconds
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
@@ -223,8 +224,31 @@ class Prices:
         ]
         times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
         rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
-        rows[:, UPDATE] *= 2 if self.problem.masters else 1  # also updates float32 master weights
+        rows[:, UPDATE] *= self.step_factor
+        if self.sums_in_products:
+            rows[:, ACCUMULATE] = np.maximum.reduce(
+                [[sum_seconds(layer, machine, examples) for layer in layers] for machine in machines]
+            )
         return rows
+
+    @cached_property
+    def step_factor(self) -> float:
+        """How many times as long a step of the optimizer takes with float32 masters; 1 without."""
+        problem = self.problem
+        if not problem.masters:
+            return 1.0
+        return step_factor(problem.optimizer, self.dtype) if self.as_large_models else 2.0
+
+    @cached_property
+    def sums_in_products(self) -> bool:
+        """Whether gradients are added to earlier ones by the products that give them."""
+        devices = self.problem.cluster.devices.values()
+        return self.as_large_models and all(device.attained is not None for device in devices)
+
+    @property
+    def as_large_models(self) -> bool:
+        """Whether the network is priced as systems for large models run it: if it is only planned."""
+        return self.problem.weight_products
 
     def _distinct(self, form: Form) -> tuple[list[LayerCost], NDArray[np.intp]]:
         # The layers that differ in more than their names, and for each layer which of them it is.
@@ -720,7 +744,7 @@ AMOUNTS = (
     "recomputed",
 )  # of a layer, in bytes
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
-UPDATE = 4  # the column of `LayerTimes`
+UPDATE, ACCUMULATE = 4, 5  # columns of `LayerTimes`
 
 
 def adds_fill(c: Candidate) -> bool:
