@@ -600,9 +600,18 @@ class Prices:
             stage_bytes = stage.static_bytes + planning.held(stage_at) * stage.microbatch_bytes + stage.recompute_bytes
             memory = place.memory[worker] / planning.stages_per_worker
             wait = wait_terms(c, s, stage) if planning.waits else (None, None)
+            if self.problem.begins is not None:
+                stage_bytes = np.where(self.stands(s), stage_bytes, inf)
             fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
             rows.append(Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait))
         return rows
+
+    def stands(self, s: int) -> NDArray[np.bool_]:
+        """The layers [i, j) that stage s has where it is given which ones stages begin with."""
+        ends = (*(self.problem.begins or ()), len(self.valid) - 1)
+        stands: NDArray[np.bool_] = np.zeros_like(self.valid)
+        stands[ends[s], ends[s + 1]] = True
+        return stands
 
     def cut(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
         """The partition of the layers of the least value, and its seconds; None if none fits.
@@ -631,20 +640,20 @@ class Prices:
         Else the one whose stage of the largest load has the least: means over a worker's stages, which are far apart,
         leave no order in which the best could be built up.
         """
-        busy = [times(rates.busy[c.worker_of(s)], row.busy) for s, row in enumerate(rows)] if rates.busy else None
-
-        def value(bounds: Sequence[int]) -> float:
-            used = sum(float(table[span]) for table, span in zip(busy or (), pairwise(bounds), strict=False))
-            return rates.step * seconds_of(c, rows, bounds) + used
-
+        rate, busy = 1.0, None
+        if rates.busy:
+            rate, busy = rates.step, [times(rates.busy[c.worker_of(s)], row.busy) for s, row in enumerate(rows)]
         few = few_cuts(len(self.valid) - 1, c.stages)
         if few is None:
-            chosen = partition([times(rates.step, row.load) for row in rows], busy)
+            chosen = partition([times(rate, row.load) for row in rows], busy)
             few = [] if chosen is None else [chosen.bounds]
-        best = min(few, key=value, default=None)
-        if best is None or seconds_of(c, rows, best) == inf:
-            return None
-        return Partition(best, seconds_of(c, rows, best))
+        cuts = [Partition(bounds, seconds_of(c, rows, bounds)) for bounds in few]
+
+        def value(cut: Partition) -> float:
+            used = sum(float(table[span]) for table, span in zip(busy or (), pairwise(cut.bounds), strict=False))
+            return rate * cut.value + used
+
+        return min((cut for cut in cuts if cut.value < inf), key=value, default=None)
 
     def least_memory(self, rows: Sequence[Row]) -> Partition | None:
         """The partition that needs least memory on its fullest worker, whether or not it fits."""
