@@ -204,8 +204,8 @@ def test_the_best_of_all(seed):
     compare(draw(seed))
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("method", ["zb-v", "looped-bfs", "chunked", "overlapping(delay=0)"])
+@pytest.mark.parametrize("seed", seeds(5, 8))
+@pytest.mark.parametrize("method", ["zb-h2", "zb-v", "dualpipe-v", "looped-bfs", "chunked", "overlapping(delay=0)"])
 def test_the_best_of_one_method(method, seed):
     compare(draw(1000 + seed, workers=3 if method == "chunked" else 2, layers=5), (method,))
 

@@ -12,27 +12,30 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
                  + the runtime's own time of an action and, divided among a worker's stages, of a turn and its losses
     turn       = forward + backward + 2x      messages exposed: 1f1b, zb-h1, interleaved, pipedream and its kin
                  max(forward, x) + max(backward, x)      streamed: gpipe
-                 max(forward + backward, x)              hidden: the PB clock, zb-v, methods with losses of their own
+                 max(forward + backward, x)              hidden: the PB clock, zb-h2, zb-v, dualpipe-v, methods with
+                                                                 losses of their own
 
     step       = sum fill + max((M - 1) turn + end), fill = forward + backward + 2x      synchronous
-                 sum bubble + 2x + max(M turn + end)                                    zb-h1; the bubble of all stages
-                     but the first is max(F, I, F + I - W) if M >= S, else forward + backward
+                 sum bubble + 2x + max(M turn + end)                                    zb-h1, zb-h2; the bubble of all
+                     stages but the first is the method's gap if M >= S, else forward + backward
                  max mean((M v + W - 1) turn + v end)                                   interleaved, v stages a worker
                  max mean(phase(forward) + phase(backward) + v end)                     looped-bfs
                      phase(t) = (v - 1) max(M max(t, x), W (t + x)) + (M - 1) max(t, x) + W t + (W - 1) x
-                 max mean(2 M turn + (W - 1)(gap + 5x) + 2 end)                         zb-v
-                     gap = max(F, I, W, 2F - I, 2 (max(F, I) - W))
+                 max mean(2 M turn + (W - 1)(gap + 5x) + 2 end)                         zb-v, dualpipe-v
                      max mean: the largest of all workers' means over their own stages
                  max(M turn + end)                                                      without a drain
                  max over stages, sum of the turns from it up to its chunk's end + end  chunked
                      turn = forward + backward + 2x within a chunk, hidden at its end
                  max(forward + 2x + W + end + forward and I of the stage above)         overlapping(delay=0)
 
-For equal stages the synchronous formulas are the schedules' exact times, (M + S - 1) turn + end. Unequal stages take
-no longer where a worker has one, but for messages that wait for each other. Where it has several, their mean counts: a
-long one (the logits') makes others wait only while it runs. Stages that differ by a tenth then take 4 % longer at most,
-or less. The formulas without a drain are exact for any stages if messages take no longer than the work
-that hides them; those of chunked and overlapping are exact for any messages. Memory of a stage:
+A gap is the largest of a method's sums of F, I and W (`Planning.gap`), fitted to simulations and tested against them.
+For equal stages the synchronous formulas are the schedules' exact times, (M + S - 1) turn + end; zb-h2's is the time
+from step to step, since one begins before the last worker has ended the one before, and dualpipe-v's is longer by F at
+most, and by a transit for each further worker. Unequal stages take no longer where a worker has one, but for messages
+that wait for each other. Where it has several, their mean counts: a long one (the logits') makes others wait only while
+it runs. Stages that differ by a tenth then take 4 % longer at most, or less. The formulas without a drain are exact for
+any stages if messages take no longer than the work that hides them; those of chunked and overlapping are exact for any
+messages. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas if sharded) + held x activations
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
@@ -684,9 +687,10 @@ class Prices:
             if c.worker_of(s) == worker:
                 for name, seconds in stage_terms(c, stage).items():
                     parts[name] += float(seconds)
-        total = load + (sum(fills) if adds_fill(c) else 0.0)
+        total = load + (float(sum(fills)) if adds_fill(c) else 0.0)
         if c.planning.waits:
-            total = max(load, longest_turn([wait_terms(c, s, x) for s, x in enumerate(stages)], waiting_stages(c), c))
+            terms = [wait_terms(c, s, stage) for s, stage in enumerate(stages)]
+            total = max(load, float(longest_turn(terms, waiting_stages(c), c)))
         parts["bubble"] = total - sum(parts.values())
         parts["correction"] = total * (self.correction(c) - 1)
         return {name: float(value) for name, value in parts.items()}
@@ -799,12 +803,10 @@ def fill_and_load(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table
     """The fill and the load of a stage, by the formulas at the top of this file."""
     turn, end, work = microbatch_seconds(c, stage), stage.end, stage.forward + stage.backward
     if c.planning.fills_bubble:
-        input_gradient = stage.backward - stage.deferrable
-        least = np.maximum.reduce([stage.forward, input_gradient, stage.forward + input_gradient - stage.deferrable])
-        bubble = 0.0 * work if not s else least if c.microbatches >= c.stages else work
+        bubble = 0.0 * work if not s else gap_seconds(c, stage) if c.microbatches >= c.stages else work
         return bubble + 2 * stage.transit, c.microbatches * turn + end
     if c.planning.order == "v":
-        filling = (c.pipeline - 1) * (zb_v_gap(stage) + 5 * stage.transit)
+        filling = (c.pipeline - 1) * (gap_seconds(c, stage) + 5 * stage.transit)
         return work, 2 * c.microbatches * turn + filling + 2 * end
     stages_per_worker = c.planning.stages_per_worker
     if c.planning.order == "breadth first":
@@ -817,15 +819,10 @@ def fill_and_load(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table
     return work + 2 * stage.transit, num_turns * turn + end
 
 
-def zb_v_gap(stage: StageTable) -> Table:
-    """The idle seconds that each further worker adds to zb-v, for equal stages and at least 2W - 1 micro-batches.
-
-    Fitted to simulations, and tested against them.
-    """
+def gap_seconds(c: Candidate, stage: StageTable) -> Table:
+    """The seconds that each further worker adds to a step where W fills the bubble: `Planning.gap` of the method."""
     forward, inputs, weights = stage.forward, stage.backward - stage.deferrable, stage.deferrable
-    gap: Table = np.maximum.reduce(
-        [forward, inputs, weights, 2 * forward - inputs, 2 * (np.maximum(forward, inputs) - weights)]
-    )
+    gap: Table = np.maximum.reduce([f * forward + i * inputs + w * weights for f, i, w in c.planning.gap])
     return gap
 
 
