@@ -8,7 +8,7 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
                  no gradient; I + W if split      gradients + forward if recomputed + accumulation if M > 1
                  both: + the runtime's own time of each action + sending and receiving its messages
     x          = the transit of a message to stage s + 1, as long as of one back: the time that keeps neither end busy
-    end        = the replicas' all-reduce (or sharding's gather and scatter) + update + a copy of weights still in use
+    end        = the replicas' all-reduce (or sharding's scatter and gather) + update + a copy of weights still in use
                  + the runtime's own time of an action and, divided among a worker's stages, of a turn and its losses
     turn       = forward + backward + 2x      messages exposed: 1f1b, zb-h1, interleaved, pipedream and its kin
                  max(forward, x) + max(backward, x)      streamed: gpipe
@@ -37,7 +37,8 @@ it runs. Stages that differ by a tenth then take 4 % longer at most, or less. Th
 any stages if messages take no longer than the work that hides them; those of chunked and overlapping are exact for any
 messages. Memory of a stage:
 
-    versions x weights + gradients + optimizer state (divided among replicas if sharded) + held x activations
+    versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
+    + held x activations
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
 
 Energy of a step: every device's power while it waits, times the step, plus what it uses more while it is busy, times
@@ -57,7 +58,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.cluster import Link
-from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
+from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import step_factor, sum_seconds
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
@@ -79,7 +80,7 @@ from stretto.plan.places import (
     scattering,
     sending,
 )
-from stretto.plan.problem import Form, Problem, merged
+from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 from stretto.plan.ways import correction
@@ -521,8 +522,14 @@ class Prices:
         )
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
-        """The stage with weights, gradients and optimizer state sharded among replicas."""
+        """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
         sizes = self.sizes(c.form, c.examples)
+        if c.shard == SHARD_OPTIMIZER:
+            return stage._replace(
+                all_reduce=self.scattered_and_gathered(c, c.worker_of(s), stage),
+                update=stage.update / c.mesh.data,
+                static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data,
+            )
         gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
         update = np.maximum(stage.update / c.mesh.data, self.launches(c, c.worker_of(s), sizes.tensors))
         if c.shard == "fully-shard":
@@ -539,6 +546,17 @@ class Prices:
             update=update,
             static_bytes=(sizes.parameters + sizes.gradients + sizes.state) / c.mesh.data + 2 * sizes.largest,
         )
+
+    def scattered_and_gathered(self, c: Candidate, worker: int, stage: StageTable) -> Table:
+        """Seconds of scattering gradients before an update, and of gathering weights after it.
+
+        Where collectives were measured as training runs them: those of the sum of gradients, which sends as many bytes.
+        """
+        places, sizes = self.places_of(c), self.sizes(c.form, c.examples)
+        links, data = places.replicas[worker], c.mesh.data
+        if any(GRADIENTS in link.collectives for link in links):
+            return stage.all_reduce
+        return gathering(links, data, sizes.parameters) + scattering(links, data, sizes.gradients, places.gamma)
 
     def launches(self, c: Candidate, worker: int, tensors: Table) -> Table:
         """Seconds in which a worker's host starts the updates of so many tensors, however small their shards are."""
