@@ -13,13 +13,13 @@ Bytes of each number in a step of the optimizer, in Megatron-LM (megatron/optimi
 
 The product of a weight's gradient adds to the sum itself (gradient accumulation fusion): in bfloat16 it reads and
 writes float32 instead of writing 16 bits, else it reads the sum beside. Other gradients are added by operators of
-their own.
+their own. Under autocast weights' gradients are cast, and added by operators of their own.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stretto.cost.attained import BYTES, Peaks, one_kernel
+from stretto.cost.attained import BYTES, TENSOR_CORES, Peaks, one_kernel
 from stretto.cost.layer_table import Affine, Kernels, LayerCost, Work
 from stretto.cost.stage_prediction import Machine, pass_seconds
 from stretto.optimizers import optimizer_of
@@ -41,7 +41,7 @@ def sum_seconds(layer: LayerCost, machine: Machine, examples: float) -> float:
     assert attained is not None, "kernels are priced where a device says what it attains"
     item = BYTES.get(dtype, FLOAT32)
     wide = FLOAT32 if dtype == "bfloat16" else item  # of a number of the sum
-    peaks = Peaks(machine.device.peak_of(dtype), machine.device.memory_bandwidth, item)
+    peaks = Peaks(machine.device.peak_of(dtype), machine.device.memory_bandwidth, item, dtype in TENSOR_CORES)
     longer = in_products = 0.0
     for kernel in gradient_products(layer):
         assert kernel.product is not None, "only products are given"

@@ -57,6 +57,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.cost.attained import AUTOCAST
 from stretto.cost.cluster import Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
@@ -246,8 +247,8 @@ class Prices:
     @cached_property
     def sums_in_products(self) -> bool:
         """Whether gradients are added to earlier ones by the products that give them."""
-        devices = self.problem.cluster.devices.values()
-        return self.as_large_models and all(device.attained is not None for device in devices)
+        attained = [device.attained for device in self.problem.cluster.devices.values()]
+        return self.as_large_models and None not in attained and not self.dtype.endswith(AUTOCAST)
 
     @property
     def as_large_models(self) -> bool:
