@@ -431,14 +431,16 @@ def step(n, way, bounds):
         else:
             turns.append(f + b + 2 * x)
     last = [price[4] for price in prices]
-    if method == "interleaved":
-        return max((M * v + W - 1) * turn + v * end for turn, end in zip(turns, last, strict=True))
-    if method == "looped-bfs":
-        return max(looped(f, x, M, W) + looped(b, x, M, W) + 2 * end for f, b, _, x, end, _ in prices)
-    if method in VEES:
+    if method in TWICE:
         gap = zb_v_gap if method == "zb-v" else dualpipe_v_gap
-        return max(2 * M * turn + (W - 1) * (gap(*price[:3]) + 5 * price[3]) + 2 * price[4]
-                   for turn, price in zip(turns, prices, strict=True))  # fmt: skip
+        loads = [
+            (M * v + W - 1) * turn + v * price[4] if method == "interleaved" else
+            looped(price[0], price[3], M, W) + looped(price[1], price[3], M, W) + 2 * price[4]
+            if method == "looped-bfs" else
+            2 * M * turn + (W - 1) * (gap(*price[:3]) + 5 * price[3]) + 2 * price[4]
+            for turn, price in zip(turns, prices, strict=True)
+        ]  # fmt: skip
+        return max(sum(load for s, load in enumerate(loads) if home(method, s, S, W) == w) / v for w in range(W))
     if method == "zb-h1":
         bubble = sum(2 * price[3] for price in prices)
         for f, b, w, *_ in prices[1:]:

@@ -1,12 +1,14 @@
 """Limits of a problem: every candidate keeps to them, none is lost, and a refusal names those that conflict."""
 
 import itertools
+from fractions import Fraction
 
 import pytest
-from test_brute_force import draw, problem
+from brute_force import step
+from test_brute_force import draw, problem, way_of
 
 from stretto.errors import UsageError
-from stretto.plan import candidates
+from stretto.plan import Objective, candidates, search
 from stretto.plan.conflict import LIMITS, conflict, possible, refusal, without
 from stretto.plan.explain import misfit
 
@@ -86,3 +88,30 @@ def test_a_refusal_names_the_limits_that_conflict_and_no_others(limits, fields, 
 def test_limits_that_cannot_be(limits, said):
     with pytest.raises(UsageError, match=said):
         images(**limits)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved", "pb"])
+def test_stages_begin_where_they_are_told_to(name):
+    n = draw(6, workers=2, layers=5) | {"memory": 1 << 20}
+    begins = (0, 1, 2, 4) if name == "interleaved" else (0, 3)
+    asked = problem(n, (name,)).but(begins=begins, stages=(len(begins),))
+    plan = search(asked).best
+    assert plan.bounds == (*begins, len(n["layers"]))
+    assert Fraction(plan.formula) == step(n, way_of(plan.candidate), plan.bounds)
+    free = search(asked.but(begins=None)).best
+    assert free.formula <= plan.formula
+    assert search(asked, Objective(goal="memory")).best.bounds == plan.bounds
+
+
+@pytest.mark.parametrize(
+    ("begins", "stages", "said"),
+    [
+        ((1, 2), (2,), "begins lists 1 2: give the first layer of each stage, 0 for the first"),
+        ((0, 2, 2), (3,), "begins lists 0 2 2"),
+        ((0, 9), (2,), "of the model's layers 0 to 4"),
+        ((0, 2), None, "begins lists 2 stages, and stages any number: they must be the same"),
+    ],
+)
+def test_stages_that_cannot_begin_there_are_refused(begins, stages, said):
+    with pytest.raises(UsageError, match=said):
+        problem(draw(6, workers=2, layers=5)).but(begins=begins, stages=stages)

@@ -7,7 +7,15 @@ import pytest
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.plan import Candidate
-from stretto.plan.candidate_costs import StageTable, adds_fill, fill_and_load, longest_turn, wait_terms, waiting_stages
+from stretto.plan.candidate_costs import (
+    StageTable,
+    adds_fill,
+    busiest,
+    fill_and_load,
+    longest_turn,
+    wait_terms,
+    waiting_stages,
+)
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.simulate import period, simulate
 
@@ -118,6 +126,22 @@ def test_equal_stages_take_what_the_closed_form_says(name, per_worker, pipeline,
     schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
     found = simulate(schedule, rules, 1, durations([x] * c.stages)).makespan
     assert told == found
+
+
+@pytest.mark.parametrize("last", [0.6, 1.3])
+@pytest.mark.parametrize(
+    ("name", "per_worker"), [("interleaved", 2), ("interleaved", 3), ("looped-bfs", 3), ("zb-v", 0)]
+)
+def test_one_stage_that_differs_counts_as_a_part_of_its_worker(name, per_worker, last):
+    """As the stage behind which logits are: workers with several stages wait for it only while it runs."""
+    c = candidate(name, 4, 16)._replace(per_worker=per_worker)
+    lengths = [1.0] * (c.stages - 1) + [last]
+    stages = [stage_of(x, x, x) for x in lengths]
+    loads = [float(fill_and_load(c, s, x)[1]) for s, x in enumerate(stages)]
+    schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
+    found = simulate(schedule, rules, 1, durations(stages)).makespan
+    assert busiest(c, loads)[1] == pytest.approx(found, rel=0.03)
+    assert max(loads) > 1.04 * found or last < 1
 
 
 @pytest.mark.parametrize("seed", range(4))

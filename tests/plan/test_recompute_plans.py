@@ -10,11 +10,14 @@ from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.cost.stage_prediction import LayerTimes
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.plan import Candidate, Problem, search
+from stretto.plan import Candidate, Objective, Problem, candidates, search
+from stretto.plan.bound import Bounds
+from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
-from stretto.plan.places import all_reduce
+from stretto.plan.places import all_reduce, gathering
 from stretto.plan.problem import Form
+from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
 from stretto.study.model_costs import costed
 from stretto.study.tensor_format import TensorFormat
@@ -179,3 +182,30 @@ def test_hidden_exchanges_take_no_longer_than_products_and_only_their_share():
     assert (saved[1:-1] > 0).all()
     assert (saved <= most + 1e-15).all()
     assert (hiding[1] >= 0).all()
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_processes_that_share_a_stage_send_parts_of_its_messages_and_gather_them(sequence):
+    """Pipeline 2 x tensor 4, in one node: what stages wait for beside whole messages, by hand; bounds stay below."""
+    asked = problem(pipelines=(2,), data_parallels=(1,), microbatches=(8,), methods=("1f1b",), recompute=("none",),
+                    sequences=(sequence,), all_workers=True)  # fmt: skip
+    prices, aim = Prices(asked.but(tensors=(T,))), Objective()
+    (c,) = candidates(prices.problem)
+    plan = plan_of(c, aim, prices)
+    below, above = prices.stages_at(c, plan.bounds)
+    link = prices.places_of(c).ahead[0]
+    whole = 2 * S * H * c.examples
+    latency, per_byte = link.transit
+    assert float(below.transit) == pytest.approx(latency + whole / T * per_byte)
+    gather = 0.0 if sequence else float(gathering(prices.places_of(c).weights[0], T, np.array(whole)))
+    inside = [prices.intra_stage(c.mesh, 2, (), w, c.form, c.examples, True) for w in range(2)]
+    cut = plan.bounds[1]
+    assert float(below.intra_forward) == pytest.approx(inside[0][0][:cut].sum())
+    assert float(below.intra_backward) == pytest.approx(inside[0][1][:cut].sum() + gather)
+    assert float(above.intra_forward) == pytest.approx(inside[1][0][cut:].sum() + gather)
+    assert float(above.intra_backward) == pytest.approx(inside[1][1][cut:].sum())
+    bounds = Bounds(prices)
+    assert bounds.seconds(c) <= plan.formula
+    assert bounds.tighter(c) <= plan.formula
+    simulated = refined([plan], prices)[0].seconds
+    assert 0.97 * plan.formula <= simulated <= plan.formula

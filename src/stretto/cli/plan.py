@@ -216,13 +216,19 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
         heads=model.heads.get("auto"), named_heads=model.heads, no_heads=model.no_heads,
         sides=images(model), masters=model.costs.dtype in ("bfloat16", "float16"),
         shards=settings.sharding or shards(model), methods=methods,
-        microbatches=settings.microbatches, stages=settings.stages, pipelines=settings.pipeline,
+        microbatches=settings.microbatches, stages=stages_of(settings), begins=settings.begins,
+        pipelines=settings.pipeline,
         data_parallels=settings.data_parallel, tensors=tensors_of(settings, model, cluster),
         tensor_costs=model.tensor_costs, form_costs=model.form_costs, recompute=recompute_of(settings, model),
         sequences=sequences_of(settings, model), spaces=settings.space or USUAL_SPACES,
         all_workers=settings.all_workers, trained=model.trained is not None,
         weight_products=model.trained is None,
     )  # fmt: skip
+
+
+def stages_of(settings: PlanSettings) -> tuple[int, ...] | None:
+    """The numbers of stages to choose from; as many as begin somewhere, where that is given."""
+    return (len(settings.begins),) if settings.begins and settings.stages is None else settings.stages
 
 
 def recompute_of(settings: PlanSettings, model: "Costed") -> tuple[str, ...]:

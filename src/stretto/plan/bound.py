@@ -147,7 +147,8 @@ class Bounds:
                 for form in forms
             )
             inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
-        amounts, links = [self.prices.amount(form, key, examples) for form in forms for key in ENDS], place.ahead[:-1]
+        shares, links = {form: self.prices.message_share(form) for form in forms}, place.ahead[:-1]
+        amounts = [shares[form] * self.prices.amount(form, key, examples) for form in forms for key in ENDS]
         least_bytes = np.array([min(amount.min() for amount in amounts)])
         transit = sum(message(link, least_bytes)[0] for link in links)
         overhead = sum(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0] for link in links)
@@ -169,14 +170,14 @@ class Bounds:
         whole, parts = (least.whole if all_receive_gradients(c) else least.separate) + inside, float(stages)
         overhead = self.overhead(c, axes, message_overhead)
         if self.goes_back_twice(c):
-            parts_with_inputs = parts + least.input_share
+            parts_with_inputs = parts + planning.stages_per_worker * least.input_share
             per_part = (least.split - stages * least.gap) / parts_with_inputs
             if per_part > least.separate / parts:
                 whole, parts = least.split - stages * least.gap + inside, parts_with_inputs
             else:
                 whole = least.separate + inside
         if c.recompute == "stage":  # in all stages but perhaps the last
-            whole, parts = whole + least.forward, parts + least.forward_share
+            whole, parts = whole + least.forward, parts + planning.stages_per_worker * least.forward_share
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
         turn = whole + overhead + (2 * transit * planning.stages_per_worker if planning.messages == "exposed" else 0.0)
@@ -249,7 +250,7 @@ class Bounds:
         kinds = tuple(machines[c.worker_of(s)] for s in range(c.stages))
         bottleneck = self.bottleneck(kinds, c.form, c.examples, passes, c.recompute == "stage")
         bottleneck += 2 * axes.per_action
-        load = turns_of(c) * bottleneck
+        load = turns_of(c) * bottleneck / c.planning.stages_per_worker  # others of its worker may take no time
         if ends_after_a_forward(c):
             load = max(load, least.forward + (c.microbatches - 1) * bottleneck)
         return (self.fill(c, least.whole + inside + self.overhead(c, axes, message_overhead), transit) + load) * SLACK

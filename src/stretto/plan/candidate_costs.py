@@ -19,10 +19,11 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
     step       = sum fill + max((M - 1) turn + end), fill = forward + backward + 2x      synchronous
                  sum bubble + 2x + max(M turn + end)                                    zb-h1, zb-h2; the bubble of all
                      stages but the first is the method's gap if M >= S, else forward + backward
-                 max((M v + W - 1) turn + v end)                                        interleaved, v stages a worker
-                 max(phase(forward) + phase(backward) + v end)                          looped-bfs
+                 max mean((M v + W - 1) turn + v end)                                   interleaved, v stages a worker
+                 max mean(phase(forward) + phase(backward) + v end)                     looped-bfs
                      phase(t) = (v - 1) max(M max(t, x), W (t + x)) + (M - 1) max(t, x) + W t + (W - 1) x
-                 max(2 M turn + (W - 1)(gap + 5x) + 2 end)                              zb-v, dualpipe-v
+                 max mean(2 M turn + (W - 1)(gap + 5x) + 2 end)                         zb-v, dualpipe-v
+                     max mean: the largest of all workers' means over their own stages
                  max(M turn + end)                                                      without a drain
                  max over stages, sum of the turns from it up to its chunk's end + end  chunked
                      turn = forward + backward + 2x within a chunk, hidden at its end
@@ -31,10 +32,11 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
 A gap is the largest of a method's sums of F, I and W (`Planning.gap`), fitted to simulations and tested against them.
 For equal stages the synchronous formulas are the schedules' exact times, (M + S - 1) turn + end; zb-h2's is the time
 from step to step, since one begins before the last worker has ended the one before, and dualpipe-v's is longer by F at
-most, and by a transit for each further worker. Unequal stages take no longer, with two exceptions: messages that wait
-for each other, and the weight gradients of zb-v and dualpipe-v, whose order is fixed for equal stages. The formulas
-without a drain are exact for any stages if messages take no longer than the work that hides them; those of chunked and
-overlapping are exact for any messages. Memory of a stage:
+most, and by a transit for each further worker. Unequal stages take no longer where a worker has one, but for messages
+that wait for each other. Where it has several, their mean counts: a long one (the logits') makes others wait only while
+it runs. Stages that differ by a tenth then take 4 % longer at most, or less. The formulas without a drain are exact for
+any stages if messages take no longer than the work that hides them; those of chunked and overlapping are exact for any
+messages. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
     + held x activations
@@ -48,7 +50,7 @@ Energy of a step: every device's power while it waits, times the step, plus what
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -56,15 +58,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.cost.attained import AUTOCAST
 from stretto.cost.cluster import Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
+from stretto.cost.mixed_precision import step_factor, sum_seconds
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.cost.step_cures import FEEDBACK_PASSES
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.objective import Rates
-from stretto.plan.partition import Partition, partition, partition_waiting
+from stretto.plan.partition import Partition, few_cuts, partition, partition_waiting
 from stretto.plan.places import (
     DeviceKind,
     Numbers,
@@ -228,8 +232,31 @@ class Prices:
         ]
         times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
         rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
-        rows[:, UPDATE] *= 2 if self.problem.masters else 1  # also updates float32 master weights
+        rows[:, UPDATE] *= self.step_factor
+        if self.sums_in_products:
+            rows[:, ACCUMULATE] = np.maximum.reduce(
+                [[sum_seconds(layer, machine, examples) for layer in layers] for machine in machines]
+            )
         return rows
+
+    @cached_property
+    def step_factor(self) -> float:
+        """How many times as long a step of the optimizer takes with float32 masters; 1 without."""
+        problem = self.problem
+        if not problem.masters:
+            return 1.0
+        return step_factor(problem.optimizer, self.dtype) if self.as_large_models else 2.0
+
+    @cached_property
+    def sums_in_products(self) -> bool:
+        """Whether gradients are added to earlier ones by the products that give them."""
+        attained = [device.attained for device in self.problem.cluster.devices.values()]
+        return self.as_large_models and None not in attained and not self.dtype.endswith(AUTOCAST)
+
+    @property
+    def as_large_models(self) -> bool:
+        """Whether the network is priced as systems for large models run it: if it is only planned."""
+        return self.problem.weight_products
 
     def _distinct(self, form: Form) -> tuple[list[LayerCost], NDArray[np.intp]]:
         # The layers that differ in more than their names, and for each layer which of them it is.
@@ -428,6 +455,8 @@ class Prices:
             backward = backward + times.accumulate
         zeros = np.zeros_like(intra_forward)
         again = times.forward + intra_forward if c.recomputes(s) else zeros
+        of_input, of_output = self.gathered_messages(c, s, sizes)
+        intra_forward, intra_backward = intra_forward + of_input[:, None], intra_backward + of_output
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
         if c.planned.feeds_back(c.stage_at(s)):
             wide = 2 if self.problem.masters else 1  # float32 masters of parameters of 16 bits
@@ -445,7 +474,7 @@ class Prices:
             message_overhead=zeros,
             action_overhead=zeros,
             deferrable=times.weight_gradient,
-            transit=zeros + message(c.link(s, places), sizes.output),
+            transit=zeros + message(c.link(s, places), self.message_share(c.form) * sizes.output),
             all_reduce=self.summed_gradients(c, worker, gradients, sizes.tensors),
             update=times.update + copy,
             loss_overhead=zeros + losses / stages_per_worker,
@@ -466,6 +495,29 @@ class Prices:
         measured = measured_seconds(TENSOR_SUM, links, c.mesh.tensor, num_bytes)
         return all_reduce(links, c.mesh.tensor, num_bytes, places.gamma) if measured is None else measured
 
+    def message_share(self, form: Form) -> float:
+        """The share of a message between stages that each of the processes sends which share the stage.
+
+        Networks that are only planned: as Megatron sends them (Narayanan et al. 2021, section 4.1), each a part, which
+        the receivers gather; on parts of the sequence a message is a part anyway.
+        """
+        divided = self.hides_exchanges and self.is_counted(form) and form.space == (1, 1) and not form.sequence
+        return 1 / form.tensor if divided else 1.0
+
+    def gathered_messages(self, c: Candidate, s: int, sizes: Sizes) -> tuple[Numbers, Numbers]:
+        """Seconds in which the processes of a stage gather the parts of its input, and of its output's gradient."""
+        places, nothing = self.places_of(c), np.zeros_like(sizes.input)
+        if self.message_share(c.form) == 1:
+            return nothing, nothing
+        links, has_input, has_gradient = (
+            places.weights[c.worker_of(s)], c.link(s - 1, places) is not None,
+            c.link(s, places) is not None and c.receives_gradient(s),
+        )  # fmt: skip
+        return (
+            gathering(links, c.mesh.tensor, sizes.input) if has_input else nothing,
+            gathering(links, c.mesh.tensor, sizes.output) if has_gradient else nothing,
+        )
+
     def summed_gradients(self, c: Candidate, worker: int, gradients: Table, tensors: Table) -> Table:
         """Seconds of the sums of gradients over replicas and slabs; slabs sum those of a layer in its backward."""
         places, slabs = self.places_of(c), c.mesh.space[0] * c.mesh.space[1]
@@ -482,9 +534,11 @@ class Prices:
         """The stage with the runtime's own time of its actions, and the time of sending and receiving its messages."""
         places, sizes = self.places_of(c), self.sizes(c.form, c.examples)
         per_action, below, above = places.workers.per_action(c.worker_of(s)), c.link(s - 1, places), c.link(s, places)
-        forward_messages = receiving(below, sizes.input)[:, None] + sending(above, sizes.output)
-        send_gradient = sending(below, sizes.input)[:, None] * c.receives_gradient(s - 1)
-        receive_gradient = receiving(above, sizes.input) * c.receives_gradient(s)
+        share = self.message_share(c.form)
+        inputs, outputs = share * sizes.input, share * sizes.output
+        forward_messages = receiving(below, inputs)[:, None] + sending(above, outputs)
+        send_gradient = sending(below, inputs)[:, None] * c.receives_gradient(s - 1)
+        receive_gradient = receiving(above, inputs) * c.receives_gradient(s)
         num_backwards = c.num_backward_actions(s)
         num_actions = num_backwards + c.recomputes(s)
         # A stage with a head of its own sends that head's gradient down before it receives the one from above.
@@ -597,9 +651,18 @@ class Prices:
             stage_bytes = stage.static_bytes + planning.held(stage_at) * stage.microbatch_bytes + stage.recompute_bytes
             memory = place.memory[worker] / planning.stages_per_worker
             wait = wait_terms(c, s, stage) if planning.waits else (None, None)
+            if self.problem.begins is not None:
+                stage_bytes = np.where(self.stands(s), stage_bytes, inf)
             fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
             rows.append(Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait))
         return rows
+
+    def stands(self, s: int) -> NDArray[np.bool_]:
+        """The layers [i, j) that stage s has where it is given which ones stages begin with."""
+        ends = (*(self.problem.begins or ()), len(self.valid) - 1)
+        stands: NDArray[np.bool_] = np.zeros_like(self.valid)
+        stands[ends[s], ends[s + 1]] = True
+        return stands
 
     def cut(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
         """The partition of the layers of the least value, and its seconds; None if none fits.
@@ -607,6 +670,8 @@ class Prices:
         Where stages wait for the one above them in every turn, it is the fastest one.
         """
         load = [row.load for row in rows]
+        if c.planning.stages_per_worker > 1:
+            return self.cut_in_rounds(c, rows, rates)
         if rates.busy and not c.planning.waits:
             fills = [
                 times(rates.busy[c.worker_of(s)], row.busy) + (times(rates.step, row.fill) if adds_fill(c) else 0.0)
@@ -619,6 +684,27 @@ class Prices:
             awaited = [row.awaited for row in rows if row.awaited is not None]
             return partition_waiting(load, beside_wait, awaited, waiting_stages(c), onward=c.planning.waits == "chunk")
         return partition(load, [row.fill for row in rows] if adds_fill(c) else None)
+
+    def cut_in_rounds(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
+        """The partition where workers have several stages each: the best of all, if there are few.
+
+        Else the one whose stage of the largest load has the least: means over a worker's stages, which are far apart,
+        leave no order in which the best could be built up.
+        """
+        rate, busy = 1.0, None
+        if rates.busy:
+            rate, busy = rates.step, [times(rates.busy[c.worker_of(s)], row.busy) for s, row in enumerate(rows)]
+        few = few_cuts(len(self.valid) - 1, c.stages)
+        if few is None:
+            chosen = partition([times(rate, row.load) for row in rows], busy)
+            few = [] if chosen is None else [chosen.bounds]
+        cuts = [Partition(bounds, seconds_of(c, rows, bounds)) for bounds in few]
+
+        def value(cut: Partition) -> float:
+            used = sum(float(table[span]) for table, span in zip(busy or (), pairwise(cut.bounds), strict=False))
+            return rate * cut.value + used
+
+        return min((cut for cut in cuts if cut.value < inf), key=value, default=None)
 
     def least_memory(self, rows: Sequence[Row]) -> Partition | None:
         """The partition that needs least memory on its fullest worker, whether or not it fits."""
@@ -643,29 +729,36 @@ class Prices:
         """
         stages = self.stages_at(c, bounds)
         fills, loads = zip(*(fill_and_load(c, s, stage) for s, stage in enumerate(stages)), strict=True)
-        busiest = max(range(len(stages)), key=lambda s: loads[s])
-        stage, load = stages[busiest], loads[busiest]
-        turns, ends = c.microbatches * c.planning.stages_per_worker, c.planning.stages_per_worker
-        parts = dict.fromkeys(TERMS, 0.0) | {
-            "computing again": turns * stage.recompute,
-            "inside stages": turns * (stage.intra_forward + stage.intra_backward),
-            "gathering weights": turns * (stage.forward_gather + stage.backward_gather),
-            "all-reduce": ends * stage.all_reduce,
-            "update": ends * stage.update,
-            "runtime": turns * stage.action_overhead + ends * stage.turn_overhead,
-        }
-        total = load + (sum(fills) if adds_fill(c) else 0.0)
+        worker, load = busiest(c, [float(each) for each in loads])
+        parts = dict.fromkeys(TERMS, 0.0)
+        for s, stage in enumerate(stages):
+            if c.worker_of(s) == worker:
+                for name, seconds in stage_terms(c, stage).items():
+                    parts[name] += float(seconds)
+        total = load + (float(sum(fills)) if adds_fill(c) else 0.0)
         if c.planning.waits:
-            total = max(load, longest_turn([wait_terms(c, s, x) for s, x in enumerate(stages)], waiting_stages(c), c))
-        work = turns * (stage.forward + stage.backward) + ends * stage.end
-        exposed = microbatch_seconds(c, stage) - stage.forward - stage.backward
-        sending_losses = ends * stage.loss_overhead
-        parts["messages"] = turns * (exposed + stage.message_overhead) + sending_losses
-        computing = work - turns * stage.message_overhead - sending_losses
-        parts["computing"] = computing - sum(parts.values()) + parts["messages"]
+            terms = [wait_terms(c, s, stage) for s, stage in enumerate(stages)]
+            total = max(load, float(longest_turn(terms, waiting_stages(c), c)))
         parts["bubble"] = total - sum(parts.values())
         parts["correction"] = total * (self.correction(c) - 1)
         return {name: float(value) for name, value in parts.items()}
+
+
+def stage_terms(c: Candidate, stage: StageTable) -> dict[str, Table]:
+    """The seconds of a stage in a step by term; those in which it waits are left out, but for messages."""
+    parts = {
+        "computing again": c.microbatches * stage.recompute,
+        "inside stages": c.microbatches * (stage.intra_forward + stage.intra_backward),
+        "gathering weights": c.microbatches * (stage.forward_gather + stage.backward_gather),
+        "all-reduce": stage.all_reduce,
+        "update": stage.update,
+        "runtime": c.microbatches * stage.action_overhead + stage.turn_overhead,
+    }
+    work = c.microbatches * (stage.forward + stage.backward) + stage.end
+    computing = work - c.microbatches * stage.message_overhead - stage.loss_overhead
+    exposed = microbatch_seconds(c, stage) - stage.forward - stage.backward
+    messages = c.microbatches * (exposed + stage.message_overhead) + stage.loss_overhead
+    return parts | {"computing": computing - sum(parts.values()), "messages": messages}
 
 
 def times(factor: float, table: Table) -> Table:
@@ -677,7 +770,16 @@ def seconds_of(c: Candidate, rows: Sequence[Row], bounds: Sequence[int]) -> floa
     """The seconds of a step for one partition, under methods whose stages do not wait in every turn."""
     stages = list(zip(rows, pairwise(bounds), strict=True))
     fill = sum(float(row.fill[span]) for row, span in stages) if adds_fill(c) else 0.0
-    return fill + max(float(row.load[span]) for row, span in stages)
+    return fill + busiest(c, [float(row.load[span]) for row, span in stages])[1]
+
+
+def busiest(c: Candidate, loads: Sequence[float]) -> tuple[int, float]:
+    """The worker of the largest load, and that load: the mean of those of its stages."""
+    means = [0.0] * c.pipeline
+    for s, load in enumerate(loads):
+        means[c.worker_of(s)] += load / c.planning.stages_per_worker
+    worker = max(range(c.pipeline), key=lambda w: means[w])
+    return worker, means[worker]
 
 
 class Head(NamedTuple):
@@ -703,7 +805,7 @@ AMOUNTS = (
     "recomputed",
 )  # of a layer, in bytes
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
-UPDATE = 4  # the column of `LayerTimes`
+UPDATE, ACCUMULATE = 4, 5  # columns of `LayerTimes`
 
 
 def adds_fill(c: Candidate) -> bool:

@@ -207,14 +207,20 @@ def remedy(problem: Problem) -> str:
 def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Problems with more choices or more workers, nearest first, and how to describe each."""
     relaxed = problem.but(
-        recompute=RECOMPUTE, shards=SHARDS, microbatches=None, stages=None, pipelines=None, data_parallels=None
+        recompute=RECOMPUTE,
+        shards=SHARDS,
+        microbatches=None,
+        stages=None,
+        begins=None,
+        pipelines=None,
+        data_parallels=None,
     )
     yield "recomputation", problem.but(recompute=RECOMPUTE)
     yield "sharding", problem.but(shards=SHARDS)
     yield "smaller micro-batches", problem.but(microbatches=None)
     yield (
         "other numbers of stages, workers of a pipeline and replicas",
-        problem.but(stages=None, pipelines=None, data_parallels=None),
+        problem.but(stages=None, begins=None, pipelines=None, data_parallels=None),
     )
     yield "recomputation, sharding and any cut in micro-batches, stages and replicas", relaxed
     yield "all synchronous methods, recomputation and sharding", relaxed.but(methods=("synchronous",))

@@ -6,7 +6,9 @@ alone. Tables are [layers + 1, layers + 1] for each stage. As a stage holds at l
 layer from s to L - S + s: only that window of a table is read.
 """
 
+import math
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
 Tables = Sequence[Table]
+FEW = 128  # partitions that are compared one by one
 SAME = 1e-12  # values with a smaller relative difference count as equal
 
 
@@ -22,6 +25,13 @@ class Partition(NamedTuple):
 
     bounds: tuple[int, ...]
     value: float
+
+
+def few_cuts(layers: int, stages: int) -> list[tuple[int, ...]] | None:
+    """The bounds of every partition of the layers into so many stages; None if there are more than FEW."""
+    if math.comb(layers - 1, stages - 1) > FEW:
+        return None
+    return [(0, *inner, layers) for inner in combinations(range(1, layers), stages - 1)]
 
 
 def partition(load: Tables, fill: Tables | None = None) -> Partition | None:

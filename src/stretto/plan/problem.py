@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from stretto.cost.cluster import Cluster
@@ -56,7 +57,8 @@ class Problem:
     `batch_sizes` are numbers of examples of a step. `methods` are names, families ("synchronous", "asynchronous",
     "local") or "all". `recompute`, `sequences` (whether processes that share weights divide the sequence outside cut
     layers), `shards` and `spaces` list the values to try. `pipelines` (workers of a replica's
-    pipeline), `data_parallels` (replicas), `microbatches` and `stages` list the numbers allowed, None for any.
+    pipeline), `data_parallels` (replicas), `microbatches` and `stages` list the numbers allowed, None for any; `begins`
+    has the first layer of each of so many stages, where that is given.
     `tensors` lists the numbers of processes that may share a stage's weights; None for USUAL_TENSORS that fit into a
     node. `heads[l]` is the cost of an auxiliary head behind layer l, chosen
     unasked, which local methods need; None where there can be none, so that no stage ends there. `named_heads` are the
@@ -90,6 +92,7 @@ class Problem:
     spaces: tuple[tuple[int, int], ...] = USUAL_SPACES
     microbatches: tuple[int, ...] | None = None
     stages: tuple[int, ...] | None = None
+    begins: tuple[int, ...] | None = None
     heads: tuple[LayerCost | None, ...] | None = None
     named_heads: Mapping[str, tuple[LayerCost | None, ...]] = field(default_factory=dict)
     no_heads: Mapping[str, str] = field(default_factory=dict)
@@ -135,11 +138,26 @@ class Problem:
         for space in self.spaces:
             if len(space) != 2 or min(space) < 1:
                 raise UsageError(f"spaces lists {shown(space)}: give pairs of whole numbers of at least 1, such as 2,1")
+        self.check_begins()
         for kind in self.recompute:
             one_of("recompute", kind, RECOMPUTE)
         for shard in self.shards:
             if shard not in SHARDS:
                 raise UsageError(f"unknown sharding {shown(shard)}: {nearest(str(shard), SHARDS)}")
+
+    def check_begins(self) -> None:
+        """Raise UsageError for stages that do not begin at layers of the model, one after the other."""
+        if self.begins is None:
+            return
+        layers, given = len(self.layers), " ".join(map(str, self.begins))
+        if self.begins[:1] != (0,) or self.begins[-1] >= layers or any(b <= a for a, b in pairwise(self.begins)):
+            raise UsageError(
+                f"begins lists {given}: give the first layer of each stage, 0 for the first, then larger ones, of the "
+                f"model's layers 0 to {layers - 1}"
+            )
+        if self.stages != (len(self.begins),):
+            numbers = " ".join(map(str, self.stages or ("any number",)))
+            raise UsageError(f"begins lists {len(self.begins)} stages, and stages {numbers}: they must be the same")
 
     def heads_of(self, method: str) -> tuple[LayerCost | None, ...] | None:
         """The costs of a method's heads behind each layer; None if they are not known."""

@@ -123,23 +123,35 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
         cures=laid.chosen.step_cures(laid.schedule),
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
+    share = prices.message_share(c.form)
     stages = [
-        with_parts(seconds, table, c, masters=problem.masters) for seconds, table in zip(times, tables, strict=True)
-    ]
-    if problem.weight_products:
-        stages = [replace(each, compute=with_weight_products(each.compute)) for each in stages]
+        replace(
+            with_parts(seconds, table, c, step_factor=prices.step_factor),
+            input=share * seconds.input, output=share * seconds.output,
+        )
+        for seconds, table in zip(times, tables, strict=True)
+    ]  # fmt: skip
+    if prices.as_large_models:
+        sums = [
+            float(prices.slowest(c, c.worker_of(s)).accumulate[span]) for s, span in enumerate(pairwise(plan.bounds))
+        ]
+        stages = [
+            replace(each, compute=with_weight_products(each.compute, added))
+            for each, added in zip(stages, sums, strict=True)
+        ]
     return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.tied)
 
 
-def with_weight_products(times: LayerTimes[float]) -> LayerTimes[float]:
-    """Times of which a W is what a backward has beside an I."""
-    return times._replace(weight_gradient=max(0.0, times.backward - times.input_gradient))
+def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTimes[float]:
+    """Times of which a W is what a backward has beside an I, and so long are sums of gradients."""
+    weights = max(0.0, times.backward - times.input_gradient)
+    return times._replace(weight_gradient=weights, accumulate=accumulate)
 
 
-def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, masters: bool) -> StageTimes:
+def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, step_factor: float) -> StageTimes:
     """The times of a stage with its replicas' all-reduce and the communication among processes that share it."""
     communication, bare = float(stage.intra_backward + stage.backward_gather), times.compute
-    update = bare.update * (2 if masters else 1) if c.shard == "none" else float(stage.update)
+    update = bare.update * step_factor if c.shard == "none" else float(stage.update)
     compute = bare._replace(
         forward=bare.forward + float(stage.intra_forward + stage.forward_gather),
         backward=bare.backward + communication,

@@ -82,6 +82,8 @@ class PlanSettings:
     no, or auto, what is better. Only for networks that are planned for without data."""
     stages: Annotated[tuple[int, ...] | None, PRODUCTS] = None
     """Numbers of stages to choose from; 8x3 is three on each of eight workers."""
+    begins: Annotated[tuple[int, ...] | None, WHOLES] = None
+    """The first layer of each stage, 0 for the first: 0,4,8; else the plan chooses."""
     microbatches: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Numbers of micro-batches to choose from."""
     layers: str = "auto"
