@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.cost.layer_table import EXCHANGES, LayerCost, ModelCosts, Works
 from stretto.measure.aten_costs import Operators
-from stretto.measure.layer_flops import Inputs, faking, layer_costs
+from stretto.measure.layer_flops import faking, layer_costs
+from stretto.measure.traced_layers import Inputs
 from stretto.models.published_network import PublishedNetwork
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.preparation import cut_module
