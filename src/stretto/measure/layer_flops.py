@@ -1,15 +1,12 @@
 """What each layer of a model costs, read off the operators that torch really runs, on tensors that may be fake."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 
 from stretto.cost.layer_table import (
     Affine,
@@ -24,13 +21,16 @@ from stretto.cost.layer_table import (
     highest,
 )
 from stretto.errors import UsageError
+from stretto.measure.counting import Counting
 from stretto.measure.image_windows import image_windows
-from stretto.measure.traced_layers import Inputs, LayerRun, Runnable, alike, run
+from stretto.measure.traced_layers import Inputs, LayerRun, Runnable, run
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
+
+Parts = Sequence[nn.Module]  # of a layer
 
 
 def layer_costs(
@@ -42,6 +42,7 @@ def layer_costs(
     target: Tensor | None = None,
     fake: bool = True,
     recompute: str = "none",
+    counting: Counting | None = None,
 ) -> ModelCosts:
     """A row for each of `layers`, run one after the other on `example`, as in training; one more for a loss.
 
@@ -49,32 +50,33 @@ def layer_costs(
     does not depend on the batch. `fake` runs them on torch's fake tensors: nothing is computed and nothing allocated,
     so that modules on the meta device, or made under `faking()`, will do whatever their size. A model whose shapes
     depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they were.
-    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training.
+    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training. Calls with
+    one `counting` run no two layers that are alike.
 
     Raises UsageError for a layer that cannot take what reaches it.
     """
     check(layers, example, names, loss, target, fake)
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
-    sweep = faked if fake else real
-    again = {id(layer): layers_again(layer, recompute) for layer in layers}
+    sweep = (counting or Counting()).run if fake else real
+    again = {id(layer): parts_again(layer, recompute) for layer in layers}
     runs = []
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
         runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), again))
-    works: dict[tuple[int, int], PassWorks] = {}  # equal layers have the same object, so that they are priced once
+    shared: dict[tuple[int, int], PassWorks] = {}  # of equal layers the same objects, so that they are priced once
     rows = []
     for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
         pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
-        if key not in works:
-            works[key] = PassWorks(*map(pair.works, "FBIW"))
-        rows.append(row(name, module, pair, works[key]))
+        if key not in shared:
+            shared[key] = PassWorks(*map(pair.works, "FBIW"), tuple(map(pair.most, range(3))))
+        rows.append(row(name, module, pair, shared[key]))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
 
 
-def layers_again(layer: nn.Module, recompute: str) -> Recomputing:
+def parts_again(layer: nn.Module, recompute: str) -> Parts:
     """The parts of a layer that are recomputed: its marked modules, or the layer itself."""
-    return Recomputing({"none": [], "selective": marked(layer), "full": [layer]}[recompute], records=True)
+    return {"none": [], "selective": marked(layer), "full": [layer]}[recompute]
 
 
 def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: Any) -> None:
@@ -176,12 +178,13 @@ class Pair:
 
 
 class PassWorks(NamedTuple):
-    """The work of a forward, a backward, and of its halves."""
+    """The work of a forward, a backward, and of its halves; and the most bytes of each pass of `Held`."""
 
     forward: Works
     backward: Works
     input_gradient: Works
     weight_gradient: Works
+    most: tuple[tuple[Affine, ...], ...]
 
 
 def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost:
@@ -194,18 +197,16 @@ def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost
     return LayerCost(
         name=name,
         type=type(module).__name__,
-        **works._asdict(),
+        forward=works.forward,
+        backward=works.backward,
+        input_gradient=works.input_gradient,
+        weight_gradient=works.weight_gradient,
         differentiated=pair.few.differentiated,
         parameters=sum(p.numel() for p in parameters),
         parameter_tensors=len(trained),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         gradient_bytes=sum(p.numel() * p.element_size() for p in trained),
-        peaks=Peaks(
-            pair.most(0),
-            pair.most(1),
-            pair.most(2),
-            max((p.numel() * p.element_size() for p in trained), default=0),
-        ),
+        peaks=Peaks(*works.most, max((p.numel() * p.element_size() for p in trained), default=0)),
         image_windows=image_windows(pair.examples, pair.few.windows, pair.many.windows),
         **sizes,
     )
@@ -222,61 +223,17 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Recomputing]) -> list[LayerRun]:
+def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Parts]) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = device_of(modules)
     with undisturbed(modules, device):
         for module in modules:
             module.train()
-        return run(
-            [
-                Runnable(name, module, [*module.parameters(), *module.buffers()], again=again.get(id(module)))
-                for name, module in named
-            ],
-            tuple(each.to(device) for each in inputs),
-        )
+        return run([as_it_is(*each, again) for each in named], tuple(each.to(device) for each in inputs), {})
 
 
-def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Recomputing]) -> list[LayerRun]:
-    """Run the layers on tensors without numbers, as on the CPU."""
-    mode = current() or FakeTensorMode(allow_non_fake_inputs=True)
-    known: dict[int, Tensor] = {}
-
-    def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in known:
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-            known[id(tensor)] = empty.requires_grad_(tensor.requires_grad)
-        return known[id(tensor)]
-
-    def on_fakes(name: str, module: nn.Module) -> Runnable:
-        own = {key: fake(each) for key, each in (*module.named_parameters(), *module.named_buffers())}
-        call, weights = (lambda *given: functional_call(module, own, given)), list(own.values())
-        return Runnable(name, call, weights, alike(module), again.get(id(module)))
-
-    with mode, training([module for _, module in named]):
-        return run([on_fakes(*each) for each in named], tuple(fake(each) for each in inputs))
-
-
-def current() -> FakeTensorMode | None:
-    """The mode of fake tensors that is on."""
-    return next((m for m in torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-                 if isinstance(m, FakeTensorMode)), None)  # fmt: skip
-
-
-def faking() -> FakeTensorMode:
-    """A mode for `with`: models made inside have parameters that take no memory."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-@contextmanager
-def training(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Training mode, afterwards as before."""
-    modes = [(module, module.training) for root in modules for module in root.modules()]
-    for module, _ in modes:
-        module.training = True
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+def as_it_is(name: str, module: nn.Module, again: Mapping[int, Parts]) -> Runnable:
+    """A layer that runs on its own parameters and buffers."""
+    recomputing = Recomputing(again.get(id(module), ()), records=True)
+    return Runnable(name, module, [*module.parameters(), *module.buffers()], again=recomputing)

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,20 +56,26 @@ class Runnable:
         return {storage(tensor): tensor.detach() for tensor in tensors if storage(tensor) not in known}
 
 
-def run(layers: Sequence[Runnable], inputs: Inputs) -> list[LayerRun]:
-    """One forward and three backwards of each layer on the output of the one before; of layers that are alike, once."""
+def run(
+    layers: Sequence[Runnable], inputs: Inputs, known: dict[Hashable, "TracedLayer"], *, compiles: bool = True
+) -> list[LayerRun]:
+    """One forward and three backwards of each layer on the output of the one before; of layers that are alike, once.
+
+    `known` are those that have been run. `compiles`: some module may be compiled, and runs without.
+    """
     weights = {storage(tensor) for layer in layers for tensor in layer.own}
-    known: dict[Hashable, TracedLayer] = {}
     before: dict[int, Tensor] = {}  # storages that graphs keep; held, so that no other one gets their place
     seen: list[LayerRun] = []
     tensors = inputs
-    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # what is compiled stays so: nn/flop_counter.py
+    eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()  # it stays so: nn/flop_counter.py
+    with torch.enable_grad(), eager:
         for index, layer in enumerate(layers):
             leaves = as_leaves(tensors, first=index == 0)
             key = (layer.alike, tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in leaves))
             found = known.get(key) if layer.alike is not None else None
             if found is None:
-                found = known[key] = observe(layer, leaves, weights)
+                found = observe(layer, leaves, weights)
+                known[key] = found
                 tensors = found.outputs
             else:
                 tensors = found.again(leaves)
@@ -240,6 +247,8 @@ def plain(value: Any) -> Hashable:
         return type(value), value
     if isinstance(value, tuple):
         return tuple(plain(each) for each in value)
+    if isinstance(value, partial):
+        return partial, plain(value.func), plain(value.args), plain(tuple(value.keywords.items()))
     if isinstance(value, set):
         return frozenset(plain(each) for each in value)
     if isinstance(value, dict | list) and not value:

@@ -11,6 +11,7 @@ from stretto.options.user_function import is_function
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from stretto.measure.counting import Counting
     from stretto.models.model import Model
     from stretto.models.published_network import PublishedNetwork
     from stretto.settings.runs import TrainSettings
@@ -258,6 +259,7 @@ def of_paper(
     """Count the costs of a network without data on the meta device, without memory for its parameters."""
     import torch
 
+    from stretto.measure.counting import Counting
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import published_tensor_costs
     from stretto.models.published import planned_network
@@ -270,14 +272,17 @@ def of_paper(
         layers = [layer.to(kind) for layer in network.layers()]
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
     x = x.to(kind) if x.is_floating_point() else x
-    costs = replace(layer_costs(layers, x, loss=network.loss, target=y), dtype=dtype)
+    counting = Counting(on_meta=True)
+    costs = replace(layer_costs(layers, x, loss=network.loss, target=y, counting=counting), dtype=dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
-    parts, unshared = parts_of(network, layers, (x, y), costs, forms.sharing)
+    parts, unshared = parts_of(network, layers, (x, y), costs, forms.sharing, counting)
 
     def count(number: int, sequence: bool, how: str) -> ModelCosts:
         if number == 1:
-            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how)
-        return published_tensor_costs(network, layers, (x, y), number, costs, sequence=sequence, recompute=how)
+            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how, counting=counting)
+        return published_tensor_costs(
+            network, layers, (x, y), number, costs, sequence=sequence, recompute=how, counting=counting
+        )
 
     formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
     return Costed(
@@ -300,7 +305,7 @@ def refuse_data(name: str, *, loss: str, **given: object) -> None:
 
 def parts_of(
     network: "PublishedNetwork", layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, Tensor]", whole: ModelCosts,
-    sharing: Sequence[int],
+    sharing: Sequence[int], counting: "Counting",
 ) -> tuple[dict[int, ModelCosts], dict[int, str]]:  # fmt: skip
     """As `shared_costs`, of a network without data; nothing where parts follow from the whole."""
     from stretto.measure.tensor_costs import published_tensor_costs
@@ -308,7 +313,7 @@ def parts_of(
     found, reasons = {}, {}
     for parts in sharing if network.counts_parts else ():
         try:
-            found[parts] = published_tensor_costs(network, layers, inputs, parts, whole)
+            found[parts] = published_tensor_costs(network, layers, inputs, parts, whole, counting=counting)
         except UsageError as error:  # too few heads for so many processes, say
             reasons[parts] = str(error)
     return found, reasons
