@@ -1,7 +1,7 @@
 """How layers are run to be counted, without numbers, and which have been run already."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stretto.measure.meta_operators import FusedAttention, MetaOperators
+from stretto.measure.meta_operators import MetaOperators
 from stretto.measure.traced_layers import Inputs, LayerRun, Runnable, TracedLayer, alike, run
 from stretto.nn.layer_recompute import Recomputing
 
@@ -39,11 +39,7 @@ class Counting:
     @contextmanager
     def numberless(self) -> Iterator[None]:
         """Inside, tensors have no numbers."""
-        with ExitStack() as stack:
-            stack.enter_context(self.mode)
-            if self.on_meta:
-                stack.enter_context(torch.device("meta"))
-                stack.enter_context(FusedAttention())
+        with self.mode:
             yield
 
     def empty(self, tensor: Tensor) -> Tensor:

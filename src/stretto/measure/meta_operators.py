@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from stretto.measure.aten_costs import tensors
 
 
 class Shape(NamedTuple):
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 class MetaOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operators on meta tensors as the CPU would, each on the same shapes and options once.
 
-    Many are written in Python there and take a millisecond. Views, and what changes tensors in place, always run.
+    Many are written in Python there and take a millisecond. Views always run, what changes numbers in place never does.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,8 @@ class MetaOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, or give what it gave before."""
         kwargs = kwargs or {}
+        if changes_numbers(func):
+            return args[0]
         if func in self._views or shares_memory(func):
             return func(*args, **kwargs)
         key = (func, described(args), described(tuple(kwargs.items())))
@@ -57,6 +59,18 @@ class MetaOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._results[key] = shapes_of(made)
             return made
         return empty_like_all(self._results[key])
+
+
+@cache
+def changes_numbers(func: Any) -> bool:
+    """Whether an operator changes the numbers of its first operand, and nothing else: there are none."""
+    schema = func._schema
+    returned = [each.alias_info for each in schema.returns]
+    return (
+        len(returned) == 1 and returned[0] is not None and returned[0].is_write
+        and schema.name.endswith("_") and not schema.name.endswith(("::resize_", "::set_"))
+        and torch.Tag.inplace_view not in func.tags
+    )  # fmt: skip
 
 
 @cache
@@ -83,31 +97,9 @@ def as_on_cpu(func: Any, args: Any, made: Any) -> Any:
     return made
 
 
-class FusedAttention(TorchFunctionMode):
-    """Attention by the kernel that keeps no scores, which a CPU chooses and the meta device does not."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, attention by that kernel where it is one for it."""
-        if func is not scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return attention(*args, **(kwargs or {}))
-
-
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, **options: Any,
-) -> Tensor:  # fmt: skip
-    """`scaled_dot_product_attention` on meta tensors as a CPU runs it: in one kernel unless something is dropped."""
-    if dropout_p or attn_mask is not None or query.dim() != 4:
-        return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    mixed: Tensor = kernel(query, key, value, 0.0, is_causal, scale=options.get("scale"))[0]
-    return mixed
-
-
 def is_new(made: Any, given: Any) -> bool:
     """Whether the results are tensors in memory of their own."""
-    known = {place(tensor) for tensor in tensors_in(given)}
+    known = {place(tensor) for tensor in tensors(given)}
     results = made if isinstance(made, tuple | list) else (made,)
     return all(each is None or (isinstance(each, Tensor) and place(each) not in known) for each in results)
 
@@ -115,15 +107,6 @@ def is_new(made: Any, given: Any) -> bool:
 def place(tensor: Tensor) -> int:
     """Which memory a tensor lies in."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a nest of arguments."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return tensors_in(tuple(value.values()))
-    return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, tuple | list) else []
 
 
 def shapes_of(made: Any) -> Any:

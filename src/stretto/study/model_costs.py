@@ -264,17 +264,18 @@ def of_paper(
     from stretto.measure.tensor_costs import published_tensor_costs
     from stretto.models.published import planned_network
 
-    network = planned_network(name, options)
+    network, places = planned_network(name, options).condensed()
     kind = getattr(torch, "float32" if dtype == "tfloat32" else dtype, None)
     if not isinstance(kind, torch.dtype):
         raise UsageError(f"dtype={dtype!r}: choose float32, tfloat32, bfloat16 or float16")
-    with torch.device("meta"):
+    counting = Counting(on_meta=True)
+    with torch.device("meta"), counting.mode:
         layers = [layer.to(kind) for layer in network.layers()]
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
     x = x.to(kind) if x.is_floating_point() else x
-    counting = Counting(on_meta=True)
     costs = replace(layer_costs(layers, x, loss=network.loss, target=y, counting=counting), dtype=dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
+    features = [features[place] for place in places] if features else []
     parts, unshared = parts_of(network, layers, (x, y), costs, forms.sharing, counting)
 
     def count(number: int, sequence: bool, how: str) -> ModelCosts:
@@ -286,11 +287,12 @@ def of_paper(
 
     formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
     return Costed(
-        name, costs, *heads_of(heads, features, network.loss, y),
+        name, costs.spread(places), *heads_of(heads, features, network.loss, y),
         sides([(x,), *features[:-1]] if features else []), network.batch_size,
-        network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
-        tensors=tuple(map(len, features)), tensor_costs=parts, unshared=unshared, options=network.options,
-        form_costs=formed, unformed=unformed,
+        network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(places)))),
+        tensors=tuple(map(len, features)), tensor_costs={key: each.spread(places) for key, each in parts.items()},
+        unshared=unshared, options=network.options,
+        form_costs={key: each.spread(places) for key, each in formed.items()}, unformed=unformed,
     )  # fmt: skip
 
 
